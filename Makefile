@@ -1,0 +1,29 @@
+# Two commands do everything: `make demo` trains, `make test` tests. Both set the environment up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/pip install --quiet -c constraints.txt -e .[dev]
+	touch $@
+
+demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on CPU
+	$(BIN)/python -m ray_yolo.train --data shapes --model yolov5n --imgsz 160 --epochs 40 --batch-size 16 \
+	    --num-workers 2 --set optimizer.nominal_batch=16 --patience 0 --project runs/demo
+
+test: $(VENV)/.dev  ## all tests that need nothing outside the clone
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy ray_yolo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

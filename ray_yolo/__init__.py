@@ -1,0 +1,1 @@
+"""Distributed training of YOLO detectors on Ray."""

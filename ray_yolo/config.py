@@ -1,0 +1,396 @@
+"""The one configuration tree: `RunConfig = Recipe + Placement`.
+
+The recipe decides the weights; the placement decides where they are trained. A checkpoint stores the
+recipe and resumes under any placement; search spaces may name recipe fields only. Everything is
+validated here, once, and is frozen afterwards. Nothing here imports torch or ray.
+
+Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
+
+
+class Frozen(BaseModel):
+    """A value: no unknown keys, no mutation, no infinities."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class OptimizerConfig(Frozen):
+    """How gradients become weights."""
+
+    name: Literal["SGD", "Adam", "AdamW"] = "SGD"
+    """SGD is Nesterov; the betas of Adam and AdamW are (momentum, 0.999)."""
+    lr0: float = Field(0.01, ge=1e-6, le=1.0)
+    """Learning rate at the end of warm-up, for one step of `nominal_batch` images."""
+    momentum: float = Field(0.937, ge=0.0, lt=1.0)
+    """Momentum (SGD) or beta1 (Adam) after warm-up."""
+    weight_decay: float = Field(0.0005, ge=0.0, le=0.1)
+    """Decay of convolution weights, for steps of `nominal_batch` images; norms and biases have none."""
+    nominal_batch: int = Field(64, ge=1)
+    """Images that one optimiser step accumulates after warm-up (rounded to whole batches)."""
+    clip_norm: float = Field(10.0, gt=0.0)
+    """Largest L2 norm of the whole gradient."""
+
+
+class ScheduleConfig(Frozen):
+    """How rates move over the epochs."""
+
+    lrf: float = Field(0.01, gt=0.0, le=1.0)
+    """Final learning rate as a fraction of lr0."""
+    cos_lr: bool = False
+    """Cosine instead of linear decay."""
+    warmup_epochs: float = Field(3.0, ge=0.0)
+    """Length of warm-up; see `warmup_min_batches`."""
+    warmup_min_batches: int = Field(100, ge=0)
+    """Warm-up lasts at least so many batches, unless warmup_epochs is 0 (then there is none)."""
+    warmup_momentum: float = Field(0.8, ge=0.0, lt=1.0)
+    """Momentum at the first batch of warm-up."""
+    warmup_bias_lr: float = Field(0.1, ge=0.0)
+    """Learning rate of the biases at the first batch of warm-up."""
+    ema_decay: float = Field(0.9999, ge=0.0, lt=1.0)
+    """Limit of the moving average's decay: d(n) = ema_decay (1 - exp(-n / ema_ramp))."""
+    ema_ramp: float = Field(2000.0, gt=0.0)
+    """Steps over which the moving average's decay rises."""
+
+
+class LossConfig(Frozen):
+    """Gains of the loss terms and the rule of assignment."""
+
+    box: float = Field(0.05, ge=0.0)
+    """Gain of 1 - CIoU; scaled by 3 / levels."""
+    obj: float = Field(1.0, ge=0.0)
+    """Gain of objectness; scaled by (imgsz / 640)^2 x 3 / levels."""
+    cls: float = Field(0.5, ge=0.0)
+    """Gain of classification; scaled by classes / 80 x 3 / levels."""
+    obj_pw: float = Field(1.0, gt=0.0)
+    """Weight of positive objectness targets."""
+    cls_pw: float = Field(1.0, gt=0.0)
+    """Weight of positive class targets."""
+    anchor_t: float = Field(4.0, gt=1.0)
+    """A target is assigned to anchors whose sides differ from its own by less than this factor."""
+    fl_gamma: float = Field(0.0, ge=0.0)
+    """Focal exponent; 0 is plain binary cross-entropy."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """Class targets become 1 - eps/2 and eps/2."""
+
+
+class AugmentConfig(Frozen):
+    """What training images go through; every draw comes from the sample's own key."""
+
+    hsv_h: float = Field(0.015, ge=0.0, le=1.0)
+    """Hue gain: each image's hue is multiplied by 1 + uniform(-1, 1) x hsv_h."""
+    hsv_s: float = Field(0.7, ge=0.0, le=1.0)
+    """Saturation gain."""
+    hsv_v: float = Field(0.4, ge=0.0, le=1.0)
+    """Brightness gain."""
+    degrees: float = Field(0.0, ge=0.0, le=180.0)
+    """Rotation in +- degrees."""
+    translate: float = Field(0.1, ge=0.0, le=1.0)
+    """Translation in +- fractions of the image size."""
+    scale: float = Field(0.5, ge=0.0, le=0.95)
+    """Zoom: uniform(1 - scale, 1 + scale)."""
+    shear: float = Field(0.0, ge=0.0, le=45.0)
+    """Shear in +- degrees on both axes."""
+    perspective: float = Field(0.0, ge=0.0, le=0.001)
+    """Perspective coefficients, +-."""
+    flipud: float = Field(0.0, ge=0.0, le=1.0)
+    """Probability of an up-down flip."""
+    fliplr: float = Field(0.5, ge=0.0, le=1.0)
+    """Probability of a left-right flip."""
+    mosaic: float = Field(1.0, ge=0.0, le=1.0)
+    """Probability that a sample is a mosaic of four images."""
+    mixup: float = Field(0.0, ge=0.0, le=1.0)
+    """Probability that a mosaic is blended with a second one."""
+    copy_paste: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of a mosaic's polygons that are mirrored and pasted."""
+    close_mosaic: int = Field(0, ge=0)
+    """The last so many epochs train without mosaic and mixup."""
+
+
+class EvaluateConfig(Frozen):
+    """How validation turns predictions into detections."""
+
+    confidence: float = Field(0.001, ge=0.0, lt=1.0)
+    """Detections below this score are dropped."""
+    iou: float = Field(0.6, gt=0.0, le=1.0)
+    """Overlap above which non-maximum suppression removes a detection."""
+    max_detections: int = Field(300, ge=1)
+    """Detections kept per image."""
+    batch_size: int = Field(32, ge=1)
+    """Images per validation batch; part of the recipe because it shapes the numbers' last bits."""
+
+
+def _freeze_list(value: object) -> object:
+    """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them."""
+    if isinstance(value, int):
+        return tuple(range(value))
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], int):
+        return tuple(range(value[0]))
+    return value
+
+
+class Recipe(Frozen):
+    """Everything that decides the trained weights."""
+
+    data: str = "shapes"
+    """Data set: a YAML file, or a built-in one (shapes, shapes8, shapes1k)."""
+    model: str = "yolov5s"
+    """Architecture: yolov5{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a YOLOv5-style YAML file."""
+    weights: str = ""
+    """Initial weights: a file of plain tensors; '' starts from scratch."""
+    epochs: int = Field(100, ge=1)
+    """Passes over the training images."""
+    batch_size: int | None = Field(None, ge=-1)
+    """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as fit."""
+    microbatch: int | None = Field(None, ge=1)
+    """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
+    Left out: the largest divisor of batch_size that gives every worker one at the first start."""
+    imgsz: int = Field(640, ge=2 * STRIDE)
+    """Long side of the network input in pixels; a multiple of 32."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Decides initial weights, order of samples and every augmentation."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of forward and backward; auto: bf16 on GPU, fp32 on CPU."""
+    sync_bn: bool = False
+    """Spread each batch over all workers with common BatchNorm statistics and loss means."""
+    exact: bool = False
+    """Sum gradients in a fixed binary tree over microbatches: the same bits on any number of workers."""
+    threads: int = Field(0, ge=0)
+    """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
+    patience: int = Field(100, ge=0)
+    """Stop after so many epochs without a better fitness; 0: never."""
+    freeze: Annotated[tuple[int, ...], BeforeValidator(_freeze_list)] = ()
+    """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
+    single_cls: bool = False
+    """Treat every label as class 0."""
+    multi_scale: bool = False
+    """Draw each step's image size from [0.5, 1.5) x imgsz."""
+    rect: bool = False
+    """Rectangular batches by aspect ratio; no shuffling, no mosaic."""
+    quad: bool = False
+    """Merge groups of four images into one of twice the size."""
+    image_weights: bool = False
+    """Draw images in proportion to how badly their classes are detected."""
+    autoanchor: bool = True
+    """Replace the anchors when they fit the labels badly."""
+    noval: bool = False
+    """Validate after the last epoch only."""
+    strict: bool = False
+    """Refuse a data set in which any image or label has to be left out."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loss: LossConfig = LossConfig()
+    augment: AugmentConfig = AugmentConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @field_validator("imgsz")
+    @classmethod
+    def _on_the_grid(cls, value: int) -> int:
+        if value % STRIDE:
+            low = value // STRIDE * STRIDE
+            raise ValueError(f"must be a multiple of {STRIDE}; nearest: {low} or {low + STRIDE}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if self.batch_size == 0:
+            raise ValueError("batch_size must be at least 1 (or -1 to let memory decide)")
+        if self.exact and self.sync_bn:
+            raise ValueError("exact and sync_bn exclude each other: synchronised statistics are sums whose rounding "
+                             "depends on the worker count; drop one of them")
+        if self.exact and self.precision == "fp16":
+            raise ValueError("exact needs fp32 or bf16: fp16 scales the loss by its own history")
+        if self.microbatch and self.batch_size and self.batch_size > 0 and self.batch_size % self.microbatch:
+            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
+                             f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
+        if self.quad and self.rect:
+            raise ValueError("quad and rect exclude each other; drop one of them")
+        return self
+
+
+class Placement(Frozen):
+    """Where the recipe is trained and where its results go. Nothing here changes the weights."""
+
+    num_workers: int | tuple[int, int] = 1
+    """Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray."""
+    gpus_per_worker: float | Literal["auto"] = "auto"
+    """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
+    cpus_per_worker: float = Field(1.0, gt=0.0)
+    """CPUs of each worker."""
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Ray's placement of workers over nodes."""
+    accelerator_type: str = ""
+    """Kind of GPU to ask for, in Ray's words (A100, H100, ...)."""
+    address: str = ""
+    """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
+    workers: int = Field(-1, ge=-1)
+    """Loader processes of each worker; -1: min(8, cpus_per_worker - 1)."""
+    cache: Literal["none", "ram", "disk"] = "none"
+    """Keep decoded images, once per node, in memory or on disk."""
+    project: str = "runs/train"
+    """Folder of runs."""
+    name: str = ""
+    """Run name; '': continue the newest unfinished run of the same recipe, else a new expN."""
+    exist_ok: bool = False
+    """Start a finished --name over; the old run is moved aside, never overwritten."""
+    storage_path: str = ""
+    """Folder on storage that every node sees, under which `project` lies; '': the current folder."""
+    resume: str = ""
+    """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
+    mlflow_uri: str = ""
+    """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
+    max_failures: int = Field(3, ge=-1)
+    """Restarts after worker failures; -1: no limit."""
+    wait_for_resources: float = Field(30.0, ge=0.0)
+    """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
+    save_period: int = Field(-1, ge=-1)
+    """Keep epochN.pt every so many epochs; -1: never."""
+    save_steps: int = Field(0, ge=0)
+    """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints kept on storage."""
+    nosave: bool = False
+    """Write a checkpoint only at the end."""
+    noplots: bool = False
+    """Draw no plots."""
+    timeout_seconds: float = Field(600.0, gt=0.0)
+    """A collective operation that takes longer counts as a failure."""
+
+    @field_validator("num_workers", mode="before")
+    @classmethod
+    def _read_range(cls, value: object) -> object:
+        if isinstance(value, str) and "-" in value.strip("-"):
+            low, _, high = value.partition("-")
+            return (int(low), int(high)) if low.isdigit() and high.isdigit() else value
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("num_workers")
+    @classmethod
+    def _check_workers(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
+        low, high = value if isinstance(value, tuple) else (value, value)
+        if low < 0 or high > 4096 or low > high or (isinstance(value, tuple) and low < 1):
+            raise ValueError("must be 0 (no Ray), a number up to 4096, or a range such as 2-8")
+        return value
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _check_gpus(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value < 0:
+            raise ValueError("must be 0 or more, or auto")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        allowed = all(c.isascii() and (c.isalnum() or c in "._-") for c in value)
+        if value and not (allowed and value[0].isalnum() and len(value) <= 63):
+            raise ValueError("a run name is up to 63 letters, digits, '.', '_' or '-', starting with a letter or "
+                             "digit; folders go into --project")
+        return value
+
+    @property
+    def max_workers(self) -> int:
+        """Largest number of workers asked for (at least 1: no Ray counts as one)."""
+        return max(1, self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers)
+
+    @property
+    def loader_processes(self) -> int:
+        """Loader processes per worker."""
+        return self.workers if self.workers >= 0 else max(0, min(8, int(self.cpus_per_worker) - 1))
+
+
+class RunConfig(Frozen):
+    """One training: what (`recipe`) and where (`placement`)."""
+
+    recipe: Recipe = Recipe()
+    placement: Placement = Placement()
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a positive number, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Identity of a recipe: the first 16 hex digits of the SHA-256 of its canonical JSON."""
+    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def resolve(recipe: Recipe, num_workers: int, *, gpu: bool) -> Recipe:
+    """The recipe with everything the user left open decided for a first start.
+
+    batch_size becomes 16 x num_workers; microbatch the largest divisor of batch_size that leaves each worker
+    at least one (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
+
+    Raises:
+        ConfigError: if a full step has fewer microbatches than there are workers.
+    """
+    from ray_yolo.errors import ConfigError
+
+    batch = recipe.batch_size or 16 * num_workers
+    if batch < 0:
+        raise ConfigError("batch_size -1 must be measured (AutoBatch) before the recipe is resolved")
+    micro = batch if recipe.sync_bn else recipe.microbatch
+    if micro is None:
+        micro = max((d for d in divisors(batch) if d <= batch // num_workers), default=1)
+    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
+    resolved = recipe.model_copy(update={
+        "batch_size": batch, "microbatch": micro, "precision": precision,
+        "threads": recipe.threads or int(recipe.exact),
+    })
+    check_workers(resolved, num_workers)
+    return resolved
+
+
+def check_workers(recipe: Recipe, num_workers: int) -> None:
+    """Refuse a worker count that a full step of a resolved recipe cannot occupy.
+
+    Raises:
+        ConfigError: naming the legal numbers and the ways out.
+    """
+    from ray_yolo.errors import ConfigError
+
+    batch, micro = resolved_batch(recipe)
+    if batch % micro:
+        raise ConfigError(f"microbatch: {micro} does not divide batch size {batch}; "
+                          f"legal: {', '.join(map(str, divisors(batch)))}")
+    units = batch if recipe.sync_bn else accumulate_batches(recipe) * batch // micro
+    if num_workers > units:
+        raise ConfigError(
+            f"num_workers: {num_workers} workers, but a step of batch size {batch} and microbatch {micro} has only "
+            f"{units} parts; use 1 to {units} workers, a smaller --microbatch, a larger --batch-size, or --sync-bn")
+
+
+def resolved_batch(recipe: Recipe) -> tuple[int, int]:
+    """(batch_size, microbatch) of a resolved recipe."""
+    assert recipe.batch_size and recipe.microbatch, "the recipe is not resolved"
+    return recipe.batch_size, recipe.microbatch
+
+
+def accumulate_batches(recipe: Recipe) -> int:
+    """Batches per optimiser step after warm-up: max(round(nominal_batch / batch_size), 1)."""
+    return max(round(recipe.optimizer.nominal_batch / resolved_batch(recipe)[0]), 1)
+
+
+def warmup_batches(recipe: Recipe, batches_per_epoch: int) -> int:
+    """Batches of warm-up: max(round(warmup_epochs x batches per epoch), warmup_min_batches); 0 if there is none."""
+    schedule = recipe.schedule
+    if schedule.warmup_epochs == 0:
+        return 0
+    return max(round(schedule.warmup_epochs * batches_per_epoch), schedule.warmup_min_batches)
+
+
+def batches_per_epoch(recipe: Recipe, num_images: int) -> int:
+    """Batches of one epoch; the last may be short."""
+    return math.ceil(num_images / resolved_batch(recipe)[0])

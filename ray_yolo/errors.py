@@ -1,0 +1,45 @@
+"""The errors that a user can cause or must know of, and the exit code each one ends the command with.
+
+Every message says what is wrong, where (file:line or config path) and what to do. `cli.run` turns
+them into one line on stderr without a traceback; anything else is a defect of ours and keeps its traceback.
+"""
+
+
+class RayYoloError(Exception):
+    """Base of every error raised on purpose; `exit_code` is the command's exit status."""
+
+    exit_code = 3
+
+
+class InputError(RayYoloError, ValueError):
+    """A flag, a configuration value or a file that cannot be used (exit 2, before any cluster work)."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A configuration value is unknown, ill-typed or out of range; names its origin and its path."""
+
+
+class DatasetError(InputError):
+    """A data set cannot be read as described; names the file and the line."""
+
+
+class CheckpointError(InputError):
+    """A weights file or checkpoint cannot be used: wrong format, wrong model, or damaged."""
+
+
+class TrainingError(RayYoloError):
+    """Training itself failed (exit 3): the loss stays non-finite, checkpoints cannot be written, ..."""
+
+
+class ResourcesError(RayYoloError):
+    """The cluster can never provide what was asked for (exit 4)."""
+
+    exit_code = 4
+
+
+class PreemptedError(RayYoloError):
+    """The run was told to stop, saved its state, and continues when the command is run again (exit 75)."""
+
+    exit_code = 75

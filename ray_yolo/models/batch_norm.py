@@ -1,0 +1,90 @@
+"""BatchNorm whose running statistics are applied by the training loop, not by the forward pass.
+
+A training forward writes the microbatch's own mean and unbiased variance into scratch memory; the loop gathers
+them from all workers and applies them in microbatch order, so that the statistics do not know how many workers
+exist. Outside of a `Statistics` (and in eval mode) it is `torch.nn.BatchNorm2d`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+GlobalSum = Callable[[Tensor], Tensor]  # differentiable sum over workers; the identity for one worker
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """YOLO's BatchNorm (eps 1e-3, momentum 0.03), with the same tensors as `nn.BatchNorm2d`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=1e-3, momentum=0.03)
+        # Plain attributes: a registered buffer would enter the state dict and DDP's buffer broadcast.
+        self.scratch: tuple[Tensor, Tensor] | None = None
+        self.global_sum: GlobalSum | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.scratch is not None):
+            return super().forward(x)
+        if self.global_sum is not None:
+            return self._synchronised(x, self.global_sum, *self.scratch)
+        # momentum 1.0 makes the "running" average the microbatch's own mean and unbiased variance
+        return F.batch_norm(x, *self.scratch, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+
+    def _synchronised(self, x: Tensor, global_sum: GlobalSum, scratch_mean: Tensor, scratch_var: Tensor) -> Tensor:
+        """Normalise with the mean and variance over all workers' images (this worker may hold none).
+
+        Two passes (mean, then squared distances) because E[x^2] - E[x]^2 cancels in fp32.
+        """
+        wide = x.float()
+        count_here = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
+        total = global_sum(torch.cat([wide.sum((0, 2, 3)), count_here]))
+        sums, count = total[:-1], total[-1].detach()
+        mean = sums / count
+        centred = wide - mean[:, None, None]
+        var = global_sum(centred.square().sum((0, 2, 3))) / count
+        with torch.no_grad():
+            scratch_mean.copy_(mean)
+            scratch_var.copy_(var * (count / (count - 1).clamp(min=1)))
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
+class Statistics:
+    """The BatchNorm statistics of a model as one flat vector: record a microbatch's, apply a sequence of them.
+
+    The vector is [means of all layers, unbiased variances of all layers]; `size` is its length.
+    """
+
+    def __init__(self, model: nn.Module, global_sum: GlobalSum | None = None) -> None:
+        self.layers = [layer for layer in model.modules() if isinstance(layer, BatchNorm)]
+        self.channels = [layer.num_features for layer in self.layers]
+        device = next(model.parameters()).device
+        self._scratch = torch.zeros(2 * sum(self.channels), device=device)
+        self.size = self._scratch.numel()
+        parts = self._scratch.split(self.channels * 2)
+        for layer, mean, var in zip(self.layers, parts[: len(self.layers)], parts[len(self.layers):], strict=True):
+            layer.scratch, layer.global_sum = (mean, var), global_sum
+
+    def clear(self) -> None:
+        """Zero the scratch before a forward: torch blends old x (1 - momentum), and 0 x NaN stays NaN."""
+        self._scratch.zero_()
+
+    def recorded(self) -> Tensor:
+        """Copy of the last forward's statistics, (size,) float32."""
+        return self._scratch.clone()
+
+    @torch.no_grad()
+    def apply(self, rows: Tensor) -> None:
+        """Blend microbatches' statistics into the running ones, in order: r <- (1 - m) r + m s.
+
+        Args:
+            rows: (microbatches, size), in microbatch order.
+        """
+        running = [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]
+        momentum = self.layers[0].momentum
+        for row in rows.unbind():
+            torch._foreach_lerp_(running, list(row.split(self.channels * 2)), momentum)
+        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], rows.shape[0])

@@ -1,0 +1,82 @@
+"""The values that modules hand to each other. Plain data: nothing here reads files or knows of workers.
+
+Boxes are xyxy float32 in pixels of the image they belong to unless the name says otherwise; sizes are
+(height, width).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Annotation(NamedTuple):
+    """What one image shows."""
+
+    path: str
+    size: tuple[int, int]  # (height, width) of the upright image (EXIF rotation applied)
+    classes: np.ndarray  # (n,) int64
+    boxes: np.ndarray  # (n, 4) float32, xyxy in pixels of the upright image
+    polygons: tuple[np.ndarray, ...] = ()  # per box (k, 2) float32 pixels; k = 0 where a label has no outline
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the check of a data set had to say: where, what, and whether something was left out."""
+
+    where: str  # "path:line" or "path"
+    what: str
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class AnnotationIndex:
+    """All annotations of a data split as flat arrays, cheap to share between processes of a node."""
+
+    paths: tuple[str, ...]
+    sizes: np.ndarray  # (images, 2) int32, (height, width)
+    offsets: np.ndarray  # (images + 1,) int64 into classes and boxes
+    classes: np.ndarray  # (labels,) int64
+    boxes: np.ndarray  # (labels, 4) float32
+    names: tuple[str, ...]
+    polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # by image; only where there are any
+    findings: tuple[Finding, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, image: int) -> Annotation:
+        rows = slice(int(self.offsets[image]), int(self.offsets[image + 1]))
+        height, width = self.sizes[image].tolist()
+        return Annotation(self.paths[image], (height, width), self.classes[rows], self.boxes[rows],
+                          self.polygons.get(image, ()))
+
+    @property
+    def digest(self) -> str:
+        """Identity of the labels: 16 hex digits over names, image sizes, classes and boxes in order."""
+        digest = hashlib.sha256("\0".join(self.names).encode())
+        for array in (self.sizes, self.offsets, self.classes, self.boxes):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+
+class SampleKey(NamedTuple):
+    """Names one training sample: its randomness depends on (seed, epoch, position) alone.
+
+    `position` is the place in the epoch's order (a weighted draw repeats an image); `index` is the image.
+    """
+
+    epoch: int
+    position: int
+    index: int
+
+
+class Progress(NamedTuple):
+    """How far a training is. `step` counts optimiser steps over all epochs."""
+
+    epoch: int = 0
+    images_in_epoch: int = 0
+    step: int = 0
