@@ -1,0 +1,180 @@
+"""From a recipe to the objects that train it: model, optimiser, loader, and what connects them to their host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ray_yolo.config import Recipe, accumulate_batches, check_workers, resolved_batch
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.data.dataset import TrainDataset, collate, collate_quad, worker_init
+from ray_yolo.data.plan import Plan, ShareSampler
+from ray_yolo.data.validation import ValDataset, cut_batches
+from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum, bare
+from ray_yolo.families import Family, build_model, family_of, load_weights
+from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.ops.ema import Ema
+from ray_yolo.structures import AnnotationIndex
+
+Batches = Iterable[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver has decided for all workers: everything a training needs beside its surroundings."""
+
+    recipe: Recipe  # resolved
+    digest: str  # of the recipe
+    names: tuple[str, ...]
+    architecture: Mapping[str, Any] | None  # contents of a model YAML file; None for a model known by name
+    anchors: list[list[list[float]]] | None  # pixels, when autoanchor has replaced the model's own
+    train: AnnotationIndex
+    val: AnnotationIndex
+    run_dir: Path
+
+
+@dataclass(frozen=True)
+class Host:
+    """What surrounds the worker: handed in by Ray Train, or by the caller that trains in-process."""
+
+    replicas: Replicas = Replicas()
+    device: torch.device = torch.device("cpu")
+    prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
+    prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
+    loader_processes: int = 0
+    threads: int = 1
+    cache: str = "none"
+    cache_dir: Path | None = None
+
+
+@dataclass
+class Parts:
+    """Everything one worker trains with."""
+
+    job: Job
+    host: Host
+    plan: Plan
+    family: Family
+    model: nn.Module  # the bare model
+    replica: nn.Module  # the same model, wrapped by DDP where there are several workers
+    ema: Ema
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    loss: AnchorLoss
+    statistics: Statistics
+    gradients: GradientSum
+    sampler: ShareSampler
+    loader: Batches
+    val_batches: Batches  # this worker's share
+
+
+def build(job: Job, host: Host) -> Parts:
+    """Everything that trains `job` on this worker, at its first step.
+
+    Raises:
+        ConfigError: if the recipe cannot be shared out over so many workers.
+        CheckpointError: if the initial weights do not fit.
+    """
+    recipe, replicas = job.recipe, host.replicas
+    check_workers(recipe, replicas.num_workers)
+    torch.set_num_threads(recipe.threads or host.threads)
+    plan = Plan(recipe, len(job.train))
+    model = build_network(job).to(memory_format=torch.channels_last)
+    family = family_of(model)
+    for number in recipe.freeze:
+        model.model[number].requires_grad_(False)
+    replica = host.prepare_model(model)
+    model = bare(replica)
+    ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
+    sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, _rect_order(job))
+    return Parts(
+        job=job, host=host, plan=plan, family=family, model=model, replica=replica, ema=ema,
+        optimizer=build_optimizer(model, recipe),
+        scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
+        loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
+        statistics=Statistics(model, replicas.global_sum if recipe.sync_bn and replicas.num_workers > 1 else None),
+        gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
+        sampler=sampler, loader=_train_loader(job, host, plan, sampler), val_batches=_val_loader(job, host),
+    )
+
+
+def build_network(job: Job) -> nn.Module:
+    """The model with its initial weights: drawn from the recipe's seed, or read from its weights file."""
+    recipe = job.recipe
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build_model(job.architecture or recipe.model, len(job.names), job.anchors)
+    if recipe.weights:
+        load_weights(model, initial_tensors(Path(recipe.weights)), keep_anchors=job.anchors is not None)
+    return model
+
+
+def initial_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a weights file: the average of a checkpoint of ours, or plain tensors."""
+    state = read_state(path)
+    return state["ema"] if "ema" in state and isinstance(state["ema"], dict) else state
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Optimiser over (biases, decayed weights, norm weights), in this order.
+
+    Weight decay is scaled by batch_size x accumulation / nominal_batch, the part of a nominal step that is taken.
+    """
+    config = recipe.optimizer
+    decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
+    biases, weights, norms = [], [], []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
+    groups = [{"params": biases}, {"params": weights, "weight_decay": decay}, {"params": norms}]
+    if config.name == "SGD":
+        return torch.optim.SGD(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0)
+    kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
+    for group in groups:
+        group.setdefault("weight_decay", 0.0)  # AdamW's own default is not 0
+    return kind(groups, lr=config.lr0, betas=(config.momentum, 0.999))
+
+
+def _rect_order(job: Job) -> np.ndarray | None:
+    """Under `rect`, images by aspect ratio, the same in every epoch."""
+    if not job.recipe.rect:
+        return None
+    return np.argsort(job.train.sizes[:, 0] / job.train.sizes[:, 1], kind="stable")
+
+
+def _store(job: Job, host: Host, index: AnnotationIndex, *, training: bool) -> ImageStore:
+    return ImageStore(index, job.recipe.imgsz, mode=host.cache, directory=host.cache_dir, enlarging=training)
+
+
+def _train_loader(job: Job, host: Host, plan: Plan, sampler: ShareSampler) -> Batches:
+    recipe = job.recipe
+    dataset = TrainDataset(job.train, _store(job, host, job.train, training=True), recipe)
+    return host.prepare_loader(DataLoader(
+        dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
+        collate_fn=collate_quad if recipe.quad else collate, **_processes(host)))
+
+
+def _val_loader(job: Job, host: Host) -> Batches:
+    """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers."""
+    batches = cut_batches(job.val, job.recipe.imgsz, job.recipe.evaluate.batch_size)
+    dataset = ValDataset(job.val, _store(job, host, job.val, training=False), batches)
+    mine = list(range(host.replicas.worker, len(batches), host.replicas.num_workers))
+    return DataLoader(dataset, batch_size=None, sampler=mine, **_processes(host))
+
+
+def _processes(host: Host) -> dict[str, Any]:
+    """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
+    if not host.loader_processes:
+        return {}
+    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": worker_init,
+            "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}

@@ -1,0 +1,93 @@
+"""Exact, sharded validation: each image once, the same numbers for any number of workers and on any clock.
+
+Batches are cut once as a function of the data set; workers take whole batches, and what they found travels as
+rows that are put into the data set's order before anything is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.config import EvaluateConfig
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.families import Family
+from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
+from ray_yolo.ops.average_precision import evaluate as average_precision
+from ray_yolo.ops.boxes import to_original
+from ray_yolo.ops.nms import select
+from ray_yolo.structures import AnnotationIndex
+
+BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a validation found, the same on every worker."""
+
+    metrics: Metrics
+    losses: tuple[float, float, float]  # box, obj, cls with gains, over the whole data set
+    detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
+
+    @property
+    def correct(self) -> np.ndarray:
+        """(n, 10) bool: at which IoU thresholds each detection is right."""
+        return (self.detections[:, 7:].astype(np.int64) & BITS) > 0
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterable[Mapping[str, Tensor]],
+             index: AnnotationIndex, config: EvaluateConfig, replicas: Replicas, device: torch.device) -> Evaluation:
+    """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
+
+    Losses are sums of numerators over sums of counts per level, added in the order of batches, not means of means.
+    """
+    model.eval()
+    rows: list[Tensor] = [torch.zeros(0, 8)]
+    sums: list[Tensor] = []
+    for batch in batches:
+        images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
+        levels = model(images)
+        measured = loss.measure(levels, batch["targets"].to(device), tuple(images.shape[2:]))
+        sums.append(torch.cat([batch["indices"][:1].double().to(device),
+                               measured.numerators.double().flatten(), measured.counts.double().flatten()]))
+        predictions = family.decode(model.head, levels)
+        found = select(predictions, confidence=config.confidence, iou=config.iou, max_detections=config.max_detections,
+                       multi_label=model.num_classes > 1)
+        rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
+    width = 1 + 2 * 3 * len(model.head.strides)
+    totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
+    table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    evaluation = Evaluation(_metrics(table, index), _losses(loss, totals.cpu()), table)
+    return evaluation
+
+
+def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: AnnotationIndex) -> Tensor:
+    """Rows of one image: its detections in original pixels and the thresholds at which each is right."""
+    image = int(batch["indices"][place])
+    truth = index[image]
+    boxes = to_original(detections[:, :4], batch["ratios"][place], batch["pads"][place], truth.size)
+    detections = torch.cat([boxes, detections[:, 4:]], 1)
+    correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
+    bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
+    return torch.cat([torch.full((len(detections), 1), float(image)), detections, bits.float()], 1)
+
+
+def _metrics(table: np.ndarray, index: AnnotationIndex) -> Metrics:
+    correct = (table[:, 7:].astype(np.int64) & BITS) > 0
+    return average_precision(correct, table[:, 5].astype(np.float64), table[:, 6].astype(np.int64), index.classes,
+                             len(index.names))
+
+
+def _losses(loss: AnchorLoss, totals: Tensor) -> tuple[float, float, float]:
+    """Losses of the data set from rows [first image of the batch, numerators, counts]."""
+    ordered = totals[totals[:, 0].argsort(stable=True), 1:]
+    numerators, counts = ordered.sum(0).view(2, 3, -1).float()
+    box, obj, cls = loss.terms(numerators, counts).tolist()
+    return box, obj, cls

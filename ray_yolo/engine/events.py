@@ -1,0 +1,231 @@
+"""An append-only log of events, one JSON object a line: what happened, in the order in which it was told.
+
+The log is the truth of a run or of a sweep; tables, plots and tracking servers are projections of it that can be
+rebuilt. It has one writer and any number of readers. A line is written by one call, so that it is there or not;
+a line torn by a crash is cut off when the log is opened again, and no reader ever sees it.
+
+Every event has `seq` (0, 1, 2, ... in the order of the file), `time` (Unix seconds by the writer's clock: for
+people; nothing is ordered by it) and `type`. JSON has no NaN and no infinity: a number that is not finite is stored
+as null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.redact import redact
+
+Event = dict[str, Any]
+
+ROW_TYPES = frozenset({"step", "share", "epoch"})
+"""Events that report on training up to their `step`, and are void if training goes back before it."""
+COMMIT_TYPES = frozenset({"checkpoint", "start", "end"})
+"""Events after which training never goes back before their `step`."""
+
+_RESERVED = frozenset({"seq", "time", "type"})
+_TAIL_BYTES = 1 << 16
+# While the disk refuses: some 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, and the
+# gap shows in the sequence numbers.
+_MAX_PENDING = 100_000
+
+_logger = logging.getLogger(__name__)
+
+
+class EventLog:
+    """The writer. Safe to use from several threads of one process.
+
+    A disk that is full or failing never stops the caller: lines wait in memory, one warning is logged, and every
+    later `append` tries again.
+
+    Raises:
+        OSError: on construction only, if the log cannot be opened at all.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._pending: deque[bytes] = deque(maxlen=_MAX_PENDING)
+        self._warned = False
+        self._file: int | None
+        self._file, last_seq = _open_and_repair(self.path)
+        self._next_seq = last_seq + 1
+
+    def append(self, type: str, /, **fields: Any) -> int:
+        """Write one event and return its sequence number."""
+        assert not _RESERVED & fields.keys(), f"reserved: {sorted(_RESERVED & fields.keys())}"
+        with self._lock:
+            seq = self._next_seq
+            self._next_seq += 1
+            event = {"seq": seq, "time": round(time.time(), 3), "type": type} | plain(fields)
+            self._pending.append(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+            self._write_pending()
+            return seq
+
+    def close(self) -> None:
+        """Try once more to write what waits, and release the file."""
+        with self._lock:
+            self._write_pending()
+            self._release()
+
+    def _write_pending(self) -> None:
+        try:
+            if self._file is None:
+                self._file, _ = _open_and_repair(self.path)
+            while self._pending:
+                _write_line(self._file, self._pending[0])
+                self._pending.popleft()
+        except OSError as error:
+            self._release()  # opening it again cuts off what part of the line was written
+            if not self._warned:
+                _logger.warning("%s cannot be written (%s): events wait in memory and are written when it works again",
+                                self.path, error.strerror)
+            self._warned = True
+
+    def _release(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+        self._file = None
+
+
+def read_events(path: str | os.PathLike[str]) -> list[Event]:
+    """All events of a log; a log not begun yet has none. Lines that are torn or not events are left out."""
+    return next(follow(path))
+
+
+def follow(path: str | os.PathLike[str], after_seq: int = -1) -> Iterator[list[Event]]:
+    """Never ends: each `next()` gives the events appended since the one before, possibly none.
+
+    The first one gives what is there already with a sequence number above `after_seq`. Reads each byte once; the
+    file need not exist yet, and a file that cannot be read now has nothing new now.
+    """
+    offset = 0
+    while True:
+        data = _read_complete_lines(path, offset)
+        offset += len(data)
+        yield [event for line in data.splitlines() if (event := _parse(line)) and event["seq"] > after_seq]
+
+
+def surviving(events: Sequence[Event]) -> list[Event]:
+    """The events without the rows that training took back by going on from an earlier step.
+
+    A `start` at step s voids every step, share and epoch event before it that has a step > s. Other events are
+    facts and stay. Idempotent; keeps the order.
+    """
+    return _project(events, committed=math.inf)
+
+
+def durable(events: Sequence[Event]) -> list[Event]:
+    """The surviving events without the rows that training might still take back.
+
+    A row is durable once a checkpoint, start or end with a step at or above its own follows. A durable row stays
+    durable however the log goes on, as long as training goes back to committed steps only: so what is published
+    from here never has to be withdrawn.
+    """
+    return _project(events, committed=-1)
+
+
+def epoch_rows(events: Sequence[Event]) -> list[Event]:
+    """The epoch events by epoch, one for each: of an epoch told twice the first counts (it may be published)."""
+    rows: dict[int, Event] = {}
+    for event in events:
+        if event["type"] == "epoch":
+            rows.setdefault(event["epoch"], event)
+    return [rows[epoch] for epoch in sorted(rows)]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it, without secrets.
+
+    Mappings, sequences, arrays and scalars (numpy, torch) become dicts, lists and numbers; a number that is not finite
+    becomes None; text is redacted; anything else becomes its text.
+    """
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return redact(str(value))
+
+
+def _project(events: Sequence[Event], committed: float) -> list[Event]:
+    """Walk backwards: what follows an event decides whether it stays."""
+    kept: list[Event] = []
+    limit = math.inf
+    for event in reversed(events):
+        if event["type"] in COMMIT_TYPES:
+            committed = max(committed, event["step"])
+        if event["type"] == "start":
+            limit = min(limit, event["step"])
+        if event["type"] not in ROW_TYPES or event["step"] <= min(limit, committed):
+            kept.append(event)
+    return kept[::-1]
+
+
+def _open_and_repair(path: Path) -> tuple[int, int]:
+    """(file open for appending, last sequence number or -1), with a torn last line cut off."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        end, last_seq = _find_end(file, size)
+        if end < size:
+            os.ftruncate(file, end)
+    except OSError:
+        os.close(file)
+        raise
+    return file, last_seq
+
+
+def _find_end(file: int, size: int) -> tuple[int, int]:
+    """(bytes up to the last line end, last sequence number or -1), read from the back in growing pieces."""
+    length = _TAIL_BYTES
+    while True:
+        start = max(0, size - length)
+        data = os.pread(file, size - start, start)
+        end = data.rfind(b"\n") + 1
+        for line in reversed(data[:end].splitlines()):
+            if event := _parse(line):
+                return start + end, event["seq"]
+        if start == 0:
+            return end, -1
+        length *= 8
+
+
+def _write_line(file: int, line: bytes) -> None:
+    if os.write(file, line) < len(line):
+        raise OSError(0, "the disk took only a part of a line")
+
+
+def _read_complete_lines(path: str | os.PathLike[str], offset: int) -> bytes:
+    # Opened anew each time: network file systems show other writers' bytes to a file opened after the write only.
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except OSError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("seq"), int) and "type" in event else None

@@ -1,0 +1,191 @@
+"""The training loop, as the story of a step. Nothing here asks which worker it runs on.
+
+A step's microbatches are shared out over the workers; each is one forward, one set of BatchNorm statistics and one
+loss mean. What they measured is gathered once per step, so that every worker takes the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ray_yolo.config import STRIDE
+from ray_yolo.data.plan import Microbatch, Step
+from ray_yolo.engine.build import Parts
+from ray_yolo.engine.state import TrainState
+from ray_yolo.errors import TrainingError
+from ray_yolo.ops.sampling import image_weights
+from ray_yolo.ops.schedule import Rates
+from ray_yolo.ops.seeding import image_size
+from ray_yolo.structures import Progress
+
+MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before training gives up
+
+
+class StepResult(NamedTuple):
+    """What a step did, equal on every worker except for the times."""
+
+    losses: Tensor  # (3,) mean over the step's images of box, obj, cls
+    gradient_norm: float  # before clipping
+    skipped: bool  # non-finite somewhere: no weight and no statistic has changed
+    wait_seconds: float  # this worker's wait for its loader
+    images: int  # forwarded by this worker
+
+
+StepHook = Callable[[Step, Rates, StepResult], None]
+EpochHook = Callable[[int], bool]
+
+
+def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook) -> None:
+    """Train from `state` to the last epoch, or until `after_epoch` says stop. Moves `state` along. Collective.
+
+    Raises:
+        TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
+    """
+    plan = parts.plan
+    for epoch in range(state.progress.epoch, plan.recipe.epochs):
+        done = state.progress.images_in_epoch
+        parts.sampler.start(epoch, done, image_weights(parts.job.train, state.class_maps, plan.recipe.image_weights))
+        batches = iter(parts.loader)
+        for step in (step for step in plan.steps(epoch) if step.images.start >= done):
+            rates = plan.rates(step, epoch)
+            set_rates(parts.optimizer, rates)
+            result = take_step(parts, step, batches, state.progress.step)
+            state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
+            state.count(result.losses, len(step.images), result.skipped)
+            if state.skipped_in_row >= MAX_SKIPPED:
+                raise TrainingError(f"step {state.progress.step}: the loss or gradient was not finite {MAX_SKIPPED} times "
+                                    "in a row; lower optimizer.lr0, or use --set precision=fp32")
+            after_step(step, rates, result)
+        state.progress = Progress(epoch + 1, 0, state.progress.step)
+        if after_epoch(epoch):
+            return
+
+
+def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int) -> StepResult:
+    """One optimiser step over the worker's share of microbatches. Collective."""
+    replicas, recipe = parts.host.replicas, parts.plan.recipe
+    parts.model.train()
+    shares = [parts.plan.share(step, worker, replicas.num_workers) for worker in range(replicas.num_workers)]
+    mine, rows, waited = shares[replicas.worker], [], 0.0
+    size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
+    for microbatch in mine:
+        began = time.perf_counter()
+        batch = next(batches) if microbatch.images else blank_batch(0, recipe.imgsz)
+        waited += time.perf_counter() - began
+        with parts.gradients.microbatch(last=microbatch is mine[-1]):
+            rows.append(forward_backward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size))
+        parts.gradients.collect(microbatch.number)
+    if not mine:
+        keep_in_step(parts)
+    parts.gradients.finish(parts.plan.microbatches(step))
+    measured = gather_measurements(parts, rows, [len(share) for share in shares])
+    norm, finite = update_weights(parts, measured, number + 1)
+    losses = measured[:, :3].sum(0) / len(step.images)
+    return StepResult(losses, norm, not finite, waited, sum(len(microbatch.images) for microbatch in mine))
+
+
+def forward_backward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> Tensor:
+    """Forward and backward of one microbatch. Returns [box, obj, cls, statistics...], losses times its images.
+
+    Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
+    before the loss, which is possible because assignment does not depend on predictions.
+    """
+    precision, replicas = parts.plan.recipe.precision, parts.host.replicas
+    images, targets = to_network_input(batch, parts.host.device, size)
+    parts.statistics.clear()
+    with torch.autocast(parts.host.device.type, torch.float16 if precision == "fp16" else torch.bfloat16,
+                        enabled=precision != "fp32"):
+        levels = forward_model(parts)(images)
+    measured = parts.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
+    counts = replicas.global_sum(measured.counts) if parts.plan.recipe.sync_bn else measured.counts
+    terms = parts.loss.terms(measured.numerators, counts) * num_images
+    parts.scaler.scale(terms.sum()).backward()
+    return torch.cat([terms.detach(), parts.statistics.recorded()])
+
+
+def forward_model(parts: Parts) -> nn.Module:
+    """DDP's wrapper where its reduction is wanted, else the bare model."""
+    return parts.model if parts.plan.recipe.exact else parts.replica
+
+
+def keep_in_step(parts: Parts) -> None:
+    """A worker without a microbatch runs a blank image at no weight: DDP's reduction needs every worker's backward.
+
+    What the blank image does to the statistics is not recorded.
+    """
+    if parts.plan.recipe.exact:
+        return
+    images, _ = to_network_input(blank_batch(1, 2 * STRIDE), parts.host.device, None)
+    parts.statistics.clear()
+    levels = parts.replica(images)
+    parts.scaler.scale(sum(level.float().sum() for level in levels) * 0.0).backward()
+
+
+def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int]) -> Tensor:
+    """Losses and statistics of all microbatches of a step in their order, the same on every worker. Collective."""
+    width = 3 + parts.statistics.size
+    mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
+    if parts.plan.recipe.sync_bn:  # every worker has seen every microbatch: statistics agree, losses are parts
+        return torch.cat([parts.host.replicas.global_sum(mine[:, :3].contiguous()), mine[:, 3:]], 1)
+    return parts.host.replicas.gather_rows(mine, counts)
+
+
+def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, bool]:
+    """Clip, step, statistics, moving average; nothing at all if any loss or the gradient is not finite.
+
+    fp16 overflow with finite losses is the scaler's business: it leaves the weights alone and lowers its scale.
+    Returns the gradient's norm and whether everything was finite.
+    """
+    parts.scaler.unscale_(parts.optimizer)
+    trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
+    finite = bool(measured[:, :3].isfinite().all() and (parts.scaler.is_enabled() or norm.isfinite()))
+    if finite:
+        parts.scaler.step(parts.optimizer)
+        parts.statistics.apply(measured[:, 3:])
+        parts.ema.update(parts.model, number)
+    parts.scaler.update()
+    parts.optimizer.zero_grad(set_to_none=True)
+    return float(norm), finite
+
+
+def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:
+    """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets; resized to a long side of `size` pixels."""
+    images = batch["images"].to(device, non_blocking=True).float().div_(255)
+    targets = batch["targets"].to(device, non_blocking=True)
+    if size is not None and len(images) and size != max(images.shape[2:]):
+        factor = size / max(images.shape[2:])
+        shape = [math.ceil(side * factor / STRIDE) * STRIDE for side in images.shape[2:]]
+        scale = targets.new_tensor([1, 1, *(new / old for new, old in zip(shape[::-1] * 2, [*images.shape[:1:-1]] * 2,
+                                                                         strict=True))])
+        images, targets = F.interpolate(images, size=shape, mode="bilinear", align_corners=False), targets * scale
+    return images.contiguous(memory_format=torch.channels_last), targets
+
+
+def whole_microbatch(parts: Parts, step: Step, microbatch: Microbatch) -> range:
+    """Positions of a microbatch over all workers (they differ from the worker's own under sync_bn only)."""
+    size = parts.plan.recipe.microbatch
+    assert size is not None
+    return step.images[microbatch.number * size : (microbatch.number + 1) * size]
+
+
+def blank_batch(num_images: int, imgsz: int) -> dict[str, Tensor]:
+    """Images without content and without targets."""
+    return {"images": torch.zeros(num_images, 3, imgsz, imgsz, dtype=torch.uint8), "targets": torch.zeros(0, 6)}
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
+    """Set learning rate and momentum (beta1 for Adam) of the optimiser's groups."""
+    for group, lr in zip(optimizer.param_groups, rates.lr, strict=True):
+        group["lr"] = lr
+        if "momentum" in group:
+            group["momentum"] = rates.momentum
+        else:
+            group["betas"] = (rates.momentum, group["betas"][1])

@@ -1,0 +1,171 @@
+"""The files of a run folder that are projections of its event log, in the forms that YOLOv5's users and tools know:
+results.csv, TensorBoard's scalars, hyp.yaml and opt.yaml. Each can be deleted and made again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ray_yolo.config import Placement, Recipe
+from ray_yolo.engine.events import Event, durable, epoch_rows, follow, plain, surviving
+from ray_yolo.genes import GENES
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+EVENTS_FILE = "events.jsonl"
+
+COLUMNS: dict[str, tuple[str | int, ...]] = {
+    "train/box_loss": ("train", "box"),
+    "train/obj_loss": ("train", "obj"),
+    "train/cls_loss": ("train", "cls"),
+    "metrics/precision": ("metrics", "precision"),
+    "metrics/recall": ("metrics", "recall"),
+    "metrics/mAP_0.5": ("metrics", "mAP50"),
+    "metrics/mAP_0.5:0.95": ("metrics", "mAP50-95"),
+    "val/box_loss": ("val", "box"),
+    "val/obj_loss": ("val", "obj"),
+    "val/cls_loss": ("val", "cls"),
+    "x/lr0": ("lr", 0),
+    "x/lr1": ("lr", 1),
+    "x/lr2": ("lr", 2),
+}
+"""YOLOv5's name of a number -> where an epoch event has it. Results.csv puts `epoch` before them."""
+
+
+def number_at(tree: Any, path: Sequence[str | int]) -> float | None:
+    """The number at a path into nested dicts and lists; None where there is none (no validation, not finite)."""
+    for key in path:
+        if tree is None or (isinstance(tree, Mapping) and key not in tree):
+            return None
+        tree = tree[key]
+    return None if tree is None else float(tree)
+
+
+def format_results(events: Sequence[Event]) -> str:
+    """The text of results.csv: YOLOv5's header and, for each surviving epoch, five digits; `nan` where none was measured.
+
+    Cells are 20 wide, right-aligned, separated by commas.
+    """
+    lines = [",".join(f"{name:>20}" for name in ("epoch", *COLUMNS))]
+    for row in epoch_rows(surviving(events)):
+        numbers = [number_at(row, path) for path in COLUMNS.values()]
+        cells = [row["epoch"], *(math.nan if number is None else number for number in numbers)]
+        lines.append(",".join(f"{cell:20.5g}" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+def write_results_csv(events: Sequence[Event], path: str | os.PathLike[str]) -> None:
+    """Make results.csv anew; readers see the old file or the new one."""
+    replace_text(path, format_results(events))
+
+
+def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLike[str]) -> None:
+    """Write hyp.yaml (YOLOv5's flat gene names) and opt.yaml (the whole `recipe` and `placement`, without secrets)."""
+    tree = recipe.model_dump(mode="json")
+    genes = {gene: _at(tree, path) for gene, path in GENES.items()}
+    options = {"recipe": plain(tree), "placement": plain(placement.model_dump(mode="json"))}
+    for name, content in (("hyp.yaml", genes), ("opt.yaml", options)):
+        replace_text(Path(folder) / name, yaml.safe_dump(content, sort_keys=False))
+
+
+def replace_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file so that no reader and no crash ever meets half of it (a power cut may lose it whole)."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class TensorBoard:
+    """TensorBoard's event files in a folder, fed with the durable epochs of a run.
+
+    TensorBoard cannot take a point back, hence durable ones only. What the folder's files hold already is read from
+    them, so that a restart, wherever it strikes, neither repeats a point nor leaves one out.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._writer: SummaryWriter | None = None
+        self._written: set[tuple[str, int]] = set()
+
+    def update(self, events: Sequence[Event]) -> None:
+        """Add the points that are durable and not there yet."""
+        points = [
+            (tag, row["epoch"], number, row["time"])
+            for row in epoch_rows(durable(events))
+            for tag, path in COLUMNS.items()
+            if (number := number_at(row, path)) is not None and (tag, row["epoch"]) not in self._written
+        ]
+        if points:
+            self._add(points)
+
+    def close(self) -> None:
+        """Release the file; a later update opens another one."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _add(self, points: Sequence[tuple[str, int, float, float]]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._written = _read_points(self._folder)
+            self._writer = SummaryWriter(str(self._folder))
+        for tag, epoch, number, seconds in points:
+            if (tag, epoch) not in self._written:
+                self._writer.add_scalar(tag, number, epoch, walltime=seconds)
+                self._written.add((tag, epoch))
+        self._writer.flush()
+
+
+class Results:
+    """Keeps results.csv and TensorBoard's files of a run folder in step with its event log."""
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self._run_dir = Path(run_dir)
+        self._log = follow(self._run_dir / EVENTS_FILE)
+        self._events: list[Event] = []
+        self._stale = True
+        self._board = TensorBoard(self._run_dir)
+
+    def update(self) -> None:
+        """Bring the files up to date; cheap when nothing happened.
+
+        Raises:
+            OSError: if a file cannot be written; the next call tries again.
+        """
+        new = [event for event in next(self._log) if event["type"] not in ("step", "share")]
+        self._events += new
+        self._stale = self._stale or bool(new)
+        if self._stale and self._events:
+            write_results_csv(self._events, self._run_dir / "results.csv")
+            self._board.update(self._events)
+            self._stale = False
+
+    def close(self) -> None:
+        """Release TensorBoard's file."""
+        self._board.close()
+
+
+def _at(tree: Mapping[str, Any], path: str) -> Any:
+    for key in path.split("."):
+        tree = tree[key]
+    return tree
+
+
+def _read_points(folder: Path) -> set[tuple[str, int]]:
+    """(tag, step) of every scalar in a folder's TensorBoard files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0}, purge_orphaned_data=False).Reload()
+    return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

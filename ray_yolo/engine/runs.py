@@ -1,0 +1,165 @@
+"""Run folders: which one a command continues, which one it makes, and who holds it.
+
+    <storage>/<project>/<name>/run.json    what was asked for and what was resolved, written at the first start
+    <storage>/<project>/<name>/.lock       held by the driver while it lives (the kernel lets go when it dies)
+    <storage>/<project>/<name>/finished    exists once the training has ended
+
+Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
+exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ray_yolo.config import Placement, Recipe, recipe_digest
+from ray_yolo.engine.checkpoint import write_durably
+from ray_yolo.errors import InputError
+
+
+@dataclass
+class Run:
+    """A run folder that this process holds."""
+
+    folder: Path
+    lock: IO[str]
+    record: dict[str, Any]  # contents of run.json; empty until the first start is recorded
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been decided for this run yet."""
+        return not self.record
+
+    def first_start(self, **decided: Any) -> None:
+        """Record what was asked for and what was decided; from now on it is part of the run."""
+        self.record = decided
+        temporary = self.folder / ".run.json"
+        write_durably(temporary, json.dumps(decided, indent=1).encode())
+        temporary.replace(self.folder / "run.json")
+
+    def finish(self) -> None:
+        """Mark the run as ended."""
+        write_durably(self.folder / "finished", b"")
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        self.lock.close()
+
+
+def project_folder(placement: Placement) -> Path:
+    """Absolute folder of runs.
+
+    Raises:
+        InputError: for remote URIs, which have neither appending nor atomic renames; mount the bucket instead.
+    """
+    if "://" in placement.storage_path or "://" in placement.project:
+        raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that all "
+                         "nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
+    return (Path(placement.storage_path or ".") / placement.project).absolute()
+
+
+def open_run(recipe: Recipe, placement: Placement) -> Run:
+    """The run that this command continues or makes, locked.
+
+    Raises:
+        InputError: if the named run is in use, finished, or of another recipe.
+    """
+    project = project_folder(placement)
+    digest = recipe_digest(recipe)
+    if placement.resume:
+        return _resumed(project, placement.resume)
+    if placement.name:
+        return _named(project / placement.name, digest, placement.exist_ok)
+    for folder in _unfinished(project):
+        run = _try_open(folder)
+        if run is not None:
+            if run.record.get("digest") == digest:
+                return run
+            run.release()
+    return _new(project)
+
+
+def _resumed(project: Path, resume: str) -> Run:
+    """The run of `--resume`: its folder, a file in it, or the newest unfinished one for 'auto'."""
+    if resume == "auto":
+        for folder in _unfinished(project):
+            run = _try_open(folder)
+            if run is not None:
+                return run
+        raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
+    path = Path(resume).absolute()
+    folder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
+    if folder is None:
+        raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
+    if (folder / "finished").exists():
+        raise InputError(f"resume: {folder} is finished; start a new run with --weights {folder / 'weights' / 'last.pt'}")
+    return _open(folder)
+
+
+def _named(folder: Path, digest: str, exist_ok: bool) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _open(folder)
+    finished = (folder / "finished").exists()
+    if run.is_new or (run.record["digest"] == digest and not finished):
+        return run
+    if exist_ok:
+        run.release()
+        aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
+        folder.rename(aside)
+        return _named(folder, digest, exist_ok)
+    run.release()
+    state = "finished" if finished else "a run of another recipe"
+    raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
+                     f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
+
+
+def _new(project: Path) -> Run:
+    """A new folder exp, exp2, ...: made by exclusive create, so that two commands never share one."""
+    project.mkdir(parents=True, exist_ok=True)
+    numbers = [int(match[1] or 1) for p in project.iterdir() if (match := re.fullmatch(r"exp(\d*)", p.name))]
+    number = max(numbers, default=0)
+    while True:
+        number += 1
+        folder = project / f"exp{number if number > 1 else ''}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return _open(folder)
+
+
+def _unfinished(project: Path) -> Iterator[Path]:
+    """Runs that were started and have not ended, the newest first, by the order in which they were recorded."""
+    runs = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
+    return iter(sorted(runs, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True))
+
+
+def _try_open(folder: Path) -> Run | None:
+    """The run, or None if another process holds it."""
+    lock = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    record = folder / "run.json"
+    lock.seek(0)
+    lock.truncate()
+    lock.write(f"{os.uname().nodename} {os.getpid()}\n")
+    lock.flush()
+    return Run(folder, lock, json.loads(record.read_text()) if record.exists() else {})
+
+
+def _open(folder: Path) -> Run:
+    run = _try_open(folder)
+    if run is None:
+        holder = (folder / ".lock").read_text().strip()
+        raise InputError(f"{folder} is being trained by another process ({holder}); wait for it or choose another --name")
+    return run

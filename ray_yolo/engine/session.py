@@ -1,0 +1,222 @@
+"""One worker's training from a start, or restart, to the end: restore, loop, validate, record, save.
+
+Every worker runs the same code on the same numbers; only the recording worker (number 0) writes checkpoints, and
+`emit` is given to it by its host. Nothing here knows who runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ray_yolo.config import Placement
+from ray_yolo.data.plan import Step
+from ray_yolo.engine import checkpoint
+from ray_yolo.engine.build import Host, Job, build
+from ray_yolo.engine.evaluate import Evaluation, evaluate
+from ray_yolo.engine.loop import StepResult, train
+from ray_yolo.engine.state import TrainState, capture, restore
+from ray_yolo.errors import TrainingError
+from ray_yolo.ops.average_precision import IOU_THRESHOLDS, fitness
+from ray_yolo.ops.schedule import Rates
+
+MAX_MISSED_SAVES = 3
+STEP_EVENTS_PER_EPOCH = 100
+
+Emit = Callable[..., None]
+Report = Callable[[dict[str, Any]], None]
+
+
+def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> dict[str, Any]:
+    """Train `job` on this worker until it is done. Collective. Returns the final summary, equal on all workers.
+
+    Args:
+        emit: appends an event to the run's log without waiting; called as emit(type, **fields).
+        report: called by every worker once per epoch with the same metrics.
+
+    Raises:
+        TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
+    """
+    session = Session(job, host, placement, emit, report)
+    train(session.parts, session.state, session.after_step, session.after_epoch)
+    return session.finish()
+
+
+@dataclass
+class _Clock:
+    """Times and counts of this worker's epoch so far."""
+
+    began: float = field(default_factory=time.perf_counter)
+    last: float = field(default_factory=time.perf_counter)
+    wait_seconds: float = 0.0
+    images: int = 0  # forwarded by this worker
+    step_images: int = 0  # forwarded by all workers
+
+
+class Session:
+    """The state of `run_session`."""
+
+    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> None:
+        self.job, self.host, self.placement = job, host, placement
+        self.records = host.replicas.worker == 0
+        self._emit, self._report = emit, report
+        self.parts = build(job, host)
+        self.state = self._resume()
+        self.clock = _Clock()
+        self.stopped_early = False
+        self.missed_saves = 0
+
+    def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
+        """Record a step, and save where `save_steps` asks for it (an epoch's last step is saved with the epoch)."""
+        now, clock, progress = time.perf_counter(), self.clock, self.state.progress
+        seconds, clock.last = now - clock.last, now
+        clock.wait_seconds += result.wait_seconds
+        clock.images += result.images
+        clock.step_images += len(step.images)
+        every = -(-len(self.parts.plan.steps(progress.epoch)) // STEP_EVENTS_PER_EPOCH)
+        if self.records and (progress.step % every == 0 or result.skipped):
+            self._emit("step", step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(),
+                       lr=list(rates.lr), images=len(step.images), images_per_second=len(step.images) / seconds,
+                       wait_seconds=result.wait_seconds, seconds=seconds, gradient_norm=result.gradient_norm,
+                       skipped=result.skipped)
+        save_steps = self.placement.save_steps
+        if save_steps and progress.step % save_steps == 0 and step.images.stop < len(self.job.train):
+            self._save(["last"])
+
+    def after_epoch(self, epoch: int) -> bool:
+        """Validate, decide, record, save. Returns whether training is over."""
+        recipe, state = self.job.recipe, self.state
+        trained = time.perf_counter()
+        self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
+                   images=self.clock.images, wait_seconds=self.clock.wait_seconds,
+                   seconds=trained - self.clock.began, node=socket.gethostname())
+        losses = state.close_epoch()
+        last = epoch + 1 == recipe.epochs
+        found = self.validate() if last or not recipe.noval else None
+        score = None if found is None else fitness(found.metrics)
+        best = score is not None and score > state.best_fitness
+        if found is not None:
+            state.class_maps = tuple(found.metrics.ap.mean(1).tolist())
+        if best and score is not None:
+            state.best_fitness, state.best_epoch = score, epoch
+        self.stopped_early = bool(recipe.patience and score is not None
+                                  and epoch - state.best_epoch >= recipe.patience and not last)
+        state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
+        if self.records:
+            self._emit("epoch", **state.last_epoch)
+        period = self.placement.save_period
+        kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
+        if last or self.stopped_early or not self.placement.nosave:
+            self._save(kinds)
+        self._report({"epoch": epoch, "step": state.progress.step, "fitness": score, "best_fitness": state.best_fitness})
+        self.clock = _Clock()
+        return self.stopped_early
+
+    def validate(self) -> Evaluation:
+        """Validate the moving average over all workers. Collective."""
+        parts = self.parts
+        return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
+                        self.job.recipe.evaluate, self.host.replicas, self.host.device)
+
+    def finish(self) -> dict[str, Any]:
+        """Record the end. Returns the summary."""
+        state = self.state
+        summary = {"step": state.progress.step, "epoch": state.progress.epoch - 1, "best_epoch": state.best_epoch,
+                   "best_fitness": state.best_fitness, "stopped_early": self.stopped_early,
+                   "last_epoch": state.last_epoch}
+        if self.records:
+            self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
+        return summary
+
+    def _resume(self) -> TrainState:
+        """The state of the newest verified checkpoint, as worker 0 sees it, or a new one. Collective."""
+        folder, problems = checkpoint.newest_verified(self.job.run_dir)
+        step = -1 if folder is None else int(folder.name[5:])
+        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
+        if self.records:
+            for problem in problems:
+                self._emit("warning", message=f"damaged checkpoint set aside: {problem}")
+            checkpoint.set_aside(self.job.run_dir, newer_than=chosen)
+        state = TrainState()
+        if chosen >= 0:
+            saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
+            self._check_threads(json.loads(saved["meta"]))
+            state = restore(self.parts, saved)
+        if self.records:
+            progress = state.progress
+            self._emit("start", step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
+                       num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs)
+            if state.last_epoch:  # its event may have been lost on the way when the worker died
+                self._emit("epoch", **state.last_epoch)
+        return state
+
+    def _check_threads(self, meta: dict[str, Any]) -> None:
+        """Under exact, arithmetic threads are part of the result."""
+        if self.job.recipe.exact and meta["threads"] != torch.get_num_threads():
+            raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
+                                f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
+
+    def _save(self, kinds: list[str]) -> None:
+        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning."""
+        if not self.records:
+            return
+        step = self.state.progress.step
+        try:
+            path = checkpoint.save_checkpoint(self.job.run_dir, capture(self.parts, self.state, self._about()), step,
+                                              self.job.digest, kinds)
+            checkpoint.prune(self.job.run_dir, self.placement.keep_checkpoints)
+        except OSError as error:
+            self.missed_saves += 1
+            self._emit("warning", message=f"checkpoint at step {step} could not be written: {error}")
+            if self.missed_saves >= MAX_MISSED_SAVES:
+                raise TrainingError(f"{self.job.run_dir}: {MAX_MISSED_SAVES} checkpoints in a row could not be written "
+                                    f"({error}); free or repair the storage and run the same command again") from error
+            return
+        self.missed_saves = 0
+        self._emit("checkpoint", step=step, epoch=self.state.progress.epoch, path=str(path), kinds=kinds)
+
+    def _about(self) -> dict[str, Any]:
+        """What a checkpoint says of itself beside tensors."""
+        job = self.job
+        return {"format": checkpoint.FORMAT, "recipe": job.recipe.model_dump(mode="json"), "digest": job.digest,
+                "names": list(job.names), "architecture": job.architecture, "anchors": job.anchors,
+                "threads": torch.get_num_threads(), "labels": job.train.digest,
+                "versions": {"python": platform.python_version(), "torch": torch.__version__}}
+
+    def _epoch_event(self, epoch: int, losses: tuple[float, float, float], found: Evaluation | None,
+                     score: float | None, best: bool, trained: float) -> dict[str, Any]:
+        seconds = trained - self.clock.began
+        gpu = self.host.device.type == "cuda"
+        return {
+            "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(("box", "obj", "cls"), losses, strict=True)),
+            "val": None if found is None else dict(zip(("box", "obj", "cls"), found.losses, strict=True)),
+            "metrics": None if found is None else _metrics(found), "per_class": _per_class(found, self.job),
+            "lr": [group["lr"] for group in self.parts.optimizer.param_groups],
+            "images_per_second": self.clock.step_images / seconds, "wait_share": self.clock.wait_seconds / seconds,
+            "seconds": time.perf_counter() - self.clock.began, "fitness": score, "best": best,
+            "memory_gb": torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0,
+        }
+
+
+def _metrics(found: Evaluation) -> dict[str, float]:
+    metrics = found.metrics
+    return {"precision": metrics.precision, "recall": metrics.recall, "mAP50": metrics.map50, "mAP50-95": metrics.map}
+
+
+def _per_class(found: Evaluation | None, job: Job) -> list[dict[str, Any]]:
+    """One row for each class that has labels."""
+    if found is None:
+        return []
+    metrics, at_50 = found.metrics, IOU_THRESHOLDS.index(0.5)
+    return [{"name": name, "labels": int(metrics.num_labels[number]),
+             "precision": float(metrics.class_precision[number]), "recall": float(metrics.class_recall[number]),
+             "mAP50": float(metrics.ap[number, at_50]), "mAP50-95": float(metrics.ap[number].mean())}
+            for number, name in enumerate(job.names) if metrics.num_labels[number]]
+

@@ -1,0 +1,88 @@
+"""What a training is between two optimiser steps, as plain tensors and JSON, and back again.
+
+No random state is in it: every draw is keyed (ops.seeding), so progress is enough to continue.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ray_yolo.engine.build import Parts
+from ray_yolo.errors import CheckpointError
+from ray_yolo.structures import Progress
+
+
+@dataclass
+class TrainState:
+    """Progress, and the few things that are remembered rather than computed."""
+
+    progress: Progress = Progress()
+    best_fitness: float = -1.0
+    best_epoch: int = -1
+    class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights
+    skipped_in_row: int = 0
+    epoch_sums: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)  # box, obj, cls times images; images
+    last_epoch: dict[str, Any] | None = None  # event of the last finished epoch, to be repeated if it got lost
+
+    def count(self, losses: Tensor, num_images: int, skipped: bool) -> None:
+        """Add a step to the epoch's mean losses."""
+        self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
+        if not skipped:
+            box, obj, cls = (losses.double() * num_images).tolist()
+            sums = self.epoch_sums
+            self.epoch_sums = (sums[0] + box, sums[1] + obj, sums[2] + cls, sums[3] + num_images)
+
+    def close_epoch(self) -> tuple[float, float, float]:
+        """Mean losses (box, obj, cls) per image of the epoch so far; starts the next one."""
+        *sums, images = self.epoch_sums
+        self.epoch_sums = (0.0, 0.0, 0.0, 0)
+        box, obj, cls = (value / max(images, 1) for value in sums)
+        return box, obj, cls
+
+
+def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
+    """Everything needed to continue: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
+    optimizer = parts.optimizer.state_dict()
+    meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
+            "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
+            "skipped_in_row": state.skipped_in_row, "epoch_sums": list(state.epoch_sums),
+            "last_epoch": state.last_epoch, "scaler": parts.scaler.state_dict()}
+    return {
+        "meta": json.dumps(meta),
+        "model": parts.model.state_dict(),
+        "ema": parts.ema.model.state_dict(),
+        "optimizer": {str(number): _tensors(entry) for number, entry in optimizer["state"].items()},
+    }
+
+
+def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
+    """Put a captured state into freshly built parts.
+
+    Raises:
+        CheckpointError: if the tensors do not fit the model.
+    """
+    meta = json.loads(saved["meta"])
+    try:
+        parts.model.load_state_dict(saved["model"])
+        parts.ema.model.load_state_dict(saved["ema"])
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
+    optimizer = parts.optimizer.state_dict()
+    # load_state_dict keeps the very tensors it is given: clone, or the caller's dict would be trained along
+    optimizer["state"] = {int(number): {name: value.clone() for name, value in entry.items()}
+                          for number, entry in saved["optimizer"].items()}
+    parts.optimizer.load_state_dict(optimizer)
+    if meta["scaler"]:
+        parts.scaler.load_state_dict(meta["scaler"])
+    return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
+                      tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
+                      meta["last_epoch"])
+
+
+def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(value) for name, value in entry.items() if value is not None}

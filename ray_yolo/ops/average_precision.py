@@ -1,0 +1,164 @@
+"""Average precision as YOLOv5 reports it, and the fitness made of it.
+
+Two pure steps: `match` says which detections of one image are correct, `evaluate` turns the matches of a whole data
+set into numbers. The COCO protocol (area ranges, limits of detections) is another one: see `coco_metrics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.ops import box_iou
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+IOU_THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+GRID = np.linspace(0.0, 1.0, 1000)  # confidences and recalls at which curves are given
+RECALLS = np.linspace(0.0, 1.0, 101)  # recalls between which the area is integrated
+SMOOTHING = 0.1  # width of the box filter over mean F1, as a share of the grid
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What is plotted, at IoU 0.5 and on `GRID`; each (classes, 1000), zero for classes without labels."""
+
+    precision: Floats  # against confidence
+    recall: Floats  # against confidence
+    f1: Floats  # against confidence
+    precision_at_recall: Floats  # the interpolated envelope, against recall
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How well a data set is detected. Classes without labels have zeros and enter no mean."""
+
+    ap: Floats  # (classes, 10) average precision at `IOU_THRESHOLDS`
+    class_precision: Floats  # (classes,) at `confidence`, IoU 0.5
+    class_recall: Floats  # (classes,)
+    class_f1: Floats  # (classes,)
+    num_labels: Ints  # (classes,)
+    num_detections: Ints  # (classes,)
+    confidence: float  # where the smoothed mean F1 is highest
+    precision: float  # mean at `confidence`, IoU 0.5
+    recall: float  # mean at `confidence`, IoU 0.5
+    map50: float  # mean average precision at IoU 0.5
+    map: float  # mean average precision over `IOU_THRESHOLDS`
+    curves: Curves
+
+
+def fitness(metrics: Metrics) -> float:
+    """What training maximises: 0.1 mAP50 + 0.9 mAP50-95."""
+    return 0.1 * metrics.map50 + 0.9 * metrics.map
+
+
+def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
+    """Which detections of one image are correct, for each of `IOU_THRESHOLDS`.
+
+    A detection claims the label of its class that it overlaps most (the first of equal ones), if their IoU reaches the
+    threshold. A label that several detections claim goes to the one with the highest score (the first of equal ones):
+    if the highest IoU decided, a stray box of score 0.002 could turn the confident one beside it into an error.
+
+    Args:
+        detections: (n, 6) rows [x1, y1, x2, y2, score, class] in any order.
+        classes: (m,) classes of the labels.
+        boxes: (m, 4) boxes of the labels, xyxy in the unit of the detections.
+
+    Returns:
+        (n, 10) bool.
+    """
+    thresholds = torch.tensor(IOU_THRESHOLDS, device=detections.device)
+    if not len(detections) or not len(boxes):
+        return torch.zeros(len(detections), len(thresholds), dtype=torch.bool, device=detections.device)
+    same_class = detections[:, 5, None] == classes
+    overlaps = torch.where(same_class, box_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # no area: 0 / 0
+    overlap, label = overlaps.max(dim=1)
+    claims = overlap[:, None] >= thresholds  # (n, 10)
+
+    num = len(detections)
+    rank = torch.empty_like(label)
+    rank[detections[:, 4].argsort(descending=True, stable=True)] = torch.arange(num, device=label.device)
+    bids = torch.where(claims, rank[:, None], num)
+    winner = bids.new_full((len(boxes), len(thresholds)), num)
+    winner.scatter_reduce_(0, label[:, None].expand_as(bids), bids, "amin")
+    return claims & (bids == winner[label])
+
+
+def evaluate(
+    correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints, true_classes: Ints, num_classes: int
+) -> Metrics:
+    """Precision, recall and average precision of a data set.
+
+    Equal scores are taken in the order given, so the same rows in the same order give the same bits.
+
+    Args:
+        correct: (n, 10) results of `match` of all images, one under the other.
+        scores: (n,) scores of these detections.
+        detected_classes: (n,) their classes.
+        true_classes: (m,) classes of all labels.
+    """
+    true_classes, detected_classes = true_classes.astype(np.int64), detected_classes.astype(np.int64)
+    num_labels = np.bincount(true_classes, minlength=num_classes)
+    num_detections = np.bincount(detected_classes, minlength=num_classes)
+    order = np.lexsort((-scores, detected_classes))
+    ends = np.cumsum(num_detections)
+
+    ap = np.zeros((num_classes, len(IOU_THRESHOLDS)))
+    curves = Curves(*(np.zeros((num_classes, len(GRID))) for _ in range(4)))
+    for index in np.flatnonzero(num_labels * num_detections):
+        rows = order[ends[index] - num_detections[index]:ends[index]]
+        hits = correct[rows].cumsum(axis=0)  # (n, 10)
+        recall = hits / num_labels[index]
+        precision = hits / np.arange(1, len(rows) + 1)[:, None]
+        for level in range(len(IOU_THRESHOLDS)):
+            ap[index, level] = _area(*_envelope(recall[:, level], precision[:, level]))
+        # np.interp wants rising abscissae, and scores fall. Above the highest score nothing is detected.
+        curves.recall[index] = np.interp(-GRID, -scores[rows], recall[:, 0], left=0.0)
+        curves.precision[index] = np.interp(-GRID, -scores[rows], precision[:, 0], left=1.0)
+        curves.precision_at_recall[index] = np.interp(GRID, *_envelope(recall[:, 0], precision[:, 0]))
+    total = curves.precision + curves.recall
+    np.divide(2 * curves.precision * curves.recall, total, out=curves.f1, where=total > 0)
+    return _summary(ap, curves, num_labels, num_detections)
+
+
+def _summary(ap: Floats, curves: Curves, num_labels: Ints, num_detections: Ints) -> Metrics:
+    labelled = num_labels > 0
+    best = int(_smooth(_mean(curves.f1[labelled])).argmax())
+    precision, recall = curves.precision[:, best], curves.recall[:, best]
+    return Metrics(
+        ap=ap, class_precision=precision, class_recall=recall, class_f1=curves.f1[:, best],
+        num_labels=num_labels, num_detections=num_detections, confidence=float(GRID[best]),
+        precision=float(_mean(precision[labelled])), recall=float(_mean(recall[labelled])),
+        map50=float(_mean(ap[labelled, 0])), map=float(_mean(ap[labelled].mean(axis=1))), curves=curves,
+    )
+
+
+def _mean(values: Floats) -> Floats:
+    """Mean over the first axis; zero where there is nothing to average."""
+    return values.sum(axis=0) / max(len(values), 1)
+
+
+def _envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
+    """Recall and the highest precision at that recall or above, from (0, 1) to (1, 0).
+
+    A curve that reaches recall 1 ends there with its own precision, so that a perfect detector has area 1.
+    """
+    last = [] if recall[-1] == 1.0 else [1.0]
+    recall = np.concatenate([[0.0], recall, last])
+    precision = np.concatenate([[1.0], precision, [0.0] * len(last)])
+    return recall, np.maximum.accumulate(precision[::-1])[::-1]
+
+
+def _area(recall: Floats, precision: Floats) -> float:
+    """Area below the curve by trapezoids between 101 recalls."""
+    return float(np.trapezoid(np.interp(RECALLS, recall, precision), RECALLS))
+
+
+def _smooth(values: Floats) -> Floats:
+    """Moving average over an odd number of points, `SMOOTHING` of the grid; the ends are continued."""
+    half = round(len(values) * SMOOTHING / 2)
+    return np.convolve(np.pad(values, half, mode="edge"), np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

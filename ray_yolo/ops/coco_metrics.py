@@ -1,0 +1,230 @@
+"""The twelve numbers of the COCO protocol, as pycocotools computes them.
+
+Matching depends on the order of scores within one image and class, and on nothing beyond. So all images and classes are
+matched at the same time, one rank of detections after the other, and only pairs that overlap by half take part: a few
+passes over arrays instead of one loop per image, class, area and threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)  # these very bits decide whether an IoU of exactly 0.6 counts
+RECALLS = np.linspace(0.0, 1.0, 101)
+AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # all, small, medium, large; square pixels
+LIMITS = (1, 10, 100)  # detections per image and class
+PAIRS_AT_ONCE = 1 << 18  # bounds the memory of overlaps, and keeps them in the processor's cache
+
+
+class Detected(NamedTuple):
+    """The detections of a data set, in any order; of equal scores in an image, the first counts first."""
+
+    images: Ints  # (n,) numbers of the images, from 0
+    classes: Ints  # (n,)
+    scores: Floats  # (n,)
+    boxes: Floats  # (n, 4) xyxy
+
+
+class Labelled(NamedTuple):
+    """The labels of a data set."""
+
+    images: Ints  # (m,)
+    classes: Ints  # (m,)
+    boxes: Floats  # (m, 4) xyxy
+    areas: Floats  # (m,) of the outline where there is one, else of the box; decides small, medium or large
+    crowd: Bools  # (m,) regions in which detections count neither as right nor as wrong
+
+
+class CocoMetrics(NamedTuple):
+    """Average precision and average recall; -1 where no label falls into the area."""
+
+    ap: float
+    ap50: float
+    ap75: float
+    ap_small: float
+    ap_medium: float
+    ap_large: float
+    ar1: float
+    ar10: float
+    ar100: float
+    ar_small: float
+    ar_medium: float
+    ar_large: float
+
+
+class _Pairs(NamedTuple):
+    """Detections and labels of one image and class that overlap by the lowest threshold.
+
+    In the order of the detections; those of one detection by rising overlap, then by label.
+    """
+
+    rows: Ints  # (p,) of the detections
+    labels: Ints  # (p,)
+    overlaps: Floats  # (p,)
+
+
+class _Matches(NamedTuple):
+    """What becomes of the detections that stand in a pair."""
+
+    rows: Ints  # (k,) rising
+    matched: Bools  # (k, areas, thresholds) found a label
+    counted: Bools  # (k, areas, thresholds) found a label that counts
+
+
+def coco_metrics(found: Detected, truth: Labelled) -> CocoMetrics:
+    """The twelve COCO numbers of a data set: IoU 0.50:0.05:0.95, four areas, 1, 10 and 100 detections a class."""
+    num_images = 1 + max(int(found.images.max(initial=0)), int(truth.images.max(initial=0)))
+    label_groups = truth.classes * num_images + truth.images
+    order = label_groups.argsort(kind="stable")
+    truth, label_groups = Labelled(*(a[order] for a in truth)), label_groups[order]
+    groups = found.classes * num_images + found.images
+    order = np.lexsort((-found.scores, groups))
+    rank = _rank(groups[order])
+    order, rank = order[rank < LIMITS[-1]], rank[rank < LIMITS[-1]]
+    found, groups = Detected(*(a[order] for a in found)), groups[order]
+
+    ignored = truth.crowd[:, None] | _outside(truth.areas)
+    matches = _match(_pairs(found, truth, groups, label_groups), groups, truth.crowd, ignored)
+    return _summary(found, rank, matches, truth.classes, ~ignored)
+
+
+def _rank(groups: Ints) -> Ints:
+    """Position of each entry among its equal neighbours: 0, 1, 2, ..."""
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
+
+
+def _outside(areas: Floats) -> Bools:
+    """(n, areas): which ranges an area lies outside of."""
+    low, high = np.array(AREAS).T
+    return (areas[:, None] < low) | (areas[:, None] > high)
+
+
+def _box_areas(boxes: Floats) -> Floats:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _overlaps(a: Floats, b: Floats, crowd: Bools) -> Floats:
+    """IoU of pairs of boxes; in a crowd region, the share of `a` that lies inside."""
+    sides = np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])
+    both = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
+    either = _box_areas(a) + np.where(crowd, 0.0, _box_areas(b) - both)
+    return np.divide(both, either, out=both, where=both > 0)
+
+
+def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -> _Pairs:
+    first = np.searchsorted(label_groups, groups)
+    counts = np.searchsorted(label_groups, groups, side="right") - first
+    parts = []
+    for part in np.array_split(np.flatnonzero(counts), 1 + int(counts.sum()) // PAIRS_AT_ONCE):
+        rows = np.repeat(part, counts[part])
+        labels = first[rows] + _rank(rows)
+        overlaps = _overlaps(found.boxes[rows], truth.boxes[labels], truth.crowd[labels])
+        near = overlaps >= THRESHOLDS[0]
+        parts.append(_Pairs(rows[near], labels[near], overlaps[near]))
+    pairs = _Pairs(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    order = np.lexsort((pairs.labels, pairs.overlaps, pairs.rows))
+    return _Pairs(*(a[order] for a in pairs))
+
+
+def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matches:
+    """Give every detection, best score first, the label that it overlaps most among those still free.
+
+    A label that counts goes before one that does not; crowd regions are never used up. In one turn of the loop each
+    image and class has one detection, so no two compete.
+    """
+    rows, which = np.unique(pairs.rows, return_inverse=True)
+    turns = _rank(groups[rows])[which]
+    order = turns.argsort(kind="stable")
+    labels, which = pairs.labels[order], which[order]
+    reaches = pairs.overlaps[order, None, None] >= THRESHOLDS  # (p, 1, thresholds)
+    matched = np.zeros((len(rows), len(AREAS), len(THRESHOLDS)), dtype=np.bool_)
+    counted = matched.copy()
+    free = np.ones((len(crowd), *matched.shape[1:]), dtype=np.bool_)
+    for start, end in _runs(turns[order]):
+        label, detection = labels[start:end], which[start:end]
+        num = end - start
+        # Later pairs of a detection overlap more, so the highest value below is the pair to take: a place in this
+        # turn, raised by `num` if the label counts, or -1.
+        place = np.arange(num)[:, None, None] + num * ~ignored[label, :, None]
+        value = np.where(reaches[start:end] & (free[label] | crowd[label, None, None]), place, -1)
+        firsts = np.flatnonzero(np.diff(detection, prepend=-1))
+        best = np.maximum.reduceat(value, firsts, axis=0)  # (detections of the turn, areas, thresholds)
+        matched[detection[firsts]] = best >= 0
+        counted[detection[firsts]] = best >= num
+        hit = np.nonzero(best >= 0)
+        free[label[best[hit] % num], hit[1], hit[2]] = False
+    return _Matches(rows, matched, counted)
+
+
+def _runs(values: Ints) -> Iterator[tuple[int, int]]:
+    """(start, end) of each run of equal values."""
+    return pairwise([*np.flatnonzero(np.diff(values, prepend=-1)).tolist(), len(values)])
+
+
+def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints, counting: Bools) -> CocoMetrics:
+    classes = np.unique(true_classes)
+    precision = np.full((len(classes), len(AREAS), len(THRESHOLDS)), np.nan)
+    recall = np.full((len(LIMITS), *precision.shape), np.nan)
+    inside = ~_outside(_box_areas(found.boxes))
+    for index, number in enumerate(classes):
+        low, high = np.searchsorted(found.classes, [number, number + 1])
+        part = slice(*np.searchsorted(matches.rows, [low, high]))
+        order = (-found.scores[low:high]).argsort(kind="stable")
+        place = order.argsort()[matches.rows[part] - low]
+        by_score = place.argsort()
+        num_labels = counting[true_classes == number].sum(axis=0)
+        for area in np.flatnonzero(num_labels):
+            matched, counted = matches.matched[part, area], matches.counted[part, area]
+            seen = inside[low:high, area][order]
+            precision[index, area] = _precision(
+                matched[by_score], counted[by_score], seen, place[by_score], int(num_labels[area]))
+            for level, limit in enumerate(LIMITS):
+                right = counted[rank[matches.rows[part]] < limit].sum(axis=0)
+                recall[level, index, area] = right / num_labels[area]
+    return CocoMetrics(
+        _mean(precision[:, 0]), _mean(precision[:, 0, 0]), _mean(precision[:, 0, 5]),
+        _mean(precision[:, 1]), _mean(precision[:, 2]), _mean(precision[:, 3]),
+        _mean(recall[0, :, 0]), _mean(recall[1, :, 0]), _mean(recall[2, :, 0]),
+        _mean(recall[2, :, 1]), _mean(recall[2, :, 2]), _mean(recall[2, :, 3]),
+    )
+
+
+def _precision(matched: Bools, counted: Bools, inside: Bools, place: Ints, num_labels: int) -> Floats:
+    """(thresholds,) mean over 101 recalls of the highest precision at that recall or above, for one class and area.
+
+    The curve has its corners at right detections only, and those stand in pairs. The others matter by their number: a
+    detection without a label counts as wrong if its own area is `inside`, one with a label that does not count is left out.
+
+    Args:
+        matched, counted: (k, thresholds) of the detections that stand in a pair, by falling score.
+        inside: (n,) of all detections of the class, by falling score.
+        place: (k,) where the k detections stand among the n.
+    """
+    if not len(matched):
+        return np.zeros(len(THRESHOLDS))
+    own = inside[place, None]
+    seen = inside.cumsum()[place, None] + np.where(matched, counted.astype(np.int64) - own, 0).cumsum(axis=0)
+    right = counted.cumsum(axis=0)
+    precision = np.divide(right, seen, out=np.zeros(right.shape), where=counted)
+    highest = np.maximum.accumulate(precision[::-1])[::-1]
+    means = []
+    for level in range(len(THRESHOLDS)):
+        at = np.searchsorted(right[:, level] / num_labels, RECALLS)
+        means.append(highest[at[at < len(highest)], level].sum() / len(RECALLS))
+    return np.array(means)
+
+
+def _mean(values: Floats) -> float:
+    """Mean of what is defined; -1, as the protocol has it, if nothing is."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if values.size else -1.0

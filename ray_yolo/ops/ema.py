@@ -1,0 +1,35 @@
+"""The exponential moving average of a model's weights and statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from ray_yolo.ops.schedule import ema_decay
+
+
+class Ema:
+    """A copy of the model whose floating entries follow it: e <- d(n) e + (1 - d(n)) m at optimiser step n.
+
+    d(n) = limit (1 - exp(-n / ramp)). Every worker keeps its own; equal models give equal averages.
+    """
+
+    def __init__(self, model: nn.Module, limit: float, ramp: float) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._limit, self._ramp = limit, ramp
+        self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Follow the model after its `step`-th optimiser step (counted from 1)."""
+        if self._pairs is None:
+            floating = [(mine, theirs) for mine, theirs in
+                        zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+                        if mine.dtype.is_floating_point]
+            self._pairs = [mine for mine, _ in floating], [theirs for _, theirs in floating]
+        torch._foreach_lerp_(*self._pairs, 1 - ema_decay(step, self._limit, self._ramp))
+        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
+            if not mine.dtype.is_floating_point:
+                mine.copy_(theirs)

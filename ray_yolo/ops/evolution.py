@@ -1,0 +1,177 @@
+"""The genes of trial k: a pure function of the space, the seed and the rows finished before it was proposed.
+
+Promises: no clock, no state, no order (rows are ranked by fitness, ties by trial number), so a proposal can be
+recomputed from a sweep's ledger, and a free slot never waits for a generation to end. Nothing here knows what a
+gene means, how a fitness comes about, or how many trials run at the same time.
+
+Source: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+GeneValue = float | int | str | bool
+Genes = dict[str, GeneValue]
+
+NUM_PARENTS = 5
+MUTATION_PROBABILITY = 0.8  # of each gene
+MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the child's common u
+FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
+CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
+WEIGHT_FLOOR = 1e-6  # keeps the worst parent possible, and equal fitness a fair draw
+DECIMALS = 5
+
+_STREAM = 6  # keeps these draws apart from those of `ops.seeding.Stream`
+
+
+@dataclass(frozen=True)
+class Gene:
+    """One searched field: a range from `low` to `high`, whole numbers of it, or `values` to choose from.
+
+    `log` decides how random proposals are spread over a range; `gain` how far evolution moves the gene
+    (0: never).
+    """
+
+    name: str
+    kind: Literal["float", "int", "choice"] = "float"
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    gain: float = 1.0
+    values: tuple[GeneValue, ...] = ()
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may try. The first trials are the `starts`, as they are (a grid has none)."""
+
+    genes: tuple[Gene, ...]
+    starts: tuple[Mapping[str, GeneValue], ...]
+    algorithm: Literal["evolve", "random", "grid"] = "evolve"
+
+
+class Row(NamedTuple):
+    """A finished trial. Without a finite fitness it failed, and is never a parent."""
+
+    trial: int
+    genes: Mapping[str, GeneValue]
+    fitness: float | None
+
+
+def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
+    """Genes of trial `k` (from 0), given the rows that finished before, in any order.
+
+    Raises:
+        IndexError: if a grid has no point k.
+    """
+    if space.algorithm == "grid":
+        return _grid_point(space.genes, k)
+    if k < len(space.starts):
+        return dict(space.starts[k])
+    rng = np.random.default_rng([_STREAM, seed, k])
+    if space.algorithm == "random":
+        return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
+    parents = best_rows(rows, NUM_PARENTS)
+    parent = _weighted_choice(parents, rng).genes if parents else space.starts[0]
+    return mutate(space.genes, parent, rng)
+
+
+def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
+    """The `count` rows of the highest fitness, best first; failed rows never; equal fitness by trial number."""
+    alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
+    return sorted(alive, key=lambda row: (-_fitness(row), row.trial))[:count]
+
+
+def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
+    """A child of `parent` that differs from it, inside the genes' limits.
+
+    A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), b Bernoulli(0.8) and z standard
+    normal per gene, u uniform(0, 1) once per child; then rounded to 5 decimals and clipped. So 0 stays 0. Whole
+    numbers are rounded up or down at random, without bias, because small ones would never move otherwise.
+    Draws are repeated until something changed; genes that cannot move at all give the parent back.
+    """
+    child = dict(parent)
+    if not any(_can_move(gene, parent[gene.name]) for gene in genes):
+        return child
+    while child == parent:
+        u = rng.random()
+        mutates = rng.random(len(genes)) < MUTATION_PROBABILITY
+        normal = rng.standard_normal(len(genes))
+        chance = rng.random(len(genes))
+        gains = np.array([gene.gain for gene in genes])
+        factors = np.clip(1 + gains * mutates * normal * u * MUTATION_SIGMA, FACTOR_LOW, FACTOR_HIGH)
+        child = {gene.name: _mutated(gene, parent[gene.name], float(factor), float(c))
+                 for gene, factor, c in zip(genes, factors, chance, strict=True)}
+    return child
+
+
+def grid_size(genes: Sequence[Gene]) -> int:
+    """Points of the grid over choices and whole-number ranges."""
+    return math.prod(len(_grid_values(gene)) for gene in genes)
+
+
+def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
+    """Point k of the grid; the last gene changes fastest."""
+    if k >= grid_size(genes):
+        raise IndexError(f"point {k} of a grid of {grid_size(genes)}")
+    point: Genes = {}
+    for gene in reversed(genes):
+        values = _grid_values(gene)
+        k, index = divmod(k, len(values))
+        point[gene.name] = values[index]
+    return {gene.name: point[gene.name] for gene in genes}
+
+
+def _grid_values(gene: Gene) -> tuple[GeneValue, ...]:
+    assert gene.kind != "float", f"{gene.name}: a grid has no points on a continuous range"
+    return gene.values if gene.kind == "choice" else tuple(range(int(gene.low), int(gene.high) + 1))
+
+
+def _weighted_choice(parents: Sequence[Row], rng: np.random.Generator) -> Row:
+    """One of the parents, drawn in proportion to its fitness above the worst of them (plus a floor)."""
+    fitness = np.array([_fitness(row) for row in parents])
+    weights = fitness - fitness.min() + WEIGHT_FLOOR
+    return parents[int(rng.choice(len(parents), p=weights / weights.sum()))]
+
+
+def _fitness(row: Row) -> float:
+    assert row.fitness is not None
+    return row.fitness
+
+
+def _can_move(gene: Gene, value: GeneValue) -> bool:
+    """Whether mutation can ever change this value."""
+    if gene.kind == "choice":
+        return gene.gain > 0 and len(gene.values) > 1
+    return gene.gain > 0 and gene.low < gene.high and value != 0
+
+
+def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> GeneValue:
+    """One gene of a child; `chance` is uniform in [0, 1)."""
+    if gene.kind == "choice":
+        probability = min(1.0, CHOICE_PROBABILITY * gene.gain)
+        others = [other for other in gene.values if other != value]
+        return others[int(chance / probability * len(others))] if others and chance < probability else value
+    scaled = float(value) * factor
+    if gene.kind == "int":
+        return int(_clip(math.floor(scaled + chance), gene)) if factor != 1 else value
+    return _clip(round(scaled, DECIMALS), gene)
+
+
+def _draw(gene: Gene, chance: float) -> GeneValue:
+    """A random value of one gene; `chance` is uniform in [0, 1). Floats keep 5 significant digits."""
+    if gene.kind == "choice":
+        return gene.values[int(chance * len(gene.values))]
+    high = gene.high + (gene.kind == "int")
+    value = gene.low * (high / gene.low) ** chance if gene.log else gene.low + (high - gene.low) * chance
+    return int(_clip(math.floor(value), gene)) if gene.kind == "int" else _clip(float(f"{value:.{DECIMALS}g}"), gene)
+
+
+def _clip(value: float, gene: Gene) -> float:
+    return min(max(value, gene.low), gene.high)

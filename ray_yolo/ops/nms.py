@@ -1,0 +1,86 @@
+"""From predictions to detections: confidence thresholds and non-maximum suppression of each image.
+
+The result is a pure function of one image's predictions. There is no time limit and no other silent loss: what is left
+out is below the confidence, suppressed by a better box, or beyond the two stated limits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchvision.ops import nms
+
+MAX_CANDIDATES = 30_000  # boxes of one image that enter suppression, best scores first
+
+
+def select(
+    predictions: Tensor,
+    *,
+    confidence: float,
+    iou: float,
+    max_detections: int,
+    multi_label: bool,
+    agnostic: bool = False,
+) -> list[Tensor]:
+    """Detections of each image, best score first; equal scores in the order of the predictions, then of the classes.
+
+    A prediction counts if its objectness exceeds `confidence`; it detects its best class, or every class under
+    `multi_label`, whose score = objectness x class probability exceeds `confidence` too. A detection is dropped if it
+    overlaps a better, kept one of its class (of any class if `agnostic`) by more than `iou`. The first
+    `max_detections` of what remains are given back.
+
+    Args:
+        predictions: (B, N, 5 + classes) rows [x1, y1, x2, y2, objectness, class probabilities...].
+
+    Returns:
+        B tensors (n, 6), rows [x1, y1, x2, y2, score, class], in the unit of the predictions.
+    """
+    detections = []
+    for rows in predictions:
+        candidates = _best_first(rows, confidence, multi_label)
+        detections.append(candidates[_suppress(candidates, iou, max_detections, agnostic)])
+    return detections
+
+
+def _best_first(rows: Tensor, confidence: float, multi_label: bool) -> Tensor:
+    """(n, 6) candidates of one image by falling score, at most `MAX_CANDIDATES`; ties keep the order of `rows`."""
+    rows = rows[rows[:, 4] > confidence]
+    scores = rows[:, 5:] * rows[:, 4:5]  # (N, classes)
+    if multi_label:
+        boxes, classes = torch.nonzero(scores > confidence, as_tuple=True)
+        best = scores[boxes, classes]
+    else:
+        best, classes = scores.max(dim=1)
+        boxes = torch.nonzero(best > confidence)[:, 0]
+        best, classes = best[boxes], classes[boxes]
+    order = _highest(best)
+    return torch.cat([rows[boxes[order], :4], best[order, None], classes[order, None].to(rows.dtype)], dim=1)
+
+
+def _highest(scores: Tensor) -> Tensor:
+    """Indices of the `MAX_CANDIDATES` highest scores, falling; the first of equal ones first."""
+    chosen = torch.arange(len(scores), device=scores.device)
+    if len(scores) > MAX_CANDIDATES:  # topk is several times faster than a stable sort of everything, but not stable
+        chosen = chosen[scores >= scores.topk(MAX_CANDIDATES, sorted=False).values.min()]
+    return chosen[scores[chosen].argsort(descending=True, stable=True)][:MAX_CANDIDATES]
+
+
+def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: bool) -> Tensor:
+    """Indices of the first `max_detections` candidates that survive suppression, ascending.
+
+    Whether a candidate survives depends on better ones only. So suppression of the best few gives the beginning of the
+    full result, and the rest, whose cost is quadratic, is looked at only while the limit is not reached.
+    """
+    boxes = candidates[:, :4].double()
+    if not agnostic and len(boxes):
+        # Classes are moved apart by more than the extent of all boxes, which may be negative or large. In double
+        # precision this changes an overlap by less than 1e-9; in single precision by up to 1e-2 for small boxes.
+        boxes = boxes + (candidates[:, 5:].double() * (boxes.max() - boxes.min() + 1.0))
+    # Ranks in place of scores: torchvision sorts by them, and equal scores must not be reordered.
+    ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
+    looked_at = 2 * max_detections
+    while True:
+        kept = nms(boxes[:looked_at], ranks[:looked_at], iou)
+        if len(kept) >= max_detections or looked_at >= len(boxes):
+            return kept[:max_detections]
+        looked_at *= 2

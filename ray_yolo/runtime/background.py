@@ -1,0 +1,76 @@
+"""A daemon thread of the driver that repeats one piece of work, whatever becomes of it.
+
+For everything that must never touch training: the progress display, the result files, the tracking server.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ray_yolo.redact import redact
+
+_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
+
+
+class Background:
+    """Does `work` every `interval_seconds`.
+
+    Work that fails costs one warning and is tried again, at first soon, then once a minute. `work` must take up where
+    it failed.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], *, interval_seconds: float,
+                 warn: Callable[[str], None]) -> None:
+        self._name = name
+        self._work = work
+        self._interval_seconds = interval_seconds
+        self._warn = warn
+        self._warned = False
+        self._finishing = threading.Event()
+        self._abandoned = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"ray_yolo {name}", daemon=True)
+        self._thread.start()
+
+    def finish(self, patience_seconds: float, last_success: Callable[[], float] = lambda: 0.0) -> bool:
+        """Have the work done one last time, and wait for that.
+
+        Args:
+            patience_seconds: how long to wait without a success.
+            last_success: `time.monotonic` of the last part of the work that succeeded, where it has parts.
+
+        Returns:
+            True if the last round succeeded. False: patience ran out, and the thread ends when it can.
+        """
+        asked = time.monotonic()
+        self._finishing.set()
+        while not self._done.wait(0.02):
+            if time.monotonic() - max(asked, last_success()) > patience_seconds:
+                self._abandoned.set()
+                return False
+        return True
+
+    def _run(self) -> None:
+        pause = self._interval_seconds
+        while not self._abandoned.is_set():
+            last_round = self._finishing.wait(pause)
+            try:
+                self._work()
+            except Exception as error:  # whatever a foreign library raises, the thread has to live on
+                self._complain(error)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._abandoned.wait(self._interval_seconds if last_round else 0)
+            else:
+                pause = self._interval_seconds
+                if last_round:
+                    self._done.set()
+                    return
+
+    def _complain(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            reason = redact(f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON])
+            self._warn(f"{self._name}: {reason}. Training goes on; this is tried again.")

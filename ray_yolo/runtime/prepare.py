@@ -1,0 +1,82 @@
+"""Everything a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
+
+Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back
+at every later one, so that a start with another placement trains the same recipe.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from ray_yolo.config import Recipe, RunConfig, check_workers, recipe_digest, resolve
+from ray_yolo.data.description import DatasetDescription, read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.engine.build import Job
+from ray_yolo.engine.runs import Run
+from ray_yolo.errors import DatasetError
+from ray_yolo.families import known_architecture
+from ray_yolo.ops.anchors import fit_anchors
+from ray_yolo.structures import AnnotationIndex
+from ray_yolo.yaml_files import load_yaml
+
+
+def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
+    """The data set of a recipe, checked: its description, training and validation labels.
+
+    Raises:
+        DatasetError: if it cannot be read as described, or holds nothing to train on.
+    """
+    description = read_description(recipe.data)
+    train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
+                  for split in ("train", "val"))
+    for split, index in (("train", train), ("val", val)):
+        if not len(index):
+            raise DatasetError(f"{recipe.data}: {split}: no usable image; check the path and the report above")
+    return description, train, val
+
+
+def first_start(run: Run, config: RunConfig, num_workers: int, train: AnnotationIndex, *, gpu: bool) -> None:
+    """Decide what the user left open and write it into the run's record."""
+    asked = config.recipe
+    resolved = resolve(asked, num_workers, gpu=gpu)
+    architecture = None if known_architecture(asked.model) else dict(load_yaml(asked.model).data)
+    anchors = _anchors(resolved, architecture, train) if resolved.autoanchor else None
+    run.first_start(
+        digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
+        architecture=architecture, anchors=anchors, names=list(train.names), labels=train.digest,
+        command=shlex.join([*sys.orig_argv[:1], *sys.orig_argv[1:]]), provenance=provenance(),
+    )
+
+
+def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:
+    """The job of a recorded run, checked against today's data set and worker count.
+
+    Raises:
+        ConfigError: if the recipe cannot be shared out over so many workers.
+        DatasetError: if the data set has changed since the first start.
+    """
+    record = run.record
+    recipe = Recipe.model_validate(record["recipe"])
+    check_workers(recipe, num_workers)
+    if train.digest != record["labels"]:
+        raise DatasetError(f"{recipe.data}: the training labels have changed since {run.folder} was started "
+                           f"({record['labels']} then, {train.digest} now); restore them, or start a new run with --name")
+    return Job(recipe=recipe, digest=record["digest"], names=tuple(record["names"]),
+               architecture=record["architecture"], anchors=record["anchors"], train=train, val=val, run_dir=run.folder)
+
+
+def provenance() -> dict[str, Any]:
+    """Versions that a result depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("ray_yolo", "torch", "ray")}}
+
+
+def _anchors(recipe: Recipe, architecture: dict[str, Any] | None, train: AnnotationIndex) -> list[list[list[float]]] | None:
+    """Better anchors in pixels (levels, anchors, 2), or None if the model's own fit the labels."""
+    from ray_yolo.families import anchors_of
+
+    own = anchors_of(architecture or recipe.model)
+    return fit_anchors(own, train, recipe)

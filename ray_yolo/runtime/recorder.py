@@ -1,0 +1,118 @@
+"""The one writer of a run's event log, and how the rest of the run sends to it.
+
+Events may be sent from any worker on any node, many times a second, and must never cost the sender anything: sending
+does not wait, does not raise, and gives no answer. With Ray the writer is an actor on the driver's node (worker 0 may
+sit elsewhere, and a log on that node's disk would be lost with it); without, it is a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from ray_yolo.engine.events import EventLog
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+Emit = Callable[..., None]
+"""emit(type, **fields)"""
+
+# Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
+_MAX_PENDING_CALLS = 10_000
+
+_logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """What the actor runs: an `EventLog` behind calls."""
+
+    def __init__(self, path: str) -> None:
+        self._log = EventLog(path)
+
+    def emit(self, type: str, fields: dict[str, Any]) -> None:
+        """Append one event."""
+        self._log.append(type, **fields)
+
+    def ready(self) -> bool:
+        """True, once everything sent by the caller before is written (or waits for the disk)."""
+        return True
+
+
+class LocalRecorder:
+    """The same for a run without Ray: a thread that appends what other threads put into a queue."""
+
+    def __init__(self, path: str) -> None:
+        self._log = EventLog(path)
+        # SimpleQueue.put is reentrant: even a signal handler may emit.
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ray_yolo recorder", daemon=True)
+        self._thread.start()
+
+    def emit(self, type: str, /, **fields: Any) -> None:
+        """Have one event appended."""
+        self._queue.put((type, fields))
+
+    def close(self, wait_seconds: float) -> None:
+        """Write what was emitted, for at most `wait_seconds`."""
+        self._queue.put(None)
+        self._thread.join(wait_seconds)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._log.append(item[0], **item[1])
+        self._log.close()
+
+
+def start_recorder(path: str) -> ActorHandle[Recorder]:
+    """Start the writer of the log at an absolute path, on this node and costing no CPU of it.
+
+    Should its process die, Ray starts it again and repeats the calls that it had not answered: an event may then be
+    in the log twice, and readers take one row for each epoch.
+
+    Raises:
+        ray.exceptions.RayActorError: if the log cannot be opened.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Recorder).options(
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS, scheduling_strategy=here,
+    ).remote(path)
+    ray.get(actor.ready.remote())
+    return cast("ActorHandle[Recorder]", actor)
+
+
+def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
+    """The function `emit(type, **fields)` that sends an event to a recorder and returns at once, whatever happens."""
+    if isinstance(recorder, LocalRecorder):
+        return recorder.emit
+    warned = threading.Event()
+
+    def emit(type: str, /, **fields: Any) -> None:
+        try:
+            recorder.emit.remote(type, fields)
+        except Exception as error:  # Ray shut down, queue full, value that cannot be sent: never the sender's trouble
+            if not warned.is_set():
+                _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
+            warned.set()
+
+    return emit
+
+
+def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
+    """Have everything written that this process emitted, for at most `wait_seconds`, and end the writer."""
+    if isinstance(recorder, LocalRecorder):
+        recorder.close(wait_seconds)
+        return
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(recorder.ready.remote(), timeout=wait_seconds)
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(recorder, no_restart=True)

@@ -1,0 +1,52 @@
+"""What runs on every Ray Train worker: JSON becomes a job, Ray's helpers are handed in, the session is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+
+from ray_yolo.config import Placement, Recipe
+from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.session import run_session
+from ray_yolo.runtime.recorder import emitter
+
+# DDP must not overwrite the other workers' BatchNorm buffers: the loop combines the statistics itself
+DDP_OPTIONS = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+
+
+def to_wire(job: Job) -> dict[str, Any]:
+    """A job as plain JSON and two references to the shared label index, each held once per node."""
+    return {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
+            "architecture": job.architecture, "anchors": job.anchors, "run_dir": str(job.run_dir),
+            "index": [ray.put(job.train), ray.put(job.val)]}
+
+
+def from_wire(wire: dict[str, Any]) -> Job:
+    """The job that `to_wire` sent."""
+    train, val = ray.get(wire["index"])
+    return Job(recipe=Recipe.model_validate(wire["recipe"]), digest=wire["digest"], names=tuple(wire["names"]),
+               architecture=wire["architecture"], anchors=wire["anchors"], train=train, val=val,
+               run_dir=Path(wire["run_dir"]))
+
+
+def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Ray Train's train function. Returns the session's summary."""
+    context = ray.train.get_context()
+    placement = Placement.model_validate(config["placement"])
+    host = Host(
+        replicas=Replicas(context.get_world_rank(), context.get_world_size()),
+        device=ray.train.torch.get_device(),
+        prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=DDP_OPTIONS),
+        prepare_loader=ray.train.torch.prepare_data_loader,
+        loader_processes=placement.loader_processes,
+        threads=max(1, int(placement.cpus_per_worker)),
+        cache=placement.cache,
+    )
+    torch.set_num_threads(host.threads)
+    return run_session(from_wire(config["job"]), host, placement, emitter(config["recorder"]), ray.train.report)

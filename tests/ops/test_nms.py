@@ -1,0 +1,157 @@
+"""Suppression against an obvious loop, and the rules of selection by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ray_yolo.ops import nms
+from ray_yolo.ops.nms import select
+
+
+def prediction(box: tuple[float, float, float, float], objectness: float, *classes: float) -> list[float]:
+    return [*box, objectness, *classes]
+
+
+def run(rows: list[list[float]], **changes: Any) -> list[list[float]]:
+    options: dict[str, Any] = {"confidence": 0.25, "iou": 0.45, "max_detections": 300, "multi_label": False}
+    (detections,) = select(torch.tensor([rows]), **(options | changes))
+    return [[round(value, 4) for value in row] for row in detections.tolist()]
+
+
+def overlap(a: list[float], b: list[float]) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    both = max(width, 0.0) * max(height, 0.0)
+    either = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both
+    return both / either if either else 0.0
+
+
+def slow_select(
+    rows: Tensor, confidence: float, iou: float, max_detections: int, multi_label: bool, agnostic: bool
+) -> list[list[float]]:
+    """The rules of selection, one after the other."""
+    candidates = []
+    for row in rows:
+        if not row[4] > confidence:
+            continue
+        scores = (row[5:] * row[4]).tolist()
+        for index in range(len(scores)) if multi_label else [scores.index(max(scores))]:
+            if scores[index] > confidence:
+                candidates.append([*row[:4].tolist(), scores[index], float(index)])
+    candidates.sort(key=lambda c: -c[4])  # stable
+    kept: list[list[float]] = []
+    for one in candidates[: nms.MAX_CANDIDATES]:
+        rivals = [k for k in kept if agnostic or k[5] == one[5]]
+        if all(overlap(one, rival) <= iou for rival in rivals):
+            kept.append(one)
+    return kept[:max_detections]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), num=st.integers(0, 80), num_classes=st.integers(1, 4),
+    iou=st.sampled_from([0.25, 0.45, 0.6]), max_detections=st.sampled_from([1, 5, 300]),
+    multi_label=st.booleans(), agnostic=st.booleans(),
+)
+def test_selection_equals_the_obvious_loop(
+    seed: int, num: int, num_classes: int, iou: float, max_detections: int, multi_label: bool, agnostic: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Whole coordinates and few scores: many equal boxes, equal scores and overlaps on the threshold.
+    corners = torch.randint(-8, 12, (num, 2), generator=generator)
+    sizes = torch.randint(1, 12, (num, 2), generator=generator)
+    scores = torch.randint(0, 5, (num, 1 + num_classes), generator=generator) / 4
+    rows = torch.cat([corners, corners + sizes, scores], dim=1)
+    options: dict[str, Any] = {"confidence": 0.2, "iou": iou, "max_detections": max_detections,
+                               "multi_label": multi_label, "agnostic": agnostic}
+    (detections,) = select(rows[None], **options)
+    assert detections.tolist() == slow_select(rows, **options)
+
+
+def test_score_is_objectness_times_class_probability() -> None:
+    assert run([prediction((0, 0, 10, 10), 0.8, 0.5, 0.9)]) == [[0, 0, 10, 10, 0.72, 1]]
+
+
+def test_objectness_alone_must_exceed_the_confidence() -> None:
+    assert run([prediction((0, 0, 10, 10), 0.25, 1.0)]) == []
+
+
+def test_the_product_must_exceed_the_confidence_too() -> None:
+    assert run([prediction((0, 0, 10, 10), 0.5, 0.5)]) == []
+
+
+def test_only_the_best_class_counts_without_multi_label() -> None:
+    row = prediction((0, 0, 10, 10), 1.0, 0.5, 0.75, 0.3)
+    assert run([row]) == [[0, 0, 10, 10, 0.75, 1]]
+    assert [(d[4], d[5]) for d in run([row], multi_label=True)] == [(0.75, 1), (0.5, 0), (0.3, 2)]
+
+
+def test_the_better_of_two_overlapping_boxes_stays() -> None:
+    assert run([prediction((0, 0, 10, 10), 0.5, 1.0), prediction((0, 0, 10, 9), 0.75, 1.0)]) == [[0, 0, 10, 9, 0.75, 0]]
+
+
+def test_a_suppressed_box_suppresses_nothing() -> None:
+    first, second, third = (0, 0, 10, 10), (0, 4, 10, 14), (0, 8, 10, 18)  # IoU 0.43 with the next, 0.11 over one
+    rows = [prediction(first, 0.9, 1.0), prediction(second, 0.8, 1.0), prediction(third, 0.7, 1.0)]
+    assert [d[1] for d in run(rows, iou=0.4)] == [0, 8]
+
+
+def test_overlap_equal_to_the_threshold_is_kept() -> None:
+    assert len(run([prediction((0, 0, 10, 10), 0.9, 1.0), prediction((0, 0, 10, 5), 0.8, 1.0)], iou=0.5)) == 2
+
+
+def test_classes_do_not_suppress_each_other_unless_agnostic() -> None:
+    rows = [prediction((0, 0, 10, 10), 0.9, 1.0, 0.0), prediction((0, 0, 10, 10), 0.8, 0.0, 1.0)]
+    assert len(run(rows)) == 2
+    assert len(run(rows, agnostic=True)) == 1
+
+
+def test_classes_stay_apart_where_boxes_are_wider_than_any_fixed_offset() -> None:
+    wide = (-20_000.0, 0.0, 20_000.0, 10.0)
+    rows = [prediction(wide, 0.9, 1.0, 0.0), prediction((-27_680.0, -7_680, 12_320.0, -7_670.0), 0.8, 0.0, 1.0)]
+    assert len(run(rows)) == 2
+
+
+def test_the_last_of_many_classes_is_suppressed_like_the_first() -> None:
+    """An offset in single precision would round these half-pixel boxes of class 79."""
+    probabilities = torch.eye(80)[79].tolist()
+    boxes = [(0.0, 0.0, 0.55, 0.55), (0.11, 0.0, 0.66, 0.55)]  # IoU 2/3
+    rows = [prediction(box, score, *probabilities) for box, score in zip(boxes, (0.9, 0.8), strict=True)]
+    filler = prediction((0.0, 0.0, 7_000.0, 7_000.0), 0.3, *torch.eye(80)[0].tolist())
+    assert len(run([*rows, filler], iou=0.66)) == 2
+    assert len(run([*rows, filler], iou=0.67)) == 3
+
+
+def test_the_limit_counts_what_survives_not_what_enters() -> None:
+    copies = [prediction((0, 0, 10, 10), 0.9 - i / 1000, 1.0) for i in range(50)]
+    other = prediction((20, 0, 30, 10), 0.3, 1.0)
+    assert [d[0] for d in run([*copies, other], max_detections=2)] == [0, 20]
+
+
+def test_equal_scores_keep_the_order_of_the_predictions() -> None:
+    rows = [prediction((20 * i, 0, 20 * i + 10, 10), 0.5, 1.0) for i in range(40)]
+    assert [d[0] for d in run(rows)] == [20 * i for i in range(40)]
+
+
+def test_candidates_beyond_the_stated_number_are_the_worst_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nms, "MAX_CANDIDATES", 3)
+    scores = [0.5, 0.9, 0.5, 0.5, 0.3]
+    rows = [prediction((20 * i, 0, 20 * i + 10, 10), score, 1.0) for i, score in enumerate(scores)]
+    assert [d[0] for d in run(rows)] == [20, 0, 40]
+
+
+def test_images_do_not_know_of_each_other() -> None:
+    generator = torch.Generator().manual_seed(1)
+    corners = torch.rand(3, 60, 2, generator=generator) * 50
+    predictions = torch.cat([corners, corners + 20, torch.rand(3, 60, 4, generator=generator)], dim=2)
+    predictions[1, :, 4] = 0.0
+    options: dict[str, Any] = {"confidence": 0.1, "iou": 0.5, "max_detections": 30, "multi_label": True}
+    together = select(predictions, **options)
+    assert together[1].shape == (0, 6)
+    for index, detections in enumerate(together):
+        (alone,) = select(predictions[index:index + 1], **options)
+        assert torch.equal(alone, detections)
