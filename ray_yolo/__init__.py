@@ -1,1 +1,33 @@
-"""Distributed training of YOLO detectors on Ray."""
+"""Distributed training of YOLO detectors on Ray.
+
+`from ray_yolo import YOLO` is the Python interface; `python -m ray_yolo.train` and its siblings are the commands.
+Importing the package imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray_yolo.api import YOLO
+
+__all__ = ["YOLO", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "YOLO":
+        from ray_yolo.api import YOLO
+
+        return YOLO
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    """The installed version, or '0+source' where the package is used from its source tree, as in a Ray job."""
+    try:
+        return importlib.metadata.version(__name__)
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"

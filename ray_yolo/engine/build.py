@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from ray_yolo.config import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.data.cache import ImageStore
-from ray_yolo.data.dataset import TrainDataset, collate, collate_quad, worker_init
+from ray_yolo.data.dataset import TrainDataset, collate, worker_init
 from ray_yolo.data.plan import Plan, ShareSampler
-from ray_yolo.data.validation import ValDataset, cut_batches
+from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum, bare
-from ray_yolo.families import Family, build_model, family_of, load_weights
+from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.anchor_based import AnchorLoss
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.ops.ema import Ema
@@ -52,7 +52,7 @@ class Host:
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
     loader_processes: int = 0
     threads: int = 1
-    cache: str = "none"
+    cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
 
 
@@ -89,13 +89,14 @@ def build(job: Job, host: Host) -> Parts:
     torch.set_num_threads(recipe.threads or host.threads)
     plan = Plan(recipe, len(job.train))
     model = build_network(job).to(memory_format=torch.channels_last)
-    family = family_of(model)
+    family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
     replica = host.prepare_model(model)
     model = bare(replica)
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
-    sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, _rect_order(job))
+    order = _rect_order(job)
+    sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, order)
     return Parts(
         job=job, host=host, plan=plan, family=family, model=model, replica=replica, ema=ema,
         optimizer=build_optimizer(model, recipe),
@@ -103,7 +104,7 @@ def build(job: Job, host: Host) -> Parts:
         loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
         statistics=Statistics(model, replicas.global_sum if recipe.sync_bn and replicas.num_workers > 1 else None),
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
-        sampler=sampler, loader=_train_loader(job, host, plan, sampler), val_batches=_val_loader(job, host),
+        sampler=sampler, loader=_train_loader(job, host, plan, sampler, _rect_shapes(job, order)), val_batches=_val_loader(job, host),
     )
 
 
@@ -152,22 +153,32 @@ def _rect_order(job: Job) -> np.ndarray | None:
     return np.argsort(job.train.sizes[:, 0] / job.train.sizes[:, 1], kind="stable")
 
 
-def _store(job: Job, host: Host, index: AnnotationIndex, *, training: bool) -> ImageStore:
-    return ImageStore(index, job.recipe.imgsz, mode=host.cache, directory=host.cache_dir, enlarging=training)
+def _rect_shapes(job: Job, order: np.ndarray | None) -> np.ndarray | None:
+    """Under `rect`, each image's (height, width): the smallest that holds every image of its microbatch."""
+    if order is None:
+        return None
+    shapes = padded_shapes(job.train.sizes, job.recipe.imgsz, pad=0.0)
+    _, size = resolved_batch(job.recipe)
+    for first in range(0, len(order), size):
+        microbatch = order[first : first + size]
+        shapes[microbatch] = shapes[microbatch].max(axis=0)
+    return shapes
 
 
-def _train_loader(job: Job, host: Host, plan: Plan, sampler: ShareSampler) -> Batches:
+def _train_loader(job: Job, host: Host, plan: Plan, sampler: ShareSampler, shapes: np.ndarray | None) -> Batches:
     recipe = job.recipe
-    dataset = TrainDataset(job.train, _store(job, host, job.train, training=True), recipe)
+    store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
+    dataset = TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
-        collate_fn=collate_quad if recipe.quad else collate, **_processes(host)))
+        collate_fn=collate, **_processes(host)))
 
 
 def _val_loader(job: Job, host: Host) -> Batches:
     """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers."""
     batches = cut_batches(job.val, job.recipe.imgsz, job.recipe.evaluate.batch_size)
-    dataset = ValDataset(job.val, _store(job, host, job.val, training=False), batches)
+    store = ImageStore(job.val, job.recipe.imgsz, host.cache, host.cache_dir, smooth=True)
+    dataset = ValDataset(job.val, store, batches)
     mine = list(range(host.replicas.worker, len(batches), host.replicas.num_workers))
     return DataLoader(dataset, batch_size=None, sampler=mine, **_processes(host))
 

@@ -20,7 +20,6 @@ from ray_yolo.data.plan import Microbatch, Step
 from ray_yolo.engine.build import Parts
 from ray_yolo.engine.state import TrainState
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.sampling import image_weights
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.structures import Progress
@@ -51,7 +50,7 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     plan = parts.plan
     for epoch in range(state.progress.epoch, plan.recipe.epochs):
         done = state.progress.images_in_epoch
-        parts.sampler.start(epoch, done, image_weights(parts.job.train, state.class_maps, plan.recipe.image_weights))
+        parts.sampler.start(epoch, done)
         batches = iter(parts.loader)
         for step in (step for step in plan.steps(epoch) if step.images.start >= done):
             rates = plan.rates(step, epoch)

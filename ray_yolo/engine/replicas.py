@@ -1,13 +1,14 @@
 """The replicas of a model and what they say to each other: the only file that knows torch.distributed.
 
+(Annotations are not deferred here: DDP inspects those of a communication hook.)
+
 Whoever holds a `Replicas` speaks of workers as plain integers; with one worker nothing here communicates.
 Every method marked collective must be called by all workers in the same order.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -174,4 +175,8 @@ def bare(replica: nn.Module) -> nn.Module:
     return replica.module if isinstance(replica, DistributedDataParallel) else replica
 
 
-WrapModel = Callable[[nn.Module], nn.Module]
+def ddp_options() -> dict[str, bool]:
+    """How DDP must wrap a model: it must not overwrite the other workers' BatchNorm buffers (the loop combines the
+    statistics itself), and gradients live in its buckets."""
+    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if newer else "broadcast_buffers": False, "gradient_as_bucket_view": True}

@@ -49,9 +49,9 @@ def number_at(tree: Any, path: Sequence[str | int]) -> float | None:
 
 
 def format_results(events: Sequence[Event]) -> str:
-    """The text of results.csv: YOLOv5's header and, for each surviving epoch, five digits; `nan` where none was measured.
+    """The text of results.csv: YOLOv5's header and a row for each surviving epoch.
 
-    Cells are 20 wide, right-aligned, separated by commas.
+    Cells are right-aligned, 20 wide, five digits, with commas between; `nan` where nothing was measured.
     """
     lines = [",".join(f"{name:>20}" for name in ("epoch", *COLUMNS))]
     for row in epoch_rows(surviving(events)):
@@ -99,15 +99,24 @@ class TensorBoard:
         self._written: set[tuple[str, int]] = set()
 
     def update(self, events: Sequence[Event]) -> None:
-        """Add the points that are durable and not there yet."""
-        points = [
-            (tag, row["epoch"], number, row["time"])
-            for row in epoch_rows(durable(events))
-            for tag, path in COLUMNS.items()
-            if (number := number_at(row, path)) is not None and (tag, row["epoch"]) not in self._written
-        ]
-        if points:
-            self._add(points)
+        """Add the points that are durable and not there yet.
+
+        Raises:
+            OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
+        """
+        rows = epoch_rows(durable(events))
+        if not rows:
+            return
+        writer = self._writer or self._open()
+        self._writer = None  # until the points are on disk: a writer that failed once stays broken
+        for row in rows:
+            for tag, path in COLUMNS.items():
+                number = number_at(row, path)
+                if number is not None and (tag, row["epoch"]) not in self._written:
+                    writer.add_scalar(tag, number, row["epoch"], walltime=row["time"])
+                    self._written.add((tag, row["epoch"]))
+        writer.flush()
+        self._writer = writer
 
     def close(self) -> None:
         """Release the file; a later update opens another one."""
@@ -115,17 +124,11 @@ class TensorBoard:
             self._writer.close()
         self._writer = None
 
-    def _add(self, points: Sequence[tuple[str, int, float, float]]) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard.writer import SummaryWriter
+    def _open(self) -> SummaryWriter:
+        from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._written = _read_points(self._folder)
-            self._writer = SummaryWriter(str(self._folder))
-        for tag, epoch, number, seconds in points:
-            if (tag, epoch) not in self._written:
-                self._writer.add_scalar(tag, number, epoch, walltime=seconds)
-                self._written.add((tag, epoch))
-        self._writer.flush()
+        self._written = _read_points(self._folder)
+        return SummaryWriter(str(self._folder))
 
 
 class Results:
@@ -167,5 +170,5 @@ def _read_points(folder: Path) -> set[tuple[str, int]]:
     """(tag, step) of every scalar in a folder's TensorBoard files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    files = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0}, purge_orphaned_data=False).Reload()
+    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
     return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

@@ -16,13 +16,13 @@ EPSILON = 1e-7  # keeps quotients of degenerate boxes finite; far below one floa
 
 def centre_size(boxes: Tensor) -> Tensor:
     """Boxes (..., 4) as (centre x, centre y, width, height)."""
-    low, high = boxes.split(2, -1)
+    low, high = boxes[..., :2], boxes[..., 2:]
     return torch.cat(((low + high) / 2, high - low), -1)
 
 
 def corners(centre_size_boxes: Tensor) -> Tensor:
     """Boxes (..., 4) given as (centre x, centre y, width, height) as xyxy: the inverse of `centre_size`."""
-    centre, size = centre_size_boxes.split(2, -1)
+    centre, size = centre_size_boxes[..., :2], centre_size_boxes[..., 2:]
     return torch.cat((centre - size / 2, centre + size / 2), -1)
 
 

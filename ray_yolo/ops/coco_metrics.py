@@ -202,8 +202,8 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
 def _precision(matched: Bools, counted: Bools, inside: Bools, place: Ints, num_labels: int) -> Floats:
     """(thresholds,) mean over 101 recalls of the highest precision at that recall or above, for one class and area.
 
-    The curve has its corners at right detections only, and those stand in pairs. The others matter by their number: a
-    detection without a label counts as wrong if its own area is `inside`, one with a label that does not count is left out.
+    The curve has its corners at right detections only, and those stand in pairs. The others matter by their number: one
+    without a label counts as wrong if its own area is `inside`, one with a label that does not count is left out.
 
     Args:
         matched, counted: (k, thresholds) of the detections that stand in a pair, by falling score.

@@ -82,10 +82,11 @@ def start_recorder(path: str) -> ActorHandle[Recorder]:
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(Recorder).options(
-        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS, scheduling_strategy=here,
-    ).remote(path)
-    ray.get(actor.ready.remote())
-    return cast("ActorHandle[Recorder]", actor)
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS,
+        scheduling_strategy=here)
+    recorder = cast("ActorHandle[Recorder]", actor.remote(path))
+    ray.get(recorder.ready.remote())
+    return recorder
 
 
 def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:

@@ -12,13 +12,9 @@ import torch
 
 from ray_yolo.config import Placement, Recipe
 from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
 from ray_yolo.runtime.recorder import emitter
-
-# DDP must not overwrite the other workers' BatchNorm buffers: the loop combines the statistics itself
-DDP_OPTIONS = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
-
 
 def to_wire(job: Job) -> dict[str, Any]:
     """A job as plain JSON and two references to the shared label index, each held once per node."""
@@ -42,7 +38,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     host = Host(
         replicas=Replicas(context.get_world_rank(), context.get_world_size()),
         device=ray.train.torch.get_device(),
-        prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=DDP_OPTIONS),
+        prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=ddp_options()),
         prepare_loader=ray.train.torch.prepare_data_loader,
         loader_processes=placement.loader_processes,
         threads=max(1, int(placement.cpus_per_worker)),

@@ -162,6 +162,11 @@ def test_reported_confidence_is_where_the_smoothed_mean_f1_is_highest() -> None:
     assert metrics.class_f1.tolist() == metrics.curves.f1[:, best].tolist()
 
 
+def test_smoothing_continues_the_curve_beyond_its_ends() -> None:
+    """F1 is 1 from confidence 0 to 0.9, so the first of the best is 0."""
+    assert measure([1], [0.9], num_labels=1).confidence == 0.0
+
+
 def test_classes_without_labels_enter_no_mean() -> None:
     right = np.ones((2, 10), dtype=bool)
     right[1] = False

@@ -80,8 +80,9 @@ def test_objectness_alone_must_exceed_the_confidence() -> None:
     assert run([prediction((0, 0, 10, 10), 0.25, 1.0)]) == []
 
 
-def test_the_product_must_exceed_the_confidence_too() -> None:
-    assert run([prediction((0, 0, 10, 10), 0.5, 0.5)]) == []
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_the_product_must_exceed_the_confidence_too(multi_label: bool) -> None:
+    assert run([prediction((0, 0, 10, 10), 0.5, 0.5)], multi_label=multi_label) == []
 
 
 def test_only_the_best_class_counts_without_multi_label() -> None:

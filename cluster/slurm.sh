@@ -1,0 +1,70 @@
+#!/bin/bash
+#SBATCH --job-name=ray-yolo
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --gpus-per-node=4
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+#
+# One training on a SLURM allocation; all arguments are flags of ray_yolo.train:
+#
+#   sbatch cluster/slurm.sh --data coco.yaml --model yolov5s --epochs 300
+#
+# When its time is nearly up the job saves and queues itself again, and goes on where it was.
+# --exclusive is needed, not only polite: `ray symmetric-run` ends with `ray stop`, which stops every Ray
+# process of the node. The submitting environment (an activated venv) and $HOME must be there on every node.
+set -euo pipefail
+
+gpus=${SLURM_GPUS_ON_NODE:-0}
+workers_per_node=$(( gpus > 0 ? gpus : 1 ))
+head_ip=$(hostname -I | cut -d' ' -f1)  # this script runs on the first node; its name often resolves to 127.0.1.1
+port=$(( 20000 + SLURM_JOB_ID % 10000 ))  # above the ports that Ray gives its workers (10002-19999)
+
+private=$(mktemp -d "$HOME/.ray_yolo-$SLURM_JOB_ID.XXXXXX")  # mode 0700
+trap 'rm -rf "$private"' EXIT
+(umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$private/token")
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$private/token" RAY_USAGE_STATS_ENABLED=0
+export RAY_TMPDIR="/tmp/ray_yolo-$SLURM_JOB_ID"  # not /tmp/ray, which may belong to the node's last user
+
+train=(
+    python -m ray_yolo.train
+    --num-workers "$(( SLURM_JOB_NUM_NODES * workers_per_node ))"
+    --cpus-per-worker "$(( SLURM_CPUS_ON_NODE / workers_per_node ))"
+    --storage-path "$SLURM_SUBMIT_DIR"
+    --name "slurm-$SLURM_JOB_ID"  # stays the same when the job is queued again
+    "$@"                          # so each of these can be overridden
+)
+# srun takes --cpus-per-task from nowhere since SLURM 22.05 and would give the task one core.
+srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
+    ray symmetric-run --address "$head_ip:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \
+    --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="$gpus" -- \
+    bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &
+step=$!  # in the background, since bash runs a trap only between commands or in `wait`
+
+# Only the driver is told to stop. `scancel` or `scontrol requeue` would signal Ray's own processes with it,
+# and without them nothing can be saved.
+save_and_requeue() {
+    echo "slurm.sh: time is nearly up; saving and queueing job $SLURM_JOB_ID again"
+    kill -TERM "$(cat "$private/driver.pid")" || true
+    for _ in {1..90}; do
+        kill -0 "$step" 2>/dev/null || { wait "$step" && exit 0; break; }  # 0: it was done, not stopped
+        sleep 1
+    done
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 75
+}
+trap save_and_requeue USR1
+
+status=0
+wait "$step" || status=$?
+if [[ ! -s $private/driver.pid ]]; then  # symmetric-run exits 0 when Ray could not be started
+    echo "slurm.sh: the training was never started; see the lines above" >&2
+    exit 1
+fi
+if (( status == 75 )); then scontrol requeue "$SLURM_JOB_ID"; fi
+exit "$status"

@@ -1,0 +1,112 @@
+"""The commands: the flags that each one has, and how each one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from ray_yolo.config import RunConfig
+from ray_yolo.config_fields import config_fields
+from ray_yolo.errors import RayYoloError
+from ray_yolo.flags import Command, Parsed, parse
+from ray_yolo.redact import redact
+from ray_yolo.val_config import ValConfig
+
+EXIT_FAILED = 3
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_UNREAD = 128 + signal.SIGPIPE
+
+# --help exits with 0; a SIGTERM with its number, by our handler and by Ray's, which replaces it on import.
+_EXITS = {None: 0, 0: 0, signal.SIGTERM: EXIT_TERMINATED}
+
+_MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
+
+TRAIN = Command(
+    prog="python -m ray_yolo.train",
+    description="Train a detector. The same recipe gives the same training on any number of workers.",
+    model=RunConfig,
+    paths=(
+        *(path for path in config_fields(RunConfig) if "." not in path and path != "autoanchor"),
+        "optimizer.name", "schedule.cos_lr", "loss.label_smoothing",
+    ),
+    switches={"--noautoanchor": ("autoanchor", "false")},
+    answers={
+        "--bucket": "use --storage-path gs://BUCKET/FOLDER (or s3://...)",
+        "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
+        "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
+        "--local_rank": "not needed: Ray starts the workers; run this command once, with --num-workers N",
+        "--entity": _MLFLOW,
+        "--upload_dataset": _MLFLOW,
+        "--bbox_interval": _MLFLOW,
+        "--artifact_alias": _MLFLOW,
+    },
+)
+
+VAL = Command(
+    prog="python -m ray_yolo.val",
+    description="Validate trained weights. The numbers do not depend on the number of workers.",
+    model=ValConfig,
+    paths=(
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "coco",
+        "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
+        "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
+        "project", "name", "exist_ok", "storage_path", "noplots",
+    ),
+    switches={"--half": ("precision", "fp16")},
+    answers={},
+)
+
+
+def parse_train(argv: Sequence[str] | None = None) -> Parsed[RunConfig]:
+    """The training that a command line asks for; see `flags.parse`."""
+    return parse(TRAIN, argv)
+
+
+def parse_val(argv: Sequence[str] | None = None) -> Parsed[ValConfig]:
+    """The validation that a command line asks for; see `flags.parse`."""
+    return parse(VAL, argv)
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit status of a command, whatever happens in it.
+
+    Errors raised on purpose end it with one message on stderr and their own status; anything else is a defect and
+    shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that went away
+    (`... | head`) with 141; all three after the `finally` blocks on the way.
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        status = main()
+    except RayYoloError as error:
+        status = error.exit_code
+        print(redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    except SystemExit as stop:
+        if stop.code not in _EXITS:
+            raise
+        status = _EXITS[stop.code]
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_output_unread():
+            return EXIT_UNREAD
+        status = EXIT_FAILED
+        traceback.print_exc()
+    return EXIT_UNREAD if _is_output_unread() and status == 0 else status
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise SystemExit(signum)
+
+
+def _is_output_unread() -> bool:
+    """Whether the reader of stdout has gone away; if so, the rest of the output is dropped without a complaint."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

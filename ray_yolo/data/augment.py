@@ -1,0 +1,68 @@
+"""What training images go through: draws, colour, blending and padding.
+
+Pure functions of arrays and draws; every draw comes from the generator that is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cv2
+import numpy as np
+
+from ray_yolo.config import AugmentConfig
+
+GREY = 114  # what is seen where there is no picture
+_BAND_ROWS = 64  # bands stay in the processor's cache and need no fresh memory
+
+
+def draw_colour_tables(rng: np.random.Generator, augment: AugmentConfig) -> np.ndarray:
+    """Tables (3, 256) uint8 that multiply hue (modulo 180), saturation and value by 1 + uniform(-1, 1) x gain."""
+    gains = 1 + rng.uniform(-1, 1, 3) * (augment.hsv_h, augment.hsv_s, augment.hsv_v)
+    levels = np.arange(256)
+    hue = (levels * gains[0]) % 180
+    return np.stack([hue, *np.clip(levels * gains[1:, None], 0, 255)]).astype(np.uint8)
+
+
+def recolour(image: np.ndarray, tables: np.ndarray) -> None:
+    """Look up each of the image's hue, saturation and value in `tables`, in place; (h, w, 3) uint8 RGB."""
+    for top in range(0, len(image), _BAND_ROWS):
+        band = image[top:top + _BAND_ROWS]
+        channels = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))
+        for channel, table in zip(channels, tables, strict=True):
+            cv2.LUT(channel, table, dst=channel)
+        cv2.cvtColor(cv2.merge(channels, band), cv2.COLOR_HSV2RGB, dst=band)
+
+
+def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],
+                out: tuple[int, int]) -> tuple[np.ndarray, float]:
+    """A 3 x 3 matrix from the canvas's points to the output's, and its zoom; sizes are (height, width).
+
+    M = T S R P C: centre, perspective, rotation with zoom, shear, translation to 0.5 +- translate of the output.
+    Always the same number of draws, so that one gain does not change the others' values.
+    """
+    tilt = rng.uniform(-1, 1, 2) * augment.perspective
+    angle = math.radians(rng.uniform(-1, 1) * augment.degrees)
+    zoom = 1 + rng.uniform(-1, 1) * augment.scale
+    slant = np.tan(np.radians(rng.uniform(-1, 1, 2) * augment.shear))
+    shift = (0.5 + rng.uniform(-1, 1, 2) * augment.translate) * (out[1], out[0])
+    centre = np.array([[1, 0, -canvas[1] / 2], [0, 1, -canvas[0] / 2], [0, 0, 1]])
+    perspective = np.array([[1, 0, 0], [0, 1, 0], [tilt[0], tilt[1], 1]])
+    cos, sin = math.cos(angle) * zoom, math.sin(angle) * zoom
+    rotation = np.array([[cos, sin, 0], [-sin, cos, 0], [0, 0, 1]])
+    shear = np.array([[1, slant[0], 0], [slant[1], 1, 0], [0, 0, 1]])
+    translation = np.array([[1, 0, shift[0]], [0, 1, shift[1]], [0, 0, 1]])
+    return translation @ shear @ rotation @ perspective @ centre, zoom
+
+
+def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
+    """MixUp: `share` of the first image and the rest of the second."""
+    return cv2.addWeighted(first, share, second, 1 - share, 0)
+
+
+def letterbox(image: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+    """The image centred on grey of `shape` (height, width), and the (top, left) padding; nothing is resized."""
+    top, left = (shape[0] - image.shape[0]) // 2, (shape[1] - image.shape[1]) // 2
+    padded = np.full((*shape, 3), GREY, np.uint8)
+    padded[top:top + image.shape[0], left:left + image.shape[1]] = image
+    return padded, (top, left)

@@ -1,0 +1,137 @@
+"""Training samples: `dataset[key]` depends on the key, the recipe and the files alone.
+
+The same key gives the same sample in any process, in any order, on any machine; position in a batch, loader
+processes and workers play no part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ray_yolo.config import AugmentConfig
+from ray_yolo.data import augment as effects
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.data.images import UnreadableImageError
+from ray_yolo.data.labels import Labels, join, mirror_x, mirror_y, move, stretch
+from ray_yolo.data.mosaic import Tile, corner, look, snap
+from ray_yolo.errors import DatasetError
+from ray_yolo.ops.seeding import Stream, generator
+from ray_yolo.structures import AnnotationIndex, SampleKey
+
+Sample = dict[str, Any]
+_QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
+_log = logging.getLogger(__name__)
+
+
+class TrainDataset(Dataset[Sample]):
+    """Augmented samples of an index.
+
+    Args:
+        epochs: length of the training; the last `augment.close_mosaic` of it go without mosaic and mixup.
+        shapes: (images, 2) output (height, width) of each image for rectangular training, which has no mosaic;
+            None gives squares.
+    """
+
+    def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
+                 epochs: int, shapes: np.ndarray | None = None) -> None:
+        # Outlines matter to turned pictures and to copy-paste only, and are the bulk of what a process is sent.
+        turned = augment.degrees or augment.shear or augment.perspective or augment.copy_paste
+        self.index = index if turned else replace(index, polygons={})
+        self.store, self.augment, self.imgsz, self.seed, self.epochs = store, augment, imgsz, seed, epochs
+        self.shapes = shapes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """The sample of a key: image (3, H, W) uint8 RGB, boxes (n, 4) float32 xyxy pixels, classes (n,) int64."""
+        rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
+        open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
+        if rng.random() < self.augment.mosaic and open_mosaic:
+            image, labels = self._mosaic(rng, key.index)
+            if rng.random() < self.augment.mixup:
+                image, labels = self._mixup(rng, image, labels)
+        else:
+            image, labels = self._single(rng, key.index)
+        effects.recolour(image, effects.draw_colour_tables(rng, self.augment))
+        image, labels = self._flip(rng, image, labels)
+        return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
+                "classes": torch.from_numpy(labels.classes), "index": key.index, "draw": rng.random()}
+
+    def _picture(self, number: int) -> tuple[np.ndarray, Labels]:
+        """A picture at the network's size with its labels; the next one that can be read if it is damaged."""
+        for step in range(len(self)):
+            image = (number + step) % len(self)
+            try:
+                pixels = self.store.load(image)
+            except UnreadableImageError as error:
+                _log.warning("%s; the next image takes its place", error)
+                continue
+            shown = self.index[image]
+            factors = (pixels.shape[1] / shown.size[1], pixels.shape[0] / shown.size[0])
+            return pixels, stretch(Labels(shown.classes, shown.boxes, shown.polygons), factors)
+        raise DatasetError("none of the data set's images can be read any more; are its files still there?")
+
+    def _mosaic(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
+        size = self.imgsz
+        seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
+        numbers = rng.permutation([number, *rng.integers(0, len(self), 3).tolist()]).tolist()
+        pictures = [self._picture(each) for each in numbers]
+        tiles = [Tile(pixels, before) for (pixels, _), before in zip(pictures, _QUADRANTS, strict=True)]
+        labels = join([stretch(labels, (1, 1), corner(tile, seam))
+                       for (_, labels), tile in zip(pictures, tiles, strict=True)])
+        return self._view(rng, tiles, labels, seam, (2 * size, 2 * size), (size, size))
+
+    def _single(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
+        pixels, labels = self._picture(number)
+        height, width = (self.imgsz, self.imgsz) if self.shapes is None else self.shapes[number].tolist()
+        seam = ((width - pixels.shape[1]) // 2, (height - pixels.shape[0]) // 2)
+        tiles = [Tile(pixels, (False, False))]
+        return self._view(rng, tiles, stretch(labels, (1, 1), seam), seam, (height, width), (height, width))
+
+    def _view(self, rng: np.random.Generator, tiles: list[Tile], labels: Labels, seam: tuple[int, int],
+              canvas: tuple[int, int], size: tuple[int, int]) -> tuple[np.ndarray, Labels]:
+        matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
+        matrix = snap(matrix, seam)
+        return look(tiles, seam, canvas, matrix, size), move(labels, matrix, zoom, canvas, size)
+
+    def _mixup(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
+        other, more = self._mosaic(rng, int(rng.integers(len(self))))
+        return effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
+
+    def _flip(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
+        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
+        if up_down:
+            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
+        if left_right:
+            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
+        return image, labels
+
+
+def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6), indices (B,)."""
+    images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples]).permute(0, 3, 1, 2)
+    return {"images": images, "targets": targets([(sample["classes"], sample["boxes"]) for sample in samples]),
+            "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
+
+
+def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Rows [image in batch, class, x1, y1, x2, y2] float32 (N, 6) from each image's (classes, boxes)."""
+    rows = [torch.cat([torch.full((len(classes), 1), float(image)), classes[:, None].float(), boxes], dim=1)
+            for image, (classes, boxes) in enumerate(labels)]
+    return torch.cat(rows) if rows else torch.zeros(0, 6)
+
+
+def worker_init(_: int) -> None:
+    """For each loader process: one thread each, because parallelism comes from the processes."""
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)

@@ -1,0 +1,157 @@
+"""Data-set YAML as its users have it, turned into one frozen value with absolute paths.
+
+Knows the YOLOv5 keys (path, train, val, test, names, nc) and the habits around them: names as a list or
+by number, splits as folders, list files, patterns or lists of those, Roboflow's `../train/images`.
+Nothing is ever downloaded and no code from a description is run.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.data.shapes import BUILT_IN, ensure_shapes
+from ray_yolo.errors import DatasetError
+
+Where = Callable[..., str]  # keys from the top -> "file:line"
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """Where a data set's images are and what its classes are called.
+
+    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none.
+    """
+
+    file: str
+    root: Path
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    test: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """Sources of `train`, `val` or `test`.
+
+        Raises:
+            DatasetError: if the description has no such split.
+        """
+        sources: tuple[str, ...] = {"train": self.train, "val": self.val, "test": self.test}[name]
+        if not sources:
+            raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
+        return sources
+
+
+def read_description(source: str | Path) -> DatasetDescription:
+    """The description of a built-in data set (drawn if need be) or of a YAML file.
+
+    Raises:
+        DatasetError: if there is no such data set or its description cannot be used.
+    """
+    from ray_yolo.yaml_files import load_text_yaml  # as spelled: names may look like numbers or truths
+
+    path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(source).expanduser()
+    if path.is_dir() and (path / "data.yaml").is_file():
+        path = path / "data.yaml"
+    if not path.is_file():
+        raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
+                           f"({', '.join(BUILT_IN)}); give the path of a data-set YAML")
+    content = load_text_yaml(path)
+    return describe(content.data, path, content.where)
+
+
+def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:
+    """The description in an already loaded YAML mapping.
+
+    Args:
+        path: the file that it came from; its folder is what `path:` starts from.
+        where: gives `file:line` of a key for messages; the file alone by default.
+
+    Raises:
+        DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
+    """
+    where = where or (lambda *_: str(path))
+    _refuse_download(content, where)
+    names = _names(content, where)
+    folder = _text(content.get("path") or ".", where("path"), "path")
+    root = Path(os.path.normpath(path.absolute().parent / Path(folder).expanduser()))
+    splits = {key: _sources(content, key, root, where) for key in ("train", "val", "test")}
+    if not splits["train"] and not splits["val"]:
+        raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
+                           "add lines such as `train: images/train`")
+    return DatasetDescription(str(path), root, names=names, **splits)
+
+
+def _refuse_download(content: Mapping[str, Any], where: Where) -> None:
+    """A web address is only never followed; code is refused, so that nobody believes it has run."""
+    download = content.get("download")
+    if download and not (isinstance(download, str) and download.startswith("http") and len(download.split()) == 1):
+        raise DatasetError(f"{where('download')}: download: holds code, which is never run here; "
+                           "fetch the data yourself and remove the entry")
+
+
+def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
+    value, count = content.get("names"), _count(content.get("nc"), where("nc"))
+    if value is None and count is not None:
+        return tuple(f"class{number}" for number in range(count))
+    if isinstance(value, Mapping):
+        value = _by_number(value, where("names"))
+    if not isinstance(value, list) or not value:
+        raise DatasetError(f"{where('names')}: names: must list the classes, such as `names: [cat, dog]` or `0: cat`")
+    for name in value:
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)) or not str(name).strip():
+            raise DatasetError(f"{where('names')}: names: {name!r} is not a class name; put it in quotes")
+    if count is not None and count != len(value):
+        raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
+                           "make them agree or drop nc")
+    return tuple(str(name).strip() for name in value)
+
+
+def _count(value: object, where: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not str(value).isdecimal() or int(str(value)) < 1:
+        raise DatasetError(f"{where}: nc: must be a number of classes from 1 up, not {value!r}")
+    return int(str(value))
+
+
+def _by_number(value: Mapping[Any, Any], where: str) -> list[Any]:
+    numbers = {int(str(key)): name for key, name in value.items()
+               if str(key).isdecimal() and not isinstance(key, bool)}
+    if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
+        raise DatasetError(f"{where}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
+    return [numbers[number] for number in range(len(value))]
+
+
+def _text(value: object, where: str, key: str) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise DatasetError(f"{where}: {key}: expected a path, found {value!r}")
+    return value.strip()
+
+
+def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where) -> tuple[str, ...]:
+    value = content.get(key)
+    if value is None or value in ("", []):
+        return ()
+    entries = value if isinstance(value, list) else [value]
+    return tuple(_locate(_text(entry, where(key), key), key, root, content, where) for entry in entries)
+
+
+def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
+    """The place that an entry means: below `root`, or there without Roboflow's leading `../`."""
+    plain = entry
+    while plain.startswith("../"):
+        plain = plain[3:]
+    tried = list(dict.fromkeys(os.path.normpath(root / Path(text).expanduser()) for text in (entry, plain)))
+    for candidate in tried:
+        if os.path.exists(candidate) or (glob.has_magic(candidate) and glob.glob(candidate, recursive=True)):
+            return candidate
+    if key == "test":  # many descriptions name a test split that was never shipped; it is missed when asked for
+        return tried[0]
+    hint = " (`download` is never followed here: fetch the data yourself)" if content.get("download") else ""
+    raise DatasetError(f"{where(key)}: {key}: {entry!r} is not there; looked for {' and '.join(tried)}{hint}; "
+                       "correct the entry or `path`")

@@ -1,0 +1,113 @@
+"""Image files to arrays: what is read is upright, RGB, eight bits, or refused with a reason."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, ImageOps
+
+from ray_yolo.errors import DatasetError
+
+cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
+
+SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})
+MIN_SIDE_PX = 10
+MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+
+
+class UnreadableImageError(DatasetError):
+    """An image file that has to be left out; the message is the reason."""
+
+
+def read_image(path: str) -> np.ndarray:
+    """The upright picture, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, 16 bits cut to 8.
+
+    Raises:
+        UnreadableImageError: if the file is no picture, is damaged or ends early.
+    """
+    content = np.fromfile(path, np.uint8)
+    image = _decode(path, content) if content.size else None
+    if image is None:
+        raise UnreadableImageError(f"{path}: cannot be decoded (damaged or cut off); replace or remove the file")
+    return image
+
+
+def _decode(path: str, content: np.ndarray) -> np.ndarray | None:
+    if path.lower().endswith(".pfm"):  # floats, which the plain decoder would truncate to black
+        floats = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+        return None if floats is None else _from_floats(floats)
+    try:
+        image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB)
+    except cv2.error:
+        image = None
+    return image if image is not None else _decode_with_pillow(path)
+
+
+def _from_floats(floats: np.ndarray) -> np.ndarray:
+    grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
+    return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
+
+
+def _decode_with_pillow(path: str) -> np.ndarray | None:
+    """Second opinion for rare forms (32-bit TIFF) that OpenCV does not know."""
+    try:
+        with Image.open(path) as file:
+            return np.array(ImageOps.exif_transpose(file).convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def check_image(path: str) -> tuple[int, int]:
+    """(height, width) of the upright picture, from its header, after a look at the file's end.
+
+    Formats other than JPEG and PNG, and JPEGs with an odd end, are decoded to be sure.
+
+    Raises:
+        UnreadableImageError: saying why the file cannot be used.
+    """
+    if Path(path).stat().st_size == 0:
+        raise UnreadableImageError("is empty (0 bytes)")
+    height, width, whole = _header(path)
+    if height * width > MAX_PIXELS:
+        raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
+    if min(height, width) < MIN_SIDE_PX:
+        raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
+    if not whole:
+        try:
+            height, width = read_image(path).shape[:2]
+        except UnreadableImageError:
+            raise UnreadableImageError("is damaged or cut off") from None
+    return height, width
+
+
+def _header(path: str) -> tuple[int, int, bool]:
+    """(height, width, known to be whole) from what the file says of itself."""
+    try:
+        with Image.open(path) as file:
+            width, height = file.size
+            kind = file.format
+            if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
+                whole = width * height <= MAX_PIXELS and b"eXIf" not in Path(path).read_bytes()
+                file.verify()
+                return height, width, whole
+            turned = file.getexif().get(0x0112) in _TURNED and kind != "TIFF"  # Pillow turns TIFF sizes itself
+    except Image.DecompressionBombError:
+        raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
+    except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
+        if path.lower().endswith(".pfm"):
+            height, width = read_image(path).shape[:2]
+            return height, width, True
+        raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
+    whole = kind == "JPEG" and _ends_well(path)
+    return (width, height, whole) if turned else (height, width, whole)
+
+
+def _ends_well(path: str) -> bool:
+    """Whether a JPEG's last bytes are the end marker (zeros may follow)."""
+    with open(path, "rb") as file:
+        file.seek(max(0, Path(path).stat().st_size - 256))
+        return file.read().rstrip(b"\0").endswith(b"\xff\xd9")

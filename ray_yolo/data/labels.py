@@ -1,0 +1,146 @@
+"""The labels of one picture and how they follow what is done to it.
+
+Points are continuous: a picture spans 0..width, and its first pixel's centre lies at 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_MIN_SIDE_PX = 2.0
+_MAX_ASPECT = 100.0
+_MIN_AREA_LEFT = 0.1
+_MIN_AREA_LEFT_OUTLINED = 0.01  # an outline's box is tight after a turn, a turned box's box is not
+
+
+class Labels(NamedTuple):
+    """Classes (n,) int64, boxes (n, 4) float32 xyxy in pixels, and outlines as in `Annotation`."""
+
+    classes: np.ndarray
+    boxes: np.ndarray
+    polygons: tuple[np.ndarray, ...] = ()  # () or one (k, 2) float32 per box; k = 0 where there is only a box
+
+
+NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
+
+
+def join(parts: Sequence[Labels]) -> Labels:
+    """All labels of the parts, in order."""
+    polygons: tuple[np.ndarray, ...] = ()
+    if any(part.polygons for part in parts):
+        polygons = tuple(outline for part in parts for outline in outlines(part))
+    return Labels(np.concatenate([part.classes for part in parts]), np.concatenate([part.boxes for part in parts]),
+                  polygons)
+
+
+def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
+    """One outline per box, empty where there is none."""
+    return labels.polygons or (np.zeros((0, 2), np.float32),) * len(labels.classes)
+
+
+def pick(labels: Labels, chosen: np.ndarray) -> Labels:
+    """The labels where `chosen` (n,) bool holds."""
+    polygons = tuple(outline for outline, keep in zip(labels.polygons, chosen.tolist(), strict=False) if keep)
+    return Labels(labels.classes[chosen], labels.boxes[chosen], polygons)
+
+
+def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
+    """The labels after x and y were multiplied by `factors` and moved by `corner`, both (x, y)."""
+    factor, shift = np.array(factors, np.float32), np.array(corner, np.float32)
+    return Labels(labels.classes, labels.boxes * np.tile(factor, 2) + np.tile(shift, 2),
+                  tuple(outline * factor + shift for outline in labels.polygons))
+
+
+def mirror_x(labels: Labels, width: float) -> Labels:
+    """The labels of a picture flipped left to right."""
+    left, above, right, below = labels.boxes.T
+    return Labels(labels.classes, np.stack([width - right, above, width - left, below], axis=1),
+                  tuple(outline * (-1, 1) + (width, 0) for outline in labels.polygons))
+
+
+def mirror_y(labels: Labels, height: float) -> Labels:
+    """The labels of a picture flipped upside down."""
+    left, above, right, below = labels.boxes.T
+    return Labels(labels.classes, np.stack([left, height - below, right, height - above], axis=1),
+                  tuple(outline * (1, -1) + (0, height) for outline in labels.polygons))
+
+
+def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:
+    """The labels that are still worth having after a canvas was looked at through a matrix.
+
+    Boxes are cut at the canvas's edges, moved by their corners (outlined ones by their outline), and cut at the
+    output's edges; see `still_visible` for which ones are kept. canvas and size are (height, width).
+    """
+    if not len(labels.classes):
+        return labels
+    before = clip_boxes(labels.boxes, canvas)
+    after = clip_boxes(move_boxes(before, matrix), size)
+    outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
+    moved: list[np.ndarray] = []
+    for number, outline in enumerate(labels.polygons):
+        seen = cut(move_points(cut(outline, canvas), matrix), size)
+        moved.append(seen.astype(np.float32))
+        if len(outline):
+            after[number] = (*seen.min(axis=0), *seen.max(axis=0)) if len(seen) else 0
+    all_moved = Labels(labels.classes, after.astype(np.float32), tuple(moved))
+    return pick(all_moved, still_visible(before, after, zoom, outlined))
+
+
+def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Points (..., 2) after a 3 x 3 matrix; points beyond its horizon go nowhere (0, 0)."""
+    moved = points @ matrix[:, :2].T + matrix[:, 2]
+    depth = moved[..., 2:]
+    return np.divide(moved[..., :2], depth, out=np.zeros_like(moved[..., :2]), where=depth > 1e-6)
+
+
+def move_boxes(boxes: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """The boxes (n, 4) around the moved corners of boxes (n, 4)."""
+    corners = move_points(boxes[:, [0, 1, 2, 3, 0, 3, 2, 1]].reshape(-1, 4, 2), matrix)
+    return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+
+
+def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: np.ndarray) -> np.ndarray:
+    """Which boxes (n,) are worth keeping: sides above 2 px, aspect below 100, more than a tenth of the area left.
+
+    The area left is measured against the old area at the new zoom, so that zooming out alone drops nothing. With
+    an outline a hundredth is enough.
+    """
+    old = np.prod(before[:, 2:] - before[:, :2], axis=1) * zoom**2
+    sides = after[:, 2:] - after[:, :2]
+    short, long = sides.min(axis=1), sides.max(axis=1)
+    least = np.where(outlined, _MIN_AREA_LEFT_OUTLINED, _MIN_AREA_LEFT)
+    return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
+
+
+def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Boxes (n, 4) cut at the edges of an image of `size` (height, width)."""
+    return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
+
+
+def cut(outline: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The part of a polygon (k, 2) inside an image of `size`, (m, 2); empty if nothing is inside.
+
+    Source: Sutherland and Hodgman 1974, "Reentrant polygon clipping".
+    """
+    for axis, sign, limit in ((0, -1, 0), (1, -1, 0), (0, 1, size[1]), (1, 1, size[0])):
+        if not len(outline):
+            break
+        outside_by = sign * (outline[:, axis] - limit)
+        if (outside_by > 0).any():
+            outline = _cut_at(outline, outside_by)
+    return outline
+
+
+def _cut_at(outline: np.ndarray, outside_by: np.ndarray) -> np.ndarray:
+    points = []
+    for number in range(len(outline)):
+        here, last = outside_by[number], outside_by[number - 1]
+        if (here > 0) != (last > 0):
+            share = last / (last - here)
+            points.append(outline[number - 1] + share * (outline[number] - outline[number - 1]))
+        if here <= 0:
+            points.append(outline[number])
+    return np.array(points).reshape(-1, 2)

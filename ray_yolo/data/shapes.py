@@ -1,0 +1,164 @@
+"""The built-in data sets: drawn from a seed on first use, without a network.
+
+Geometric figures on textured, noisy grounds; some overlap, some images are empty, and colour says
+nothing about class. `shapes` is small and easy enough to learn from scratch on a laptop, `shapes8` is
+its tiny sibling for trials of the machinery, `shapes1k` is larger and harder (six classes, small figures).
+The same generator version draws the same pixels everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from ray_yolo.data.user_cache import cache_folder, publish_folder
+from ray_yolo.structures import Annotation
+
+VERSION = 1  # raise it whenever a drawn pixel or a label changes: tables of results name it
+CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
+_SUBPIXEL_BITS = 4
+
+
+class Drawing(NamedTuple):
+    """What a built-in data set looks like."""
+
+    seed: int
+    num_train: int
+    num_val: int
+    side_px: int
+    num_classes: int
+    scale: tuple[float, float]  # figure diameter as a share of the image side
+    max_figures: int
+
+
+BUILT_IN = {
+    "shapes": Drawing(1, 128, 64, 160, 3, (0.20, 0.45), 4),
+    "shapes8": Drawing(8, 8, 8, 160, 3, (0.20, 0.45), 4),
+    "shapes1k": Drawing(1000, 1000, 100, 256, 6, (0.05, 0.40), 8),
+}
+
+
+def ensure_shapes(name: str) -> Path:
+    """The data.yaml of a built-in data set, drawn into the user's cache folder if it is not there yet."""
+    folder = publish_folder(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
+    return folder / "data.yaml"
+
+
+def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotation]:
+    """Image `number` of a split (0 train, 1 val): (side, side, 3) uint8 RGB and what it shows."""
+    rng = np.random.default_rng([drawing.seed, split, number])
+    image = _ground(rng, drawing.side_px)
+    classes: list[int] = []
+    boxes: list[np.ndarray] = []
+    wanted = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
+    for _ in range(4 * wanted):  # a few attempts each: some places are taken
+        kind = int(rng.integers(drawing.num_classes))
+        outline, box = _place(rng, kind, drawing)
+        if len(boxes) < wanted and all(_covered(old, box) < 0.25 for old in boxes):
+            _paint(image, rng, kind, outline)
+            classes.append(kind)
+            boxes.append(box)
+    side = (drawing.side_px, drawing.side_px)
+    array = np.array(boxes, np.float32).reshape(-1, 4)
+    return image, Annotation(f"{number:06d}.jpg", side, np.array(classes, np.int64), array)
+
+
+def _ground(rng: np.random.Generator, side: int) -> np.ndarray:
+    """A smooth random colour field with stripes and noise."""
+    coarse = rng.integers(30, 226, (4, 4, 3), dtype=np.uint8)
+    field = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_LINEAR).astype(np.int16)
+    period, phase = int(rng.integers(5, 24)), int(rng.integers(0, 24))
+    across = np.arange(side, dtype=np.int64)
+    stripes = ((across[:, None] * int(rng.integers(-2, 3)) + across + phase) // period % 2) * 24 - 12
+    noise = rng.integers(-20, 21, (side, side, 3), dtype=np.int16)
+    return np.clip(field + stripes[..., None] + noise, 0, 255).astype(np.uint8)
+
+
+def _unit_outline(kind: int) -> np.ndarray:
+    """Corners of a figure of radius 1 about the origin, (k, 2)."""
+    if CLASSES[kind] == "cross":
+        a = 0.33
+        return np.array([(a, 1), (a, a), (1, a), (1, -a), (a, -a), (a, -1), (-a, -1), (-a, -a),
+                         (-1, -a), (-1, a), (-a, a), (-a, 1)], float)
+    corners = {"square": 4, "triangle": 3, "star": 10}.get(CLASSES[kind], 64)
+    angles = np.arange(corners) * (2 * np.pi / corners)
+    radius = np.where(np.arange(corners) % 2, 0.42, 1.0) if CLASSES[kind] == "star" else np.ones(corners)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radius[:, None]
+
+
+def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.ndarray, np.ndarray]:
+    """A turned, slightly stretched outline inside the image, and its box (both in pixels)."""
+    low, high = drawing.scale
+    radius = drawing.side_px * (low + (high - low) * rng.random()) / 2
+    stretch = np.array([rng.uniform(0.85, 1.18), 1.0])
+    angle = rng.uniform(0, 2 * np.pi)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    outline = (_unit_outline(kind) * stretch * radius) @ turn.T
+    lowest, highest = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)
+    outline += lowest + (highest - lowest) * rng.random(2)
+    return outline, np.concatenate([outline.min(axis=0), outline.max(axis=0)])
+
+
+def _covered(old: np.ndarray, new: np.ndarray) -> float:
+    """Share of the smaller of two boxes that the other one covers."""
+    sides = np.clip(np.minimum(old[2:], new[2:]) - np.maximum(old[:2], new[:2]), 0, None)
+    return float(sides.prod() / min((old[2:] - old[:2]).prod(), (new[2:] - new[:2]).prod()))
+
+
+def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.ndarray) -> None:
+    """Fill the outline with a noisy colour that stands out from what lies beneath."""
+    mask = np.zeros(image.shape[:2], np.uint8)
+    _fill(mask, outline, 255)
+    if CLASSES[kind] == "ring":
+        centre = outline.mean(axis=0)
+        _fill(mask, centre + (outline - centre) * 0.55, 0)
+    beneath = image[mask > 127].mean(axis=0) if (mask > 127).any() else np.full(3, 127.0)
+    colour = rng.integers(0, 256, 3)
+    while np.abs(colour - beneath).max() < 90:
+        colour = rng.integers(0, 256, 3)
+    filling = np.clip(colour + rng.integers(-12, 13, image.shape, dtype=np.int16), 0, 255).astype(np.int32)
+    share = mask.astype(np.int32)[..., None]
+    image[:] = (filling * share + image * (255 - share) + 127) // 255
+
+
+def _fill(mask: np.ndarray, outline: np.ndarray, value: int) -> None:
+    # OpenCV puts pixel centres on whole numbers, boxes put pixel edges there: hence the half pixel.
+    points = np.round((outline - 0.5) * 2**_SUBPIXEL_BITS).astype(np.int32)
+    cv2.fillPoly(mask, [points], value, lineType=cv2.LINE_AA, shift=_SUBPIXEL_BITS)
+
+
+def _write(drawing: Drawing, folder: Path) -> None:
+    jobs = [(split, number) for split, count in enumerate((drawing.num_train, drawing.num_val))
+            for number in range(count)]
+    for split in ("train", "val"):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda job: _write_image(drawing, folder, *job), jobs))
+    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES[:drawing.num_classes]))
+    (folder / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames:\n{names}")
+
+
+def _write_image(drawing: Drawing, folder: Path, split: int, number: int) -> None:
+    image, shown = draw(drawing, split, number)
+    place = ("train", "val")[split]
+    written = cv2.imwrite(str(folder / "images" / place / shown.path), image[..., ::-1],
+                          [cv2.IMWRITE_JPEG_QUALITY, 92])
+    if not written:
+        raise OSError(f"cannot write {folder / 'images' / place / shown.path}")
+    (folder / "labels" / place / f"{number:06d}.txt").write_text(label_text(shown))
+
+
+def label_text(shown: Annotation) -> str:
+    """YOLO label rows of an annotation: class and centre, width and height as shares of the image."""
+    height, width = shown.size
+    low, high = shown.boxes[:, :2], shown.boxes[:, 2:]
+    rows = np.concatenate([(low + high) / 2, high - low], axis=1) / np.array([width, height, width, height])
+    return "".join(f"{kind} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n"
+                   for kind, (x, y, w, h) in zip(shown.classes.tolist(), rows.tolist(), strict=True))

@@ -1,0 +1,128 @@
+"""Tables of rows made into a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from ray_yolo.errors import ConfigError
+from ray_yolo.models.heads import Anchors, Detect
+from ray_yolo.models.rows import DetectRow, Row
+
+PROBE_PX = 256  # side of the dummy image that finds channels and strides; a multiple of every stride
+
+
+class Detector(nn.Module):
+    """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last one is the head."""
+
+    def __init__(self, rows: Sequence[Row], anchors_px: Anchors | None = None) -> None:
+        """Build rows that have their final channels, repeats and classes; the last one is the head's.
+
+        Args:
+            anchors_px: per level of the head and anchor (width, height) in pixels; None: squares, to be fitted.
+
+        Raises:
+            ConfigError: naming the row that does not fit the rows before it.
+        """
+        super().__init__()
+        self._sources = [_absolute(row, index) for index, row in enumerate(rows)]
+        self._kept = {source for index, row in enumerate(self._sources) for source in row if source != index - 1}
+        self.model = nn.ModuleList()
+        strides = self._assemble(rows)
+        self.head.calibrate(strides, anchors_px)
+
+    @property
+    def head(self) -> Detect:
+        """The last layer."""
+        return cast(Detect, self.model[-1])
+
+    @property
+    def num_classes(self) -> int:
+        """Classes that the head tells apart."""
+        return self.head.num_classes
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Raw predictions of images (B, 3, H, W) in 0..1: per level (B, anchors, h, w, 5 + classes).
+
+        H and W are multiples of the largest stride. Training and evaluation give the same form.
+        """
+        x, kept = images, dict[int, Tensor]()
+        for index, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
+            x = layer(*[x if source == index - 1 else kept[source] for source in sources])
+            if index in self._kept:
+                kept[index] = x
+        return cast(tuple[Tensor, ...], x)
+
+    @torch.no_grad()
+    def _assemble(self, rows: Sequence[Row]) -> tuple[int, ...]:
+        """Build each layer for the channels that a dummy image has at its place; the strides of the head's levels.
+
+        Evaluation mode leaves the statistics of the norms as they are.
+        """
+        outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # row i gives outputs[i + 1]
+        for index, (row, sources) in enumerate(zip(rows, self._sources, strict=True)):
+            inputs = [outputs[source + 1] for source in sources]
+            try:
+                layer = row.build([x.shape[1] for x in inputs]).eval()
+                outputs.append(layer(*inputs))
+            except (RuntimeError, ValueError, TypeError) as error:
+                shapes = " and ".join(str(tuple(x.shape[1:])) for x in inputs)
+                raise ConfigError(f"model row {index}, {row}: cannot take inputs of (channels, height, width) "
+                                  f"{shapes}: {error}") from error
+            self.model.append(layer)
+        self.train()
+        return tuple(PROBE_PX // level.shape[2] for level in outputs[-1])
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model before its classes are known: a table of rows and the multiples of its size."""
+
+    rows: tuple[Row, ...]
+    anchors_px: Anchors | int  # per level and anchor (width, height); a number: so many per level, to be fitted
+    depth: float = 1.0
+    width: float = 1.0
+
+    def build(self, num_classes: int, anchors_px: Anchors | None = None) -> Detector:
+        """The model for so many classes, with these anchors or, left out, the table's own.
+
+        Raises:
+            ConfigError: if rows or anchors do not fit together.
+        """
+        *rows, head = self.rows
+        if not isinstance(head, DetectRow) or any(isinstance(row, DetectRow) for row in rows):
+            raise ConfigError("model: exactly one Detect row is needed, and it is the last one")
+        anchors = self.anchors_px if anchors_px is None else anchors_px
+        num_anchors = anchors if isinstance(anchors, int) else _count_anchors(anchors, len(head.source))
+        head = replace(head, num_classes=num_classes, num_anchors=num_anchors)
+        try:
+            scaled = [row.scaled(self.depth, self.width) for row in rows]
+        except ValidationError as error:
+            raise ConfigError(f"model: with depth multiple {self.depth} and width multiple {self.width} a row gets too "
+                              f"large: {error.errors()[0]['msg']}") from error
+        return Detector([*scaled, head], None if isinstance(anchors, int) else anchors)
+
+
+def _absolute(row: Row, index: int) -> tuple[int, ...]:
+    """Sources of row `index` counted from the first row; -1 is the image, for the first row only."""
+    sources = tuple(source if source >= 0 else index + source for source in row.source)
+    lowest = -1 if index == 0 else 0
+    if not all(lowest <= source < index for source in sources):
+        raise ConfigError(f"model row {index}, {row}: its source is not an earlier row")
+    return sources
+
+
+def _count_anchors(anchors: Anchors, num_levels: int) -> int:
+    """Anchors per level."""
+    counts = {len(level) for level in anchors}
+    if len(anchors) != num_levels or len(counts) != 1 or min(counts) == 0:
+        raise ConfigError(f"anchors: {num_levels} levels with equally many anchors are needed, but they have "
+                          f"{', '.join(str(len(level)) for level in anchors)}")
+    if any(side <= 0 for level in anchors for anchor in level for side in anchor):
+        raise ConfigError("anchors: every width and height is a number of pixels above 0")
+    return counts.pop()

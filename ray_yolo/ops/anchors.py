@@ -1,0 +1,92 @@
+"""Do the anchors fit the labels, and if not, which ones would?
+
+Sides are (width, height) in pixels of the network input. Pure numpy; all draws come from the seed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ray_yolo.ops.seeding import Stream, generator
+
+GOOD_RECALL = 0.98
+_JITTER = 0.1
+_MIN_SIDE_PX = 2.0
+_MAX_LABELS = 10_000  # enough to place a dozen anchors; more would only cost time
+_ROUNDS = 30
+_MUTATIONS = 1000
+_MUTATED_SHARE, _SIGMA = 0.9, 0.1
+
+
+def best_ratios(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    """How well the best anchor fits each label: (n,) in 0..1 from sizes (n, 2) and anchors (k, 2).
+
+    The fit of a pair is its worse side's min(r, 1/r), r = label / anchor.
+    """
+    ratios = sizes[:, None] / anchors[None]  # (n, k, 2)
+    return np.minimum(ratios, 1 / ratios).min(axis=2).max(axis=1)
+
+
+def best_possible_recall(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float) -> float:
+    """Share of labels that the assignment gives to at least one anchor; 1 when there are no labels."""
+    return float((best_ratios(sizes, anchors) > 1 / anchor_t).mean()) if len(sizes) else 1.0
+
+
+def fit_anchors(anchors: np.ndarray, sizes: np.ndarray, anchor_t: float, seed: int) -> np.ndarray | None:
+    """Anchors that reach more labels than the given ones, or None where those do well enough.
+
+    Well enough is a best possible recall above 0.98. New ones are k-means centres of the labels, improved by
+    1000 random mutations, and are taken only if more labels are reached.
+
+    Args:
+        anchors: (levels, anchors per level, 2) pixels.
+        sizes: (n, 2) labels' sides after their image's long side became the network's size.
+        anchor_t: largest factor between sides that are assigned to each other.
+
+    Returns:
+        Anchors of the same shape in ascending order of area, float64, or None.
+    """
+    sizes = sizes[(sizes > 0).all(axis=1)].astype(np.float64)
+    rng = generator(Stream.ANCHORS, seed)
+    sizes = sizes * rng.uniform(1 - _JITTER, 1 + _JITTER, (len(sizes), 1))
+    own = anchors.reshape(-1, 2).astype(np.float64)
+    recall = best_possible_recall(sizes, own, anchor_t)
+    visible = sizes[(sizes >= _MIN_SIDE_PX).any(axis=1)]
+    if recall > GOOD_RECALL or not len(visible):
+        return None
+    if len(visible) > _MAX_LABELS:
+        visible = rng.choice(visible, _MAX_LABELS, replace=False)
+    centres = np.maximum(cluster(visible, len(own), rng), _MIN_SIDE_PX)
+    found = _mutate(visible, centres, anchor_t, rng)
+    found = found[np.argsort(found.prod(axis=1), kind="stable")].round(2)
+    return found.reshape(anchors.shape) if best_possible_recall(sizes, found, anchor_t) > recall else None
+
+
+def cluster(points: np.ndarray, num_centres: int, rng: np.random.Generator) -> np.ndarray:
+    """k-means centres (k, 2) of points (n, 2), with both axes scaled to unit deviation meanwhile."""
+    deviation = np.maximum(points.std(axis=0), 1e-9)
+    white = points / deviation
+    centres = rng.choice(white, num_centres, replace=len(white) < num_centres)
+    for _ in range(_ROUNDS):
+        nearest = np.square(white[:, None] - centres[None]).sum(axis=2).argmin(axis=1)
+        for number in np.unique(nearest):  # a centre without points stays where it is
+            centres[number] = white[nearest == number].mean(axis=0)
+    return centres * deviation
+
+
+def _mutate(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
+    """Hill climbing on the mean fit of the labels that are reached at all."""
+    best, fitness = anchors, _fitness(sizes, anchors, anchor_t)
+    for _ in range(_MUTATIONS):
+        chosen = rng.random(best.shape) < _MUTATED_SHARE
+        factors = np.clip(1 + chosen * rng.random() * rng.standard_normal(best.shape) * _SIGMA, 0.3, 3.0)
+        child = np.maximum(best * factors, _MIN_SIDE_PX)
+        score = _fitness(sizes, child, anchor_t)
+        if score > fitness:
+            best, fitness = child, score
+    return best
+
+
+def _fitness(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float) -> float:
+    best = best_ratios(sizes, anchors)
+    return float((best * (best > 1 / anchor_t)).mean())

@@ -1,0 +1,190 @@
+"""The story of a training in lines of text, told from its events. Nothing is printed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from ray_yolo.engine.events import Event, epoch_rows, surviving
+from ray_yolo.engine.results import number_at
+from ray_yolo.runtime.tracking import read_run_file
+
+TRAIN_HEADER = ("%11s" * 7) % ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "images/s", "size")
+CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+
+_METRICS = {"P": "precision", "R": "recall", "mAP50": "mAP50", "mAP50-95": "mAP50-95"}
+_LOSSES = {"box": "box", "obj": "obj", "cls": "cls"}
+_SMOOTHING = 0.9  # of images per second, over step events
+
+
+class Narrator:
+    """Turns events into lines.
+
+    Args:
+        live: the lines are for a terminal: tables under a header, as YOLOv5 has them; else one line for each epoch.
+    """
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._num_val_images = 0
+        self._batch_size, self._batches = 1, 1  # batches per epoch
+        self._epochs = 1
+        self._epoch = 0
+        self._batch: int | None = None  # batches done over all epochs; None before the first step after a start
+        self._losses: list[list[float]] = []  # of this epoch's step events
+        self._images_per_second: float | None = None
+        self._memory_gb: float | None = None
+        self._size: object = ""
+
+    def observe(self, event: Event) -> list[str]:
+        """The lines that an event is worth; none for an event of a type unknown here."""
+        tell: Callable[[Event], list[str]] | None = getattr(self, f"_on_{event['type']}", None)
+        return tell(event) if tell else []
+
+    def progress(self) -> str:
+        """One line: where training is now. Empty while that is not known."""
+        if self._batch is None or not self._images_per_second:
+            return ""
+        means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
+        percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
+        images_left = (self._epochs * self._batches - self._batch) * self._batch_size
+        where = f"{percent:4d} %  ETA {_duration(images_left / self._images_per_second)}"
+        if self._live:
+            return self._train_row(means or [None, None, None], self._images_per_second) + where
+        return (f"epoch {self._epoch + 1}/{self._epochs}{where}{_named(list(_LOSSES)[:len(means)], means)}  "
+                f"{_number(self._images_per_second)} images/s")
+
+    def _on_run(self, event: Event) -> list[str]:
+        recipe = event["recipe"]
+        self._num_val_images = event["num_val_images"]
+        self._batch_size, self._size = recipe["batch_size"], recipe["imgsz"]
+        self._batches = max(math.ceil(event["num_images"] / self._batch_size), 1)
+        return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
+                f"({event['num_images']} images, {event['num_val_images']} for validation, "
+                f"{len(event['names'])} classes)"]
+
+    def _on_start(self, event: Event) -> list[str]:
+        self._epochs = event["epochs"]
+        self._begin_epoch(event["epoch"])
+        self._batch = None
+        workers = f"{event['num_workers']} worker{'s' if event['num_workers'] != 1 else ''}"
+        told = f"training on {workers}"
+        if event["step"] > 0:
+            told = f"going on with {workers} from step {event['step']}, epoch {event['epoch'] + 1}"
+        return [told, "", TRAIN_HEADER] if self._live else [told]
+
+    def _on_step(self, event: Event) -> list[str]:
+        if event["epoch"] != self._epoch:
+            self._begin_epoch(event["epoch"])
+        self._batch = event["batch"] + 1
+        self._size = event.get("size", self._size)
+        if rate := event["images_per_second"]:
+            old = self._images_per_second or rate
+            self._images_per_second = _SMOOTHING * old + (1 - _SMOOTHING) * rate
+        if None not in event["loss"]:
+            self._losses.append(event["loss"])
+        return []
+
+    def _on_epoch(self, event: Event) -> list[str]:
+        if event["epoch"] < self._epoch:
+            return []  # a restart tells the last epoch again, in case it was lost
+        self._epoch, self._memory_gb = event["epoch"], event["memory_gb"]
+        lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
+        self._begin_epoch(event["epoch"] + 1)
+        return lines
+
+    def _on_warning(self, event: Event) -> list[str]:
+        return [f"WARNING: {event['message']}"]
+
+    def _on_end(self, event: Event) -> list[str]:
+        self._batch = None
+        return []
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._losses = []
+
+    def _epoch_table(self, event: Event) -> list[str]:
+        losses = [number_at(event, ("train", name)) for name in _LOSSES]
+        lines = [self._train_row(losses, event["images_per_second"]) + f"{_duration(event['seconds']):>11}"]
+        if event["metrics"]:
+            labels = sum(row["labels"] for row in event["per_class"])
+            total = {"name": "all", "images": self._num_val_images, "labels": labels, **event["metrics"]}
+            lines += [CLASS_HEADER, class_row(total)]
+            lines += ["", TRAIN_HEADER] if event["epoch"] + 1 < self._epochs else []
+        return lines
+
+    def _epoch_line(self, event: Event) -> str:
+        losses = [number_at(event, ("train", name)) for name in _LOSSES]
+        metrics = [number_at(event, ("metrics", name)) for name in _METRICS.values()]
+        memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
+        return (f"epoch {event['epoch'] + 1}/{self._epochs}{_named(_LOSSES, losses)}{_named(_METRICS, metrics)}  "
+                f"{_number(event['images_per_second'])} images/s{memory}  {_duration(event['seconds'])}"
+                f"{'  best' if event['best'] else ''}")
+
+    def _train_row(self, losses: Sequence[float | None], images_per_second: float | None) -> str:
+        memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
+        return ("%11s" * 7) % (f"{self._epoch + 1}/{self._epochs}", memory, *map(_number, losses),
+                               _number(images_per_second), self._size)
+
+
+def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
+    """What a user wants to know at the end: what came of it, where everything is, and how to look at it.
+
+    Several lines: the per-class table of the best epoch, the outcome, and the places with the commands that open them.
+    """
+    rows = epoch_rows(surviving(events))
+    end = next((event for event in reversed(events) if event["type"] == "end"), None)
+    best = next((row for row in rows if end and row["epoch"] == end["best_epoch"] and row["metrics"]), None)
+    lines = [_outcome(end, rows)]
+    if best:
+        table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]
+        metrics = [best["metrics"][name] for name in _METRICS.values()]
+        lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}"]
+    return "\n".join([*lines, *_places(Path(run_dir))])
+
+
+def class_row(row: Event) -> str:
+    """One row under CLASS_HEADER: name, images, labels and the four metrics."""
+    numbers = [_number(row[name]) for name in _METRICS.values()]
+    return ("%22s" + "%11s" * 6) % (row["name"], row.get("images", "-"), row["labels"], *numbers)
+
+
+def _outcome(end: Event | None, rows: Sequence[Event]) -> str:
+    told = f"{len(rows)} epoch{'s' if len(rows) != 1 else ''} in {_duration(sum(row['seconds'] for row in rows))}"
+    if end is None:
+        return f"interrupted after {told}; the same command continues"
+    reason = f" ({end['reason']})" if end["reason"] else ""
+    return f"{end['status']}: {told}{reason}" + ("" if end["status"] == "done" else "; the same command continues")
+
+
+def _places(run_dir: Path) -> list[str]:
+    """Where things are, and the command that opens each."""
+    lines = [f"results      {run_dir}"]
+    weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
+    if weights:
+        lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
+    lines.append(f"tensorboard  tensorboard --logdir {run_dir}")
+    about = read_run_file(run_dir)
+    if about is None:
+        return lines
+    uri, run_id = about["uri"].rstrip("/"), about["run_id"]
+    if uri.startswith("http"):
+        return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {uri} (run {run_id})"]
+
+
+def _named(names: Sequence[str] | dict[str, str], numbers: Sequence[float | None]) -> str:
+    """'  name number' for each number that there is."""
+    pairs = zip(names, numbers, strict=True)
+    return "".join(f"  {name} {_number(number)}" for name, number in pairs if number is not None)
+
+
+def _number(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,54 @@
+"""The projections of a run's event log that the driver keeps while it trains: console, result files, MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.results import EVENTS_FILE, Results
+from ray_yolo.runtime.background import Background
+from ray_yolo.runtime.display import ProgressDisplay
+from ray_yolo.runtime.narrator import closing_message
+from ray_yolo.runtime.recorder import Emit
+from ray_yolo.runtime.tracking import Tracking
+
+
+class Records:
+    """Three threads, none of which training ever waits for.
+
+    Args:
+        run_dir: the run folder; its event log may hold the story of earlier attempts.
+        mlflow_uri: the tracking server (`tracking.tracking_uri`); None: no tracking.
+        emit: told of what goes wrong, once for each projection; the display then shows it.
+        stream: the console.
+        parent_run_id, tags: of the MLflow run, see `tracking.Tracker`.
+    """
+
+    def __init__(self, run_dir: Path, mlflow_uri: str | None, emit: Emit, stream: TextIO, *,
+                 parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
+        def warn(message: str) -> None:
+            emit("warning", message=message)
+
+        self._run_dir = run_dir
+        self._stream = stream
+        self._display = ProgressDisplay(run_dir, stream, warn)
+        self._results = Results(run_dir)
+        self._results_thread = Background("result files", self._results.update, interval_seconds=2.0, warn=warn)
+        self._tracking = mlflow_uri and Tracking(run_dir, mlflow_uri, warn, parent_run_id=parent_run_id, tags=tags)
+
+    def finish(self, draw_plots: Callable[[], None]) -> None:
+        """Complete everything and print the closing message. The log must be complete: call it after its writer closed.
+
+        Args:
+            draw_plots: called when results.csv is final and before files go to MLflow.
+        """
+        if self._results_thread.finish(patience_seconds=10.0):
+            self._results.close()
+        draw_plots()
+        self._display.finish()
+        note = self._tracking.finish() if self._tracking else None
+        print(closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), file=self._stream)
+        if note:
+            print(note, file=self._stream)

@@ -1,0 +1,278 @@
+"""One MLflow run for one training, as a projection of its event log.
+
+What the MLflow run should hold is computed from the log alone (`tracking_plan`); what it does hold is asked of the
+server; the difference is posted. So a training that was interrupted, a server that was away and a delivery long after
+the end are one case; nothing is posted twice, and only what is durable is posted at all. In a training this happens
+in a thread of the driver with short time limits: a server that is down or slow costs one warning and no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_yolo.engine.events import Event, follow
+from ray_yolo.engine.results import EVENTS_FILE, replace_text
+from ray_yolo.errors import InputError
+from ray_yolo.redact import redact
+from ray_yolo.runtime.background import Background
+from ray_yolo.runtime.tracking_plan import RUN_ID_TAG, Plan, plan_run
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+RUN_FILE = "mlflow.json"
+# Small files first: if time runs out they are there.
+ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
+
+_DELIVERED_TAG = "ray_yolo.delivered"
+_LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
+# MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
+_CLIENT_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+class Tracker:
+    """Delivers one run folder to one server, and remembers what the server is known to hold.
+
+    Args:
+        run_dir: the run folder.
+        uri: the server.
+        parent_run_id: the MLflow run of the sweep that this training belongs to; its experiment is used.
+        tags: further tags.
+    """
+
+    def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:
+        self.with_artifacts = False
+        """Set once the files of the run folder are final: then they are delivered too."""
+        self.last_answer = 0.0
+        """`time.monotonic` of the server's last answer."""
+        self._run_dir = run_dir
+        self._uri = uri
+        self._parent_run_id = parent_run_id
+        self._tags = {**tags, **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {})}
+        self._log = follow(run_dir / EVENTS_FILE)
+        self._events: list[Event] = []
+        self._remote: _Remote | None = None
+
+    def deliver(self) -> None:
+        """Make the MLflow run hold what the log says; asks nothing of the server when that is known to be so.
+
+        Raises:
+            Exception: whatever MLflow raises. Call again: what arrived is asked of the server first.
+        """
+        new = [event for event in next(self._log) if event["type"] not in ("step", "share")]
+        self._events += new
+        if self._remote is not None and not new and not self.with_artifacts:
+            return
+        plan = plan_run(self._events)
+        if plan is None:
+            return
+        remote, self._remote = self._remote, None  # unknown, unless all of the following succeeds
+        remote = remote or self._open(plan)
+        remote.post(plan, self._tags)
+        if self.with_artifacts and plan.end_ms is not None:
+            remote.post_artifacts(self._run_dir, plan.version)
+        self._remote = remote
+
+    def _open(self, plan: Plan) -> _Remote:
+        """Find the MLflow run, or create it, and ask what it holds."""
+        client = _build_client(self._uri)
+        run = self._stored_run(client)
+        if run is None:
+            experiment_id = self._experiment_id(client, plan.experiment)
+            run = _find_run(client, experiment_id, plan.tags[RUN_ID_TAG]) or client.create_run(
+                experiment_id, start_time=plan.start_ms, run_name=plan.name, tags=plan.tags | self._tags)
+            about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
+            replace_text(self._run_dir / RUN_FILE, json.dumps(about, indent=1) + "\n")
+        self._note_answer()
+        run_id = run.info.run_id
+        posted = {(key, point.step) for key in run.data.metrics for point in client.get_metric_history(run_id, key)}
+        return _Remote(client, run_id, self._note_answer, posted, set(run.data.params), dict(run.data.tags),
+                       run.info.status)
+
+    def _stored_run(self, client: MlflowClient) -> Run | None:
+        """The run that the run folder names, if this server has it."""
+        from mlflow.exceptions import MlflowException
+
+        about = read_run_file(self._run_dir)
+        if about is None:
+            return None
+        try:
+            return client.get_run(about["run_id"])
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+
+    def _experiment_id(self, client: MlflowClient, name: str) -> str:
+        """The parent run's experiment, else the one of this name, created if need be."""
+        from mlflow.exceptions import MlflowException
+
+        if self._parent_run_id:
+            return str(client.get_run(self._parent_run_id).info.experiment_id)
+        if (found := client.get_experiment_by_name(name)) is not None:
+            return str(found.experiment_id)
+        try:
+            return str(client.create_experiment(name, artifact_location=_artifact_location(self._uri)))
+        except MlflowException:
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+            return str(found.experiment_id)  # another training was faster
+
+    def _note_answer(self) -> None:
+        self.last_answer = time.monotonic()
+
+
+@dataclass
+class _Remote:
+    """An MLflow run, with what the server is known to hold of it."""
+
+    client: MlflowClient
+    run_id: str
+    note_answer: Callable[[], None]
+    posted: set[tuple[str, int]]  # (key, epoch)
+    params: set[str]
+    tags: dict[str, str]
+    status: str
+
+    def post(self, plan: Plan, extra_tags: Mapping[str, str]) -> None:
+        """Post what is missing, the final status last."""
+        if plan.end_ms is None and self.status != plan.status:
+            self.client.update_run(self.run_id, status=plan.status)
+        self._post_labels(plan.params, {**plan.tags, **extra_tags})
+        self._post_points(plan)
+        if plan.end_ms is not None and self.status != plan.status:
+            self.client.set_terminated(self.run_id, plan.status, end_time=plan.end_ms)
+        self.status = plan.status
+
+    def post_artifacts(self, run_dir: Path, version: str) -> None:
+        """Post the files, unless those of this version are there."""
+        if self.tags.get(_DELIVERED_TAG) == version:
+            return
+        for path in (path for pattern in ARTIFACTS for path in sorted(run_dir.glob(pattern))):
+            folder = path.parent.relative_to(run_dir).as_posix()
+            self.client.log_artifact(self.run_id, str(path), None if folder == "." else folder)
+            self.note_answer()
+        self.client.set_tag(self.run_id, _DELIVERED_TAG, version)
+        self.tags[_DELIVERED_TAG] = version
+
+    def _post_labels(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        new_params = [Param(key, value) for key, value in params.items() if key not in self.params]
+        new_tags = [RunTag(key, value) for key, value in tags.items() if self.tags.get(key) != value]
+        for some in _chunks(new_params, _LABELS_PER_CALL):
+            self.client.log_batch(self.run_id, params=some)
+        for some in _chunks(new_tags, _LABELS_PER_CALL):
+            self.client.log_batch(self.run_id, tags=some)
+        self.params |= params.keys()
+        self.tags |= tags
+
+    def _post_points(self, plan: Plan) -> None:
+        from mlflow.entities import Metric
+
+        new = [point for point in plan.points if (point.key, point.epoch) not in self.posted]
+        for some in _chunks([Metric(*point) for point in new], _METRICS_PER_CALL):
+            self.client.log_batch(self.run_id, metrics=some)
+            self.note_answer()
+        self.posted |= {(point.key, point.epoch) for point in new}
+
+
+class Tracking:
+    """The MLflow thread of a driver. `warn` is told once if the server does not answer."""
+
+    def __init__(self, run_dir: str | os.PathLike[str], uri: str, warn: Callable[[str], None], *,
+                 parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
+        self._run_dir = Path(run_dir)
+        self._uri = uri
+        self._tracker = Tracker(self._run_dir, uri, parent_run_id, tags or {})
+        self._thread = Background("MLflow", self._tracker.deliver, interval_seconds=1.0, warn=warn)
+
+    def finish(self, patience_seconds: float = 10.0) -> str | None:
+        """Deliver the rest, files included: call it when they are final.
+
+        Waits for as long as the server answers at least every `patience_seconds`.
+
+        Returns:
+            None when all is delivered, else a line for the user: how to deliver the rest later.
+        """
+        self._tracker.with_artifacts = True
+        if self._thread.finish(patience_seconds, lambda: self._tracker.last_answer):
+            return None
+        return (f"MLflow has not got everything yet. To deliver the rest: "
+                f"python -m ray_yolo.sync {self._run_dir} --mlflow-uri {redact(self._uri)}")
+
+
+def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str | None = None,
+                tags: Mapping[str, str] | None = None) -> str:
+    """Deliver a run folder to a server, whole; what is there already is left alone.
+
+    Returns:
+        The id of the MLflow run.
+
+    Raises:
+        InputError: if the folder has no event log of a training.
+        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
+    """
+    tracker = Tracker(Path(run_dir), uri, parent_run_id, tags or {})
+    tracker.with_artifacts = True
+    tracker.deliver()
+    about = read_run_file(run_dir)
+    if about is None:
+        raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give the folder of a run")
+    return about["run_id"]
+
+
+def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
+    """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'."""
+    if setting == "off":
+        return None
+    return setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
+
+
+def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
+    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run; None if there is none yet."""
+    try:
+        about: dict[str, str] = json.loads((Path(run_dir) / RUN_FILE).read_text())
+    except (FileNotFoundError, ValueError):  # emptied by a power cut: the run is found again by its tag
+        return None
+    return about
+
+
+def _build_client(uri: str) -> MlflowClient:
+    """A client with short time limits. They hold for the process, and the user's own go first."""
+    for name, value in _CLIENT_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient  # here, because it takes more than a second
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | None:
+    """The MLflow run that an earlier call created without living to write down its id."""
+    runs = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run_id}'", max_results=1)
+    return next(iter(runs), None)
+
+
+def _artifact_location(uri: str) -> str | None:
+    """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
+    scheme, _, path = uri.partition(":///")
+    return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk

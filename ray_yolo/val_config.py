@@ -1,0 +1,41 @@
+"""The configuration of `ray_yolo.val`: what is validated, how, and on which workers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ray_yolo.config import STRIDE, EvaluateConfig, Frozen, Placement
+
+
+class ValPlacement(Placement):
+    """Where a validation runs: in this process unless workers are asked for."""
+
+    num_workers: int | tuple[int, int] = 0
+    """Ray workers: a number, or 0 to validate in this process without Ray."""
+    project: str = "runs/val"
+    """Folder of validations."""
+    name: str = ""
+    """Name of the validation; '': a new expN."""
+
+
+class ValConfig(Frozen):
+    """One validation of trained weights. The numbers do not depend on the placement."""
+
+    weights: str
+    """Weights to validate, such as runs/train/exp/weights/best.pt."""
+    data: str = ""
+    """Data set: a YAML file or a built-in one; '': the one that the weights were trained on."""
+    split: Literal["val", "test", "train"] = "val"
+    """Part of the data set."""
+    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the forward pass; auto: bf16 on GPU, fp32 on CPU."""
+    single_cls: bool = False
+    """Treat every label and every detection as class 0."""
+    coco: bool = False
+    """Also give the twelve numbers of the COCO protocol."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    placement: ValPlacement = ValPlacement()

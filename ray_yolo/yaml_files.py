@@ -1,0 +1,209 @@
+"""The one reader and the one writer of YAML files.
+
+YAML files come from other people. Here nothing in a file can run code (tags are refused), grow without bound (size,
+depth, aliases), or hide (duplicate keys are refused), and every key keeps its line, so that an error can say
+`file:line`. Scalars follow the core rules of YAML 1.2, not PyYAML's 1.1: `1e-3` is a number, `no`, `on` and `12:30`
+are text. Nothing here knows what the keys mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from ray_yolo.errors import InputError
+
+KeyPath = tuple[str | int, ...]
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 32
+MAX_VALUES = 200_000
+
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is 20 times faster, where PyYAML was built with it
+_NULL = {"", "~", "null", "Null", "NULL"}
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+class YamlFile(NamedTuple):
+    """What a file says and where it says it."""
+
+    path: Path
+    data: dict[Any, Any]
+    lines: dict[KeyPath, int]  # line (from 1) of every key and list item, by its path from the top
+
+    def where(self, *keys: str | int) -> str:
+        """`file:line` of a key, for error messages."""
+        return f"{self.path}:{self.lines.get(keys, 1)}"
+
+
+def load_yaml(path: str | Path) -> YamlFile:
+    """A file whose top level is a mapping, with numbers, booleans and null as YAML 1.2 reads them.
+
+    Keys are text or whole numbers. An empty file is an empty mapping. Numbers too large for a float stay text.
+
+    Raises:
+        InputError: naming file and line: not readable, not UTF-8, not YAML, or one of the refusals of this module.
+    """
+    return _load(Path(path), read_scalar)
+
+
+def load_text_yaml(path: str | Path) -> YamlFile:
+    """The same, with every scalar (and key) as it is spelled: `007` is '007', `true` is 'true'; null alone is None.
+
+    For readers that know what they expect, such as the configuration, and for names, which may look like numbers.
+    """
+    return _load(Path(path), lambda text: None if text in _NULL else text)
+
+
+def read_scalar(text: str) -> str | int | float | bool | None:
+    """What an unquoted YAML 1.2 scalar stands for."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """A mapping of plain values as YAML in its own order, lists on one line; `load_yaml` gives it back."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, width=math.inf)
+
+
+def dump_yaml(values: Mapping[str, Any], path: str | Path) -> None:
+    """Write `to_yaml(values)` to a file."""
+    Path(path).write_text(to_yaml(values), encoding="utf-8")
+
+
+def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
+    text = _read_text(path)
+    try:
+        reader = _Reader(path, text, scalar)
+        return YamlFile(path, reader.document(), reader.lines)
+    except yaml.YAMLError as error:
+        raise InputError(_syntax_message(path, text, error)) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, which no YAML file here should be")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
+
+
+def _syntax_message(path: Path, text: str, error: yaml.YAMLError) -> str:
+    """One line for a parser's error, whichever of PyYAML's two parsers it comes from."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:  # a character that YAML forbids; the error knows only its position
+        position = getattr(error, "position", 0)
+        line = text.count("\n", 0, position) + 1
+        return f"{path}:{line}: not YAML: control character {short(text[position:position + 1])}; is this a text file?"
+    lines = text.splitlines()
+    tab = mark.line < len(lines) and lines[mark.line].lstrip(" ").startswith("\t")
+    advice = "; indent with spaces, not tabs" if tab else ""
+    return f"{path}:{mark.line + 1}: not YAML: {getattr(error, 'problem', None)}{advice}"
+
+
+class _Reader:
+    """Builds plain values from the parser's events; its recursion is bounded by MAX_DEPTH."""
+
+    def __init__(self, path: Path, text: str, scalar: Callable[[str], Any]) -> None:
+        self.path = path
+        self.read_scalar = scalar
+        self.lines: dict[KeyPath, int] = {}
+        self.events = yaml.parse(text, Loader=_PARSER)
+
+    def document(self) -> dict[Any, Any]:
+        next(self.events)  # start of the stream
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            return {}
+        root = next(self.events)
+        value = self.value(root, ())
+        if value is not None and not isinstance(value, dict):
+            self.refuse(root, "the file must consist of `key: value` lines")
+        next(self.events)  # end of the document
+        if not isinstance(after := next(self.events), yaml.StreamEndEvent):
+            self.refuse(after, "a second document starts here; one file holds one")
+        return value or {}
+
+    def value(self, event: yaml.Event, at: KeyPath) -> Any:
+        if isinstance(event, yaml.AliasEvent):
+            self.refuse(event, f"alias *{event.anchor}: write the value out instead")
+        if tag := getattr(event, "tag", None):
+            self.refuse(event, f"tag {short(tag)}: tags are not read; remove it (quote what is to be text)")
+        if len(at) > MAX_DEPTH:
+            self.refuse(event, f"nested deeper than {MAX_DEPTH} levels")
+        if len(self.lines) > MAX_VALUES:
+            self.refuse(event, f"more than {MAX_VALUES} values")
+        if isinstance(event, yaml.ScalarEvent):
+            return event.value if event.style else self.read_scalar(event.value)
+        return self.sequence(at) if isinstance(event, yaml.SequenceStartEvent) else self.mapping(at)
+
+    def sequence(self, at: KeyPath) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            place = (*at, len(items))
+            self.lines[place] = _line(event)
+            items.append(self.value(event, place))
+        return items
+
+    def mapping(self, at: KeyPath) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            key = self.value(event, (*at, "")) if isinstance(event, yaml.ScalarEvent | yaml.AliasEvent) else None
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                self.refuse(event, "a key must be text or a whole number; quote it if it is meant to be text")
+            place = (*at, key)
+            if key in found:
+                self.refuse(event, f"key {short(key)} is given twice, first in line {self.lines[place]}")
+            self.lines[place] = _line(event)
+            found[key] = self.value(next(self.events), place)
+        return found
+
+    def refuse(self, event: yaml.Event, what: str) -> NoReturn:
+        raise InputError(f"{self.path}:{_line(event)}: {what}")
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark, "a parser's events have marks"
+    return event.start_mark.line + 1
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that would read as something else, and never writes an alias."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    plain = text.isprintable() and isinstance(read_scalar(text), str)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any] | tuple[Any, ...]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(tuple, _represent_list)

@@ -1,0 +1,24 @@
+"""Fixtures for everyone."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+RAY_SETTINGS = {
+    "RAY_worker_niceness": "0",  # 15 otherwise, which loses against everything else on a small machine
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # every report waits for this poll
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; silences its announcement
+}
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One small Ray for all tests that need one: starting it takes longer than most of them."""
+    import ray
+
+    os.environ.update(RAY_SETTINGS)
+    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=True, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torchvision.ops import box_iou, complete_box_iou_loss
+
+from ray_yolo.ops.boxes import centre_size, complete_iou, corners, paired_iou, to_original
+
+
+def random_boxes(num: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    low = torch.rand(num, 2, generator=generator) * 50
+    return torch.cat((low, low + 1 + torch.rand(num, 2, generator=generator) * 50), 1)
+
+
+def test_centre_and_size_of_a_box() -> None:
+    assert centre_size(torch.tensor([[2.0, 4.0, 8.0, 5.0]])).tolist() == [[5.0, 4.5, 6.0, 1.0]]
+
+
+def test_corners_undo_centre_size() -> None:
+    boxes = random_boxes(20, seed=0).view(4, 5, 4)
+    torch.testing.assert_close(corners(centre_size(boxes)), boxes)
+
+
+def test_paired_overlap_is_the_diagonal_of_all_pairs() -> None:
+    a, b = random_boxes(50, seed=1), random_boxes(50, seed=2)
+    torch.testing.assert_close(paired_iou(a, b), box_iou(a, b).diagonal())
+
+
+def test_overlap_of_points_is_zero() -> None:
+    assert paired_iou(torch.ones(1, 4), torch.ones(1, 4)).item() == 0
+
+
+def test_complete_iou_of_shifted_squares_worked_by_hand() -> None:
+    a, b = torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2]])
+    # overlap 2 of 6; centres 1 apart; the enclosing box is 3 x 2, its diagonal squared 13; same aspect ratio
+    assert complete_iou(a, b).item() == pytest.approx(2 / 6 - 1 / 13, abs=1e-6)
+
+
+def test_complete_iou_and_its_gradient_are_torchvisions() -> None:
+    a, b = random_boxes(200, seed=3).requires_grad_(), random_boxes(200, seed=4)
+    ours, theirs = 1 - complete_iou(a, b), complete_box_iou_loss(a, b)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), a), torch.autograd.grad(theirs.sum(), a))
+
+
+@given(seed=st.integers(0, 1000), factor=st.floats(0.1, 10))
+def test_complete_iou_does_not_change_when_both_boxes_are_scaled_or_swapped(seed: int, factor: float) -> None:
+    a, b = random_boxes(5, seed), random_boxes(5, seed + 1)
+    torch.testing.assert_close(complete_iou(b, a), complete_iou(a, b))
+    torch.testing.assert_close(complete_iou(a * factor, b * factor), complete_iou(a, b), rtol=1e-4, atol=1e-5)
+
+
+@given(seed=st.integers(0, 1000))
+def test_complete_iou_is_one_for_equal_boxes_and_less_for_others(seed: int) -> None:
+    a, b = random_boxes(5, seed), random_boxes(5, seed + 1)
+    torch.testing.assert_close(complete_iou(a, a), torch.ones(5))
+    assert (complete_iou(a, b) < 1 - 1e-4).all()
+    assert (complete_iou(a, b) > -1.5).all()
+
+
+def test_gradient_of_boxes_without_area_is_finite() -> None:
+    flat = torch.tensor([[1.0, 1, 3, 1], [1, 1, 1, 1]], requires_grad=True)
+    complete_iou(flat, torch.tensor([[0.0, 0, 2, 2], [1, 1, 1, 1]])).sum().backward()
+    assert flat.grad is not None
+    assert flat.grad.isfinite().all()
+
+
+def test_pairs_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 4\) and \(3, 4\)"):
+        complete_iou(torch.zeros(2, 4), torch.zeros(3, 4))
+
+
+def test_letterboxed_boxes_return_to_where_they_came_from() -> None:
+    # 100 x 200 (height, width) enlarged 1.5 x 2 times with 20 rows above and 7 columns to the left
+    original = torch.tensor([[10.0, 20, 110, 80]])
+    letterboxed = original * torch.tensor([2.0, 1.5, 2.0, 1.5]) + torch.tensor([7.0, 20, 7, 20])
+    torch.testing.assert_close(to_original(letterboxed, (1.5, 2.0), (20, 7), (100, 200)), original)
+
+
+def test_boxes_beyond_the_original_image_are_clipped_to_it() -> None:
+    boxes = torch.tensor([[-50.0, -60, 5000, 6000]])
+    assert to_original(boxes, (1.0, 1.0), (0, 0), (30, 40)).tolist() == [[0, 0, 40, 30]]
+
+
+def test_no_boxes_remain_no_boxes() -> None:
+    none = torch.zeros(0, 4)
+    assert complete_iou(none, none).shape == (0,)
+    assert to_original(none, (1.0, 1.0), (0, 0), (30, 40)).shape == (0, 4)

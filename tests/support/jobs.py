@@ -1,0 +1,62 @@
+"""Small trainings on generated pictures: a few layers, 64 pixels, 37 images (indivisible everywhere)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ray_yolo.config import Recipe, recipe_digest, resolve
+from ray_yolo.engine.build import Job
+from ray_yolo.structures import AnnotationIndex
+
+NAMES = ("dark", "bright")
+
+TINY = {
+    "nc": 2,
+    "depth_multiple": 1.0,
+    "width_multiple": 1.0,
+    "anchors": [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 59]],
+    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]],
+                 [-1, 1, "Conv", [24, 3, 2]], [-1, 1, "Conv", [32, 3, 2]]],
+    "head": [[[3, 4], 1, "Detect", ["nc", "anchors"]]],
+}
+
+# Plain arithmetic settings under which a difference between runs is a difference of the algorithm
+STEADY = {"imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
+          "optimizer": {"nominal_batch": 16, "clip_norm": 1.0}, "schedule": {"warmup_epochs": 0},
+          "augment": {"scale": 0.2, "mosaic": 0.5}}
+
+
+def make_index(folder: Path, num_images: int, seed: int = 0) -> AnnotationIndex:
+    """Images with one or two bright or dark rectangles each, written to `folder`, and their annotations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    paths, boxes, classes, offsets = [], [], [], [0]
+    for number in range(num_images):
+        image = rng.integers(90, 150, (48, 64, 3), dtype=np.uint8)
+        for _ in range(rng.integers(1, 3)):
+            kind = int(rng.integers(2))
+            x, y = rng.integers(0, 30), rng.integers(0, 20)
+            width, height = rng.integers(12, 30), rng.integers(12, 26)
+            image[y : y + height, x : x + width] = 20 if kind == 0 else 235
+            boxes.append((x, y, x + width, y + height))
+            classes.append(kind)
+        offsets.append(len(boxes))
+        paths.append(str(folder / f"{number:03d}.png"))
+        cv2.imwrite(paths[-1], image)
+    return AnnotationIndex(tuple(paths), np.array([[48, 64]] * num_images, np.int32), np.array(offsets, np.int64),
+                           np.array(classes, np.int64), np.array(boxes, np.float32), NAMES)
+
+
+def make_job(folder: Path, num_images: int = 37, **recipe: Any) -> Job:
+    """A training of the tiny model under STEADY, with some fields replaced."""
+    fields = {**STEADY, **recipe}
+    if fields.get("sync_bn"):
+        fields["microbatch"] = None
+    resolved = resolve(Recipe.model_validate(fields), 1, gpu=False)
+    return Job(recipe=resolved, digest=recipe_digest(resolved), names=NAMES, architecture=TINY, anchors=None,
+               train=make_index(folder / "train", num_images), val=make_index(folder / "val", 11, seed=1),
+               run_dir=folder / "run")

@@ -1,0 +1,47 @@
+"""Several workers as plain processes over gloo: what the engine needs, without Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ray_yolo.engine.replicas import Replicas, ddp_options
+
+# Importing torch takes seconds; the fork server does it once for all worker processes
+multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
+
+def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -> list[Any]:
+    """Results of `function(replicas, *args)` on every worker, in worker order; tensors come back as saved files.
+
+    One worker runs in this process. Results must load with weights_only (tensors and plain containers).
+    """
+    if num_workers == 1:
+        return [function(Replicas(), *args)]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_work, (num_workers, folder, function, args), nprocs=num_workers, start_method="forkserver")
+        return [torch.load(Path(folder) / f"{worker}.pt", weights_only=True) for worker in range(num_workers)]
+
+
+def wrap_model(model: nn.Module, replicas: Replicas) -> nn.Module:
+    """What Ray's prepare_model does on CPU with the options that the product passes."""
+    return DistributedDataParallel(model, **ddp_options()) if replicas.num_workers > 1 else model
+
+
+def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=worker, world_size=num_workers)
+    try:
+        torch.save(function(Replicas(worker, num_workers), *args), Path(folder) / f"{worker}.pt")
+    finally:
+        dist.destroy_process_group()

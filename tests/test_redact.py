@@ -1,0 +1,33 @@
+import pytest
+
+from ray_yolo.redact import redact
+
+
+@pytest.mark.parametrize("secret", [
+    "https://ann:s3cr3t@host/path",
+    "postgresql://ann:s3cr3t@host:5432/db",
+    "https://ann:p@s3cr3t@host",
+    "https://s3cr3t@host",
+    "https://host/x?access_token=s3cr3t&epochs=3",
+    "AWS_SECRET_ACCESS_KEY=s3cr3t",
+    'password: "s3cr3t"',
+    "api-key=s3cr3t",
+])
+def test_secrets_do_not_pass(secret):
+    assert "s3cr3t" not in redact(f"could not reach {secret} today")
+
+
+def test_what_a_reader_needs_stays():
+    assert redact("https://ann:pw@host:5000/api?token=x&epochs=3") == "https://***@host:5000/api?token=***&epochs=3"
+
+
+@pytest.mark.parametrize("text", [
+    "sqlite:////data/ann@home/mlflow.db", "http://127.0.0.1:5000", "a token ring has no password", "mail ann@host.org",
+])
+def test_other_text_passes_unchanged(text):
+    assert redact(text) == text
+
+
+def test_redacting_twice_is_redacting_once():
+    once = redact("https://ann:pw@host?token=x")
+    assert redact(once) == once
