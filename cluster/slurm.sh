@@ -15,7 +15,7 @@
 #
 #   sbatch cluster/slurm.sh --data coco.yaml --model yolov5s --epochs 300
 #
-# When its time is nearly up the job saves and queues itself again, and goes on where it was.
+# When its time is nearly up the job queues itself again, and goes on from its newest checkpoint.
 # --exclusive is needed, not only polite: `ray symmetric-run` ends with `ray stop`, which stops every Ray
 # process of the node. The submitting environment (an activated venv) and $HOME must be there on every node.
 set -euo pipefail
@@ -46,21 +46,20 @@ srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
     bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &
 step=$!  # in the background, since bash runs a trap only between commands or in `wait`
 
-# Only the driver is told to stop. `scancel` or `scontrol requeue` would signal Ray's own processes with it,
-# and without them nothing can be saved.
-save_and_requeue() {
-    echo "slurm.sh: time is nearly up; saving and queueing job $SLURM_JOB_ID again"
-    kill -TERM "$(cat "$private/driver.pid")" || true
-    for _ in {1..90}; do
-        kill -0 "$step" 2>/dev/null || { wait "$step" && exit 0; break; }  # 0: it was done, not stopped
-        sleep 1
-    done
+# Only the driver is told to stop, and has 90 s to end in order. `scontrol requeue` alone would signal Ray's own
+# processes together with it, and leave it nothing to do that with.
+stop_and_requeue() {
+    echo "slurm.sh: time is nearly up; stopping, and queueing job $SLURM_JOB_ID again"
+    local driver
+    driver=$(cat "$private/driver.pid" || true)
+    kill -TERM "$driver" || true
+    for _ in {1..90}; do kill -0 "$driver" 2>/dev/null || break; sleep 1; done
     scontrol requeue "$SLURM_JOB_ID"
     exit 75
 }
-trap save_and_requeue USR1
+trap stop_and_requeue USR1
 
-status=0
+status=0  # of the first node's task: the others end with 0, a minute later, when they miss the head
 wait "$step" || status=$?
 if [[ ! -s $private/driver.pid ]]; then  # symmetric-run exits 0 when Ray could not be started
     echo "slurm.sh: the training was never started; see the lines above" >&2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import traceback
@@ -22,6 +23,8 @@ EXIT_UNREAD = 128 + signal.SIGPIPE
 
 # --help exits with 0; a SIGTERM with its number, by our handler and by Ray's, which replaces it on import.
 _EXITS = {None: 0, 0: 0, signal.SIGTERM: EXIT_TERMINATED}
+
+_STDOUT = 1
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
 
@@ -75,38 +78,44 @@ def run(main: Callable[[], int]) -> int:
     """The exit status of a command, whatever happens in it.
 
     Errors raised on purpose end it with one message on stderr and their own status; anything else is a defect and
-    shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that went away
+    shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that has gone away
     (`... | head`) with 141; all three after the `finally` blocks on the way.
     """
     signal.signal(signal.SIGTERM, _stop)
+    status = _status(main)
     try:
-        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = status or EXIT_UNREAD
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # or Python complains about the rest at its own end
+    return status
+
+
+def _status(main: Callable[[], int]) -> int:
+    try:
+        return main()
     except RayYoloError as error:
-        status = error.exit_code
         print(redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
-        status = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except SystemExit as stop:
         if stop.code not in _EXITS:
             raise
-        status = _EXITS[stop.code]
+        return _EXITS[stop.code]
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _is_output_unread():
+        if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
-        status = EXIT_FAILED
         traceback.print_exc()
-    return EXIT_UNREAD if _is_output_unread() and status == 0 else status
+        return EXIT_FAILED
 
 
 def _stop(signum: int, frame: object) -> None:
     raise SystemExit(signum)
 
 
-def _is_output_unread() -> bool:
-    """Whether the reader of stdout has gone away; if so, the rest of the output is dropped without a complaint."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+def _has_no_reader(file_number: int) -> bool:
+    """Whether a pipe's other end is closed; a BrokenPipeError alone may be that of any socket."""
+    poll = select.poll()
+    poll.register(file_number, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

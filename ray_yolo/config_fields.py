@@ -85,8 +85,9 @@ def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
     inside = [path for path in fields if path.startswith(f"{key}.")]
     if inside:
         return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
-    spellings = {path.rpartition(".")[2]: path for path in reversed(fields)} | {path: path for path in fields}
-    return f"unknown setting {key!r}{did_you_mean(key, spellings)}"
+    last_words = {path.rpartition(".")[2]: path for path in reversed(fields)}
+    word = key.rpartition(".")[2] if key.rpartition(".")[2] in last_words else key
+    return f"unknown setting {key!r}{did_you_mean(word, last_words | {path: path for path in fields})}"
 
 
 def did_you_mean(word: str, spellings: dict[str, str]) -> str:

@@ -215,6 +215,6 @@ def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
         advice = f"write --set {word}" if "=" in word else f"values follow their flags, see {command.prog} --help"
         return f"unexpected {short(word)}; {advice}"
     path = canonical(flag.strip("-").replace("-", "_"))
-    if path in config_fields(command.model):
+    if path in config_fields(command.model) and path not in command.paths:
         return f"{flag} is not a flag; write --set {path}=VALUE"
     return f"unknown flag {flag}{did_you_mean(flag, {name: name for name in command.flags})}"

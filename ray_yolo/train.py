@@ -14,12 +14,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, origins, dry_run = parse_train(argv)
     if dry_run:
         print(describe(config, origins))
-    from ray_yolo.runtime import trainer  # here, so that --help and bad flags answer without torch and Ray
+    from ray_yolo.runtime import cluster, trainer  # here, so that --help and bad flags answer without torch and Ray
 
     if dry_run:
-        print(f"# {trainer.scaling_config(config.placement)}")
+        print(f"# {cluster.scaling_config(config.placement)}")
     else:
-        trainer.fit(config, origins=origins)
+        trainer.fit(config)
     return 0
 
 

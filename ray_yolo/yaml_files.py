@@ -23,7 +23,7 @@ KeyPath = tuple[str | int, ...]
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
-MAX_VALUES = 200_000
+MAX_VALUES = 100_000
 
 _PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is 20 times faster, where PyYAML was built with it
 _NULL = {"", "~", "null", "Null", "NULL"}

@@ -11,7 +11,9 @@ import cv2
 import numpy as np
 
 from ray_yolo.config import AugmentConfig
+from ray_yolo.data.labels import Labels, covered, join, mirror_x
 
+_MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
 _BAND_ROWS = 64  # bands stay in the processor's cache and need no fresh memory
 
@@ -58,6 +60,24 @@ def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[
 def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
     """MixUp: `share` of the first image and the rest of the second."""
     return cv2.addWeighted(first, share, second, 1 - share, 0)
+
+
+def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, share: float) -> tuple[np.ndarray, Labels]:
+    """The image with `share` of its outlined objects pasted again at their mirrored place, and all labels.
+
+    An object is pasted only where its box covers less than 30 % of every box that is already there.
+
+    Source: Ghiasi et al. 2021, "Simple Copy-Paste", arXiv:2012.07177; mirrored as in YOLOv5.
+    """
+    outlined = [number for number, outline in enumerate(labels.polygons) if len(outline)]
+    mirrored = mirror_x(labels, image.shape[1])
+    mask = np.zeros(image.shape[:2], np.uint8)
+    for number in rng.permutation(outlined)[:round(share * len(outlined))].tolist():
+        one = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))
+        if (covered(labels.boxes, one.boxes[0]) < _MAX_COVERED).all():
+            labels = join([labels, one])
+            cv2.fillPoly(mask, [np.rint(one.polygons[0] - 0.5).astype(np.int32)], 1)
+    return np.where(mask[..., None], cv2.flip(image, 1), image), labels
 
 
 def letterbox(image: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:

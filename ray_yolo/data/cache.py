@@ -23,6 +23,7 @@ import cv2
 import numpy as np
 
 from ray_yolo.data.images import UnreadableImageError, read_image
+from ray_yolo.data.kept_index import state_of
 from ray_yolo.data.user_cache import cache_folder
 from ray_yolo.structures import AnnotationIndex
 
@@ -81,7 +82,7 @@ class ImageStore:
         if self._mapped is None:
             self._mapped = _map(self.file)
         if not self._mapped[self._starts[-1] + image]:
-            raise UnreadableImageError(f"{self.paths[image]}: could not be decoded when the images were kept")
+            raise UnreadableImageError("could not be decoded when the images were kept")
         pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
         height, width = self.sizes[image].tolist()
         return pixels.reshape(height, width, 3)
@@ -95,8 +96,7 @@ class ImageStore:
     def _decode(self, image: int) -> np.ndarray:
         picture = read_image(self.paths[image])
         if picture.shape[:2] != tuple(self._original[image].tolist()):
-            raise UnreadableImageError(f"{self.paths[image]}: has changed its size since the data set was checked; "
-                                       "start again to check it anew")
+            raise UnreadableImageError("has changed its size since the data set was checked")
         height, width = self.sizes[image].tolist()
         if picture.shape[:2] == (height, width):
             return picture
@@ -108,8 +108,7 @@ class ImageStore:
         digest = hashlib.sha256(f"{FORMAT} {imgsz} {self._smooth}\n".encode())
         digest.update(np.ascontiguousarray(self._original).tobytes())
         for path in self.paths:
-            status = os.stat(path)
-            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+            digest.update(state_of(path).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:32]
 
     def _build(self) -> None:

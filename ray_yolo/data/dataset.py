@@ -74,7 +74,7 @@ class TrainDataset(Dataset[Sample]):
             try:
                 pixels = self.store.load(image)
             except UnreadableImageError as error:
-                _log.warning("%s; the next image takes its place", error)
+                _log.warning("%s: %s; the next image takes its place", self.index.paths[image], error)
                 continue
             shown = self.index[image]
             factors = (pixels.shape[1] / shown.size[1], pixels.shape[0] / shown.size[0])
@@ -89,7 +89,8 @@ class TrainDataset(Dataset[Sample]):
         tiles = [Tile(pixels, before) for (pixels, _), before in zip(pictures, _QUADRANTS, strict=True)]
         labels = join([stretch(labels, (1, 1), corner(tile, seam))
                        for (_, labels), tile in zip(pictures, tiles, strict=True)])
-        return self._view(rng, tiles, labels, seam, (2 * size, 2 * size), (size, size))
+        image, labels = self._view(rng, tiles, labels, seam, (2 * size, 2 * size), (size, size))
+        return effects.copy_paste(rng, image, labels, self.augment.copy_paste) if labels.polygons else (image, labels)
 
     def _single(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
         pixels, labels = self._picture(number)
@@ -122,6 +123,31 @@ def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
     images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples]).permute(0, 3, 1, 2)
     return {"images": images, "targets": targets([(sample["classes"], sample["boxes"]) for sample in samples]),
             "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
+
+
+def quad_collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """A batch of ceil(B / 4) images of twice the height and width, each from four neighbouring samples.
+
+    By the draw of the group's first sample: either that sample alone, enlarged, or all four side by side. A last
+    group of fewer than four leaves grey where there is none.
+    """
+    return collate([_quad(samples[first:first + 4]) for first in range(0, len(samples), 4)])
+
+
+def _quad(group: Sequence[Sample]) -> Sample:
+    head = group[0]
+    _, height, width = head["image"].shape
+    if head["draw"] < 0.5:
+        image = cv2.resize(head["image"].permute(1, 2, 0).numpy(), (2 * width, 2 * height))
+        return {**head, "image": torch.from_numpy(image).permute(2, 0, 1), "boxes": head["boxes"] * 2}
+    grid = torch.full((2 * height, 2 * width, 3), effects.GREY, dtype=torch.uint8).permute(2, 0, 1)
+    boxes = []
+    for number, sample in enumerate(group):
+        top, left = number // 2 * height, number % 2 * width
+        grid[:, top:top + height, left:left + width] = sample["image"]
+        boxes.append(sample["boxes"] + torch.tensor([left, top, left, top]))
+    return {**head, "image": grid, "boxes": torch.cat(boxes),
+            "classes": torch.cat([sample["classes"] for sample in group])}
 
 
 def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

@@ -20,7 +20,7 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
 class UnreadableImageError(DatasetError):
-    """An image file that has to be left out; the message is the reason."""
+    """An image file that has to be left out; the message is the reason and does not repeat the path."""
 
 
 def read_image(path: str) -> np.ndarray:
@@ -32,7 +32,7 @@ def read_image(path: str) -> np.ndarray:
     content = np.fromfile(path, np.uint8)
     image = _decode(path, content) if content.size else None
     if image is None:
-        raise UnreadableImageError(f"{path}: cannot be decoded (damaged or cut off); replace or remove the file")
+        raise UnreadableImageError("is damaged or cut off")
     return image
 
 
@@ -76,12 +76,11 @@ def check_image(path: str) -> tuple[int, int]:
         raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     if min(height, width) < MIN_SIDE_PX:
         raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
-    if not whole:
-        try:
-            height, width = read_image(path).shape[:2]
-        except UnreadableImageError:
-            raise UnreadableImageError("is damaged or cut off") from None
-    return height, width
+    if whole:
+        return height, width
+    if _decode_with_pillow(path) is None:  # Pillow alone refuses a picture that ends early in every version
+        raise UnreadableImageError("is damaged or cut off")
+    return read_image(path).shape[:2]
 
 
 def _header(path: str) -> tuple[int, int, bool]:

@@ -120,6 +120,12 @@ def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
 
 
+def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Share of each box's area (n,) that one other box (4,) covers."""
+    sides = np.clip(np.minimum(boxes[:, 2:], by[2:]) - np.maximum(boxes[:, :2], by[:2]), 0, None)
+    return sides.prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+
+
 def cut(outline: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """The part of a polygon (k, 2) inside an image of `size`, (m, 2); empty if nothing is inside.
 

@@ -24,8 +24,8 @@ def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.
     """
     missing = (1 - average_precisions) ** 2
     label_weights = (class_weights(index.classes, len(index.names)) * missing)[index.classes]
-    sums = np.concatenate([[0.0], np.cumsum(label_weights)])
-    weights = np.maximum(sums[index.offsets[1:]] - sums[index.offsets[:-1]], 0.0)
+    image_of_label = np.arange(len(index)).repeat(np.diff(index.offsets))
+    weights = np.bincount(image_of_label, label_weights, minlength=len(index))
     return weights if weights.sum() > 0 else np.ones(len(index))
 
 

@@ -58,10 +58,13 @@ def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotat
     boxes: list[np.ndarray] = []
     wanted = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
     for _ in range(4 * wanted):  # a few attempts each: some places are taken
+        if len(boxes) == wanted:
+            break
         kind = int(rng.integers(drawing.num_classes))
         outline, box = _place(rng, kind, drawing)
-        if len(boxes) < wanted and all(_covered(old, box) < 0.25 for old in boxes):
-            _paint(image, rng, kind, outline)
+        if all(_covered(old, box) < 0.25 for old in boxes):
+            (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
+            _paint(image[above:below, left:right], rng, kind, outline - (left, above))
             classes.append(kind)
             boxes.append(box)
     side = (drawing.side_px, drawing.side_px)
@@ -72,7 +75,7 @@ def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotat
 def _ground(rng: np.random.Generator, side: int) -> np.ndarray:
     """A smooth random colour field with stripes and noise."""
     coarse = rng.integers(30, 226, (4, 4, 3), dtype=np.uint8)
-    field = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_LINEAR).astype(np.int16)
+    field = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_LINEAR_EXACT).astype(np.int16)
     period, phase = int(rng.integers(5, 24)), int(rng.integers(0, 24))
     across = np.arange(side, dtype=np.int64)
     stripes = ((across[:, None] * int(rng.integers(-2, 3)) + across + phase) // period % 2) * 24 - 12
@@ -112,7 +115,7 @@ def _covered(old: np.ndarray, new: np.ndarray) -> float:
 
 
 def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.ndarray) -> None:
-    """Fill the outline with a noisy colour that stands out from what lies beneath."""
+    """Fill the outline with a noisy colour that stands out from what lies beneath; the image is just as large."""
     mask = np.zeros(image.shape[:2], np.uint8)
     _fill(mask, outline, 255)
     if CLASSES[kind] == "ring":

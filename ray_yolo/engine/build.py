@@ -102,7 +102,7 @@ def build(job: Job, host: Host) -> Parts:
         optimizer=build_optimizer(model, recipe),
         scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
         loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
-        statistics=Statistics(model, replicas.global_sum if recipe.sync_bn and replicas.num_workers > 1 else None),
+        statistics=Statistics(model, replicas.global_sum if recipe.sync_bn else None),
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
         sampler=sampler, loader=_train_loader(job, host, plan, sampler, _rect_shapes(job, order)), val_batches=_val_loader(job, host),
     )

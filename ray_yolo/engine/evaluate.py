@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,10 +40,29 @@ class Evaluation:
         """(n, 10) bool: at which IoU thresholds each detection is right."""
         return (self.detections[:, 7:].astype(np.int64) & BITS) > 0
 
+    @property
+    def summary(self) -> dict[str, float]:
+        """The four numbers of an epoch."""
+        metrics = self.metrics
+        return {"precision": metrics.precision, "recall": metrics.recall, "mAP50": metrics.map50,
+                "mAP50-95": metrics.map}
+
+
+def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]:
+    """One row for each class that has labels: name, images, labels, and the four numbers."""
+    metrics = found.metrics
+    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))  # image of each label
+    return [{"name": name, "images": len(np.unique(owners[index.classes == number])),
+             "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
+             "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
+             "mAP50-95": float(metrics.ap[number].mean())}
+            for number, name in enumerate(index.names) if metrics.num_labels[number]]
+
 
 @torch.no_grad()
 def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterable[Mapping[str, Tensor]],
-             index: AnnotationIndex, config: EvaluateConfig, replicas: Replicas, device: torch.device) -> Evaluation:
+             index: AnnotationIndex, config: EvaluateConfig, precision: str, replicas: Replicas,
+             device: torch.device) -> Evaluation:
     """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
 
     Losses are sums of numerators over sums of counts per level, added in the order of batches, not means of means.
@@ -52,7 +72,8 @@ def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterab
     sums: list[Tensor] = []
     for batch in batches:
         images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
-        levels = model(images)
+        with autocast(device, precision):
+            levels = model(images)
         measured = loss.measure(levels, batch["targets"].to(device), tuple(images.shape[2:]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
@@ -64,8 +85,13 @@ def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterab
     totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
     table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    evaluation = Evaluation(_metrics(table, index), _losses(loss, totals.cpu()), table)
-    return evaluation
+    return Evaluation(_metrics(table, index), _losses(loss, totals.cpu()), table)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which a forward pass runs at a recipe's precision."""
+    return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16,
+                          enabled=precision != "fp32")
 
 
 def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: AnnotationIndex) -> Tensor:

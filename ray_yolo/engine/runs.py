@@ -83,7 +83,7 @@ def open_run(recipe: Recipe, placement: Placement) -> Run:
             if run.record.get("digest") == digest:
                 return run
             run.release()
-    return _new(project)
+    return _open(_exclusive(project, "exp"))
 
 
 def _resumed(project: Path, resume: str) -> Run:
@@ -120,19 +120,31 @@ def _named(folder: Path, digest: str, exist_ok: bool) -> Run:
                      f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
 
 
-def _new(project: Path) -> Run:
-    """A new folder exp, exp2, ...: made by exclusive create, so that two commands never share one."""
+def output_folder(placement: Placement) -> Path:
+    """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
+
+    With `exist_ok` a folder of that name is used again.
+    """
+    project = project_folder(placement)
+    if placement.name and placement.exist_ok:
+        (project / placement.name).mkdir(parents=True, exist_ok=True)
+        return project / placement.name
+    return _exclusive(project, placement.name or "exp")
+
+
+def _exclusive(project: Path, stem: str) -> Path:
+    """A folder stem, stem2, stem3, ... made by exclusive create, so that two commands never share one."""
     project.mkdir(parents=True, exist_ok=True)
-    numbers = [int(match[1] or 1) for p in project.iterdir() if (match := re.fullmatch(r"exp(\d*)", p.name))]
-    number = max(numbers, default=0)
+    taken = [int(match[1] or 1) for p in project.iterdir() if (match := re.fullmatch(rf"{re.escape(stem)}(\d*)", p.name))]
+    number = max(taken, default=0)
     while True:
         number += 1
-        folder = project / f"exp{number if number > 1 else ''}"
+        folder = project / f"{stem}{number if number > 1 else ''}"
         try:
             folder.mkdir()
         except FileExistsError:
             continue
-        return _open(folder)
+        return folder
 
 
 def _unfinished(project: Path) -> Iterator[Path]:

@@ -20,11 +20,11 @@ from ray_yolo.config import Placement
 from ray_yolo.data.plan import Step
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Host, Job, build
-from ray_yolo.engine.evaluate import Evaluation, evaluate
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import StepResult, train
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.average_precision import IOU_THRESHOLDS, fitness
+from ray_yolo.ops.average_precision import fitness
 from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
@@ -123,7 +123,7 @@ class Session:
         """Validate the moving average over all workers. Collective."""
         parts = self.parts
         return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
-                        self.job.recipe.evaluate, self.host.replicas, self.host.device)
+                        self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
     def finish(self) -> dict[str, Any]:
         """Record the end. Returns the summary."""
@@ -197,26 +197,10 @@ class Session:
         return {
             "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(("box", "obj", "cls"), losses, strict=True)),
             "val": None if found is None else dict(zip(("box", "obj", "cls"), found.losses, strict=True)),
-            "metrics": None if found is None else _metrics(found), "per_class": _per_class(found, self.job),
+            "metrics": None if found is None else found.summary,
+            "per_class": [] if found is None else per_class(found, self.job.val),
             "lr": [group["lr"] for group in self.parts.optimizer.param_groups],
             "images_per_second": self.clock.step_images / seconds, "wait_share": self.clock.wait_seconds / seconds,
             "seconds": time.perf_counter() - self.clock.began, "fitness": score, "best": best,
             "memory_gb": torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0,
         }
-
-
-def _metrics(found: Evaluation) -> dict[str, float]:
-    metrics = found.metrics
-    return {"precision": metrics.precision, "recall": metrics.recall, "mAP50": metrics.map50, "mAP50-95": metrics.map}
-
-
-def _per_class(found: Evaluation | None, job: Job) -> list[dict[str, Any]]:
-    """One row for each class that has labels."""
-    if found is None:
-        return []
-    metrics, at_50 = found.metrics, IOU_THRESHOLDS.index(0.5)
-    return [{"name": name, "labels": int(metrics.num_labels[number]),
-             "precision": float(metrics.class_precision[number]), "recall": float(metrics.class_recall[number]),
-             "mAP50": float(metrics.ap[number, at_50]), "mAP50-95": float(metrics.ap[number].mean())}
-            for number, name in enumerate(job.names) if metrics.num_labels[number]]
-

@@ -12,7 +12,7 @@ from ray_yolo.ops.seeding import Stream, generator
 GOOD_RECALL = 0.98
 _JITTER = 0.1
 _MIN_SIDE_PX = 2.0
-_MAX_LABELS = 10_000  # enough to place a dozen anchors; more would only cost time
+_MAX_LABELS = 5_000  # enough to place a dozen anchors; more would only cost time
 _ROUNDS = 30
 _MUTATIONS = 1000
 _MUTATED_SHARE, _SIGMA = 0.9, 0.1

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-THRESHOLDS = np.linspace(0.5, 0.95, 10)  # these very bits decide whether an IoU of exactly 0.6 counts
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # all, small, medium, large; square pixels
 LIMITS = (1, 10, 100)  # detections per image and class
@@ -85,12 +85,12 @@ def coco_metrics(found: Detected, truth: Labelled) -> CocoMetrics:
     num_images = 1 + max(int(found.images.max(initial=0)), int(truth.images.max(initial=0)))
     label_groups = truth.classes * num_images + truth.images
     order = label_groups.argsort(kind="stable")
-    truth, label_groups = Labelled(*(a[order] for a in truth)), label_groups[order]
+    truth, label_groups = Labelled._make(a[order] for a in truth), label_groups[order]
     groups = found.classes * num_images + found.images
     order = np.lexsort((-found.scores, groups))
     rank = _rank(groups[order])
     order, rank = order[rank < LIMITS[-1]], rank[rank < LIMITS[-1]]
-    found, groups = Detected(*(a[order] for a in found)), groups[order]
+    found, groups = Detected._make(a[order] for a in found), groups[order]
 
     ignored = truth.crowd[:, None] | _outside(truth.areas)
     matches = _match(_pairs(found, truth, groups, label_groups), groups, truth.crowd, ignored)
@@ -131,9 +131,9 @@ def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -
         overlaps = _overlaps(found.boxes[rows], truth.boxes[labels], truth.crowd[labels])
         near = overlaps >= THRESHOLDS[0]
         parts.append(_Pairs(rows[near], labels[near], overlaps[near]))
-    pairs = _Pairs(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    pairs = _Pairs._make(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.lexsort((pairs.labels, pairs.overlaps, pairs.rows))
-    return _Pairs(*(a[order] for a in pairs))
+    return _Pairs._make(a[order] for a in pairs)
 
 
 def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matches:

@@ -7,8 +7,13 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import ray
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from ray_yolo.config import Placement
 from ray_yolo.errors import ResourcesError
@@ -40,6 +45,32 @@ def connect(placement: Placement) -> float:
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
+    """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
+    if gpus is None:
+        gpus = 0.0 if placement.gpus_per_worker == "auto" else float(placement.gpus_per_worker)
+    resources = {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    return ray.train.ScalingConfig(
+        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources,
+        placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
+
+
+def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
+                  folder: Path) -> TorchTrainer:
+    """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
+
+    Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
+    """
+    return TorchTrainer(
+        function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
+        torch_config=TorchConfig(timeout_s=int(placement.timeout_seconds)),
+        run_config=ray.train.RunConfig(
+            name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
+            failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),
+            worker_runtime_env={"env_vars": worker_environment(placement)},
+            logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 
 
 def wait_for_room(placement: Placement, gpus: float) -> None:
@@ -76,7 +107,3 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": threads,
             "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5"}
 
-
-def unique_name(run: str) -> str:
-    """A Ray run name that was never used: Ray continues its own checkpoints under a name it knows."""
-    return f"{run}-{uuid.uuid4().hex[:8]}"

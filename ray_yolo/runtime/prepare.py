@@ -10,15 +10,22 @@ import platform
 import shlex
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from ray_yolo import __version__
 from ray_yolo.config import Recipe, RunConfig, check_workers, recipe_digest, resolve
 from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.data.sampling import label_sizes
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.runs import Run
 from ray_yolo.errors import DatasetError
-from ray_yolo.families import known_architecture
+from ray_yolo.families import FAMILIES, build_model, find_family
+from ray_yolo.models.detector import Detector
+from ray_yolo.models.fusion import count_parameters
 from ray_yolo.ops.anchors import fit_anchors
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.yaml_files import load_yaml
@@ -42,13 +49,14 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 def first_start(run: Run, config: RunConfig, num_workers: int, train: AnnotationIndex, *, gpu: bool) -> None:
     """Decide what the user left open and write it into the run's record."""
     asked = config.recipe
-    resolved = resolve(asked, num_workers, gpu=gpu)
-    architecture = None if known_architecture(asked.model) else dict(load_yaml(asked.model).data)
-    anchors = _anchors(resolved, architecture, train) if resolved.autoanchor else None
+    name, architecture = _architecture(asked.model)
+    resolved = resolve(asked, num_workers, gpu=gpu).model_copy(update={"model": name})
+    model = build_model(architecture or name, len(train.names))
+    anchors = _anchors(model, resolved, train) if resolved.autoanchor else None
     run.first_start(
         digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
-        architecture=architecture, anchors=anchors, names=list(train.names), labels=train.digest,
-        command=shlex.join([*sys.orig_argv[:1], *sys.orig_argv[1:]]), provenance=provenance(),
+        architecture=architecture, anchors=anchors, num_parameters=count_parameters(model), names=list(train.names), labels=train.digest,
+        command=shlex.join(sys.orig_argv), provenance=provenance(),
     )
 
 
@@ -71,12 +79,22 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
 
 def provenance() -> dict[str, Any]:
     """Versions that a result depends on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in ("ray_yolo", "torch", "ray")}}
+    return {"python": platform.python_version(), "ray_yolo": __version__, "torch": version("torch"), "ray": version("ray")}
 
 
-def _anchors(recipe: Recipe, architecture: dict[str, Any] | None, train: AnnotationIndex) -> list[list[list[float]]] | None:
-    """Better anchors in pixels (levels, anchors, 2), or None if the model's own fit the labels."""
-    from ray_yolo.families import anchors_of
+def _architecture(model: str) -> tuple[str, dict[str, Any] | None]:
+    """The model's name, and the contents of its YAML file if it is one (a missing yolov5s.yaml means yolov5s)."""
+    path = Path(model)
+    if path.suffix not in (".yaml", ".yml"):
+        find_family(model)
+        return model, None
+    if not path.exists() and any(path.stem in family.models for family in FAMILIES.values()):
+        return path.stem, None
+    return model, dict(load_yaml(path).data)
 
-    own = anchors_of(architecture or recipe.model)
-    return fit_anchors(own, train, recipe)
+
+def _anchors(model: Detector, recipe: Recipe, train: AnnotationIndex) -> list[list[list[float]]] | None:
+    """Better anchors in pixels (levels, anchors, 2), or None where the model's own fit the labels."""
+    own = (model.head.anchors * torch.tensor(model.head.strides)[:, None, None]).numpy()
+    found = fit_anchors(own, label_sizes(train, recipe.imgsz), recipe.loss.anchor_t, recipe.seed)
+    return None if found is None else found.tolist()

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 import ray.exceptions
 import ray.train
 import torch
-from ray.train.torch import TorchConfig, TorchTrainer
 
 from ray_yolo.config import Placement, RunConfig, resolve
 from ray_yolo.engine.build import Host, Job
@@ -23,8 +21,8 @@ from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.prepare import first_start, job_of, read_dataset
-from ray_yolo.runtime.records import Records
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -63,15 +61,9 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         if run.is_new:
             first_start(run, config, placement.max_workers, train, gpu=gpus > 0)
         job = job_of(run, placement.max_workers, train, val)
-        records = Records(run, job, placement, local=local, quiet=quiet, link=dict(link or {}))
-        try:
-            summary = _fit_here(job, placement, gpus, records) if local else _fit_on_ray(job, placement, gpus, records)
-        except BaseException as error:
-            failed = isinstance(error, Exception)
-            records.close("failed" if failed else "stopped", str(error) or type(error).__name__, lambda _: None)
-            raise
-        run.finish()
-        records.close("done", "", lambda run_dir: draw_plots(run_dir, job, placement))
+        with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
+            summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
+            run.finish()
     finally:
         run.release()
     return _result(run, summary)
@@ -83,49 +75,25 @@ def check_early(config: RunConfig) -> None:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
 
 
-def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
-    """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
-    if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else float(placement.gpus_per_worker)
-    resources = {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources,
-        placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
-
-
-def _fit_here(job: Job, placement: Placement, gpus: float, records: Records) -> dict[str, Any]:
+def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session in this process."""
-    host = Host(device=torch.device("cuda" if gpus else "cpu"), loader_processes=placement.loader_processes,
-                threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache)
-    if gpus:
-        host = _on_gpu(host)
-    return run_session(job, host, placement, records.emit, lambda _: None)
+    device = torch.device("cuda" if gpus else "cpu")
+    host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
+                loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))
+    return run_session(job, host, placement, books.emit, lambda _: None)
 
 
-def _on_gpu(host: Host) -> Host:
-    from dataclasses import replace
-
-    return replace(host, prepare_model=lambda model: model.to(host.device))
-
-
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, records: Records) -> dict[str, Any]:
+def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session on Ray Train workers, restarted after failures that Ray itself does not retry.
 
     Ray restarts worker groups (`max_failures`); a dead controller or a failed process-group setup it does not. Each
     attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
     """
     cluster.wait_for_room(placement, gpus)
-    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": records.recorder}
+    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
     attempts = placement.max_failures
     while True:
-        trainer = TorchTrainer(
-            train_worker, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-            torch_config=TorchConfig(timeout_s=int(placement.timeout_seconds)),
-            run_config=ray.train.RunConfig(
-                name=cluster.unique_name(job.run_dir.name), storage_path=str(job.run_dir / "ray"),
-                failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),
-                worker_runtime_env={"env_vars": cluster.worker_environment(placement)},
-                logging_config=ray.train.LoggingConfig(log_level="ERROR")))
+        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
         try:
             return trainer.fit().return_value
         except ray.train.WorkerGroupError as error:
@@ -134,7 +102,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, records: Records) -
             if attempts == 0:
                 raise TrainingError(f"Ray could not run the training: {error}") from error
             attempts -= 1
-            records.warn(f"Ray's controller failed and is started again: {str(error).strip().splitlines()[-1]}")
+            books.emit("warning", message=f"Ray's controller failed and is started again: {str(error).strip().splitlines()[-1]}")
 
 
 def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
@@ -151,10 +119,6 @@ def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
 def _local_gpus(placement: Placement) -> float:
     """GPUs that in-process training uses: one if there is one and it was not refused."""
     return float(torch.cuda.is_available() and placement.gpus_per_worker != 0)
-
-
-def draw_plots(run_dir: Path, job: Job, placement: Placement) -> None:
-    """Draw the run's pictures from its events and arrays."""
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

@@ -16,6 +16,7 @@ from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
 from ray_yolo.runtime.recorder import emitter
 
+
 def to_wire(job: Job) -> dict[str, Any]:
     """A job as plain JSON and two references to the shared label index, each held once per node."""
     return {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),

@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ray_yolo.cli import parse_train
 from tests.support.stubs import Stubs
 
 SCRIPT = Path(__file__).parents[2] / "cluster" / "slurm.sh"
@@ -30,7 +32,7 @@ if argv[:2] != ["-m", "ray_yolo.train"]:
     os.execv(sys.executable, [sys.executable, *argv])
 token = os.environ["RAY_AUTH_TOKEN_PATH"]
 mode = lambda path: oct(os.stat(path).st_mode & 0o777)
-signal.signal(signal.SIGTERM, lambda *_: (note(event="saved"), sys.exit(75)))
+signal.signal(signal.SIGTERM, lambda *_: (note(event="stopped"), sys.exit(75)))
 note(event="train", auth=os.environ["RAY_AUTH_MODE"], token=open(token).read(), path=token,
      modes=[mode(token), mode(os.path.dirname(token))])
 time.sleep({seconds})
@@ -93,6 +95,8 @@ def test_the_allocation_becomes_the_placement(job: Job) -> None:
     (train,) = job.events("train")
     assert train["argv"] == ["-m", "ray_yolo.train", "--num-workers", "8", "--cpus-per-worker", "8",
                              "--storage-path", job.env["SLURM_SUBMIT_DIR"], "--name", "slurm-4711"]
+    placement = parse_train(train["argv"][2:]).config.placement
+    assert (placement.num_workers, placement.cpus_per_worker, placement.name) == (8, 8, "slurm-4711")
     assert "--cpus-per-task=32" in job.stubs.call("srun")["argv"]
     assert job.stubs.call("ray")["argv"][:7] == ["symmetric-run", "--address", "10.0.0.7:24711", "--min-nodes", "2",
                                                  "--num-cpus=32", "--num-gpus=4"]
@@ -131,13 +135,13 @@ def test_a_preempted_training_is_queued_again(job: Job) -> None:
     assert job.requeued
 
 
-def test_the_time_limit_saves_and_queues_again(job: Job) -> None:
+def test_the_time_limit_stops_the_driver_and_queues_again(job: Job) -> None:
     job.train(seconds=60)
     process = job.start()
     wait_for(lambda: bool(job.events("train")))
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=30)
-    assert job.events("saved")
+    assert job.events("stopped")
     assert job.requeued
     assert list(job.home.iterdir()) == []
 
@@ -160,7 +164,7 @@ def test_scripts_are_sound(script: str) -> None:
     assert os.access(path, os.X_OK)
 
 
-def wait_for(condition, seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"nothing happened for {seconds} s"

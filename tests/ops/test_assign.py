@@ -66,7 +66,8 @@ def test_a_clamped_target_is_measured_from_the_cell_it_was_clamped_to() -> None:
 
 @pytest.mark.parametrize(
     ("width", "height", "fits"),
-    [(1, 1, True), (4, 1, False), (1, 4, False), (0.25, 1, False), (1, 0.25, False), (3.875, 0.375, True), (0, 1, False)],
+    [(1, 1, True), (4, 1, False), (1, 4, False), (0.25, 1, False), (1, 0.25, False), (3.875, 0.375, True),
+     (0, 1, False)],
 )
 def test_every_side_differs_by_strictly_less_than_the_limit(width: float, height: float, fits: bool) -> None:
     assert (len(assigned(target(2.5, 1.5, width, height)).image) > 0) == fits
@@ -104,7 +105,7 @@ def test_number_of_candidates_depends_on_the_number_of_targets_alone() -> None:
 
 @given(
     x=st.floats(0, 5, width=32), y=st.floats(0, 4, width=32),
-    width=st.floats(0.01, 20, width=32), height=st.floats(0.01, 20, width=32),
+    width=st.floats(2**-7, 20, width=32), height=st.floats(2**-7, 20, width=32),
 )
 def test_assigned_predictions_can_reach_their_target(x: float, y: float, width: float, height: float) -> None:
     """Decoded centres span -0.5..1.5 cells, decoded sides 0..4 anchors."""

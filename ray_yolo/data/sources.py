@@ -1,0 +1,125 @@
+"""Which files a split consists of: its images in sorted order, and where the labels of each are."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+from ray_yolo.data import voc
+from ray_yolo.data.coco import CocoFile
+from ray_yolo.data.description import DatasetDescription
+from ray_yolo.data.images import SUFFIXES
+from ray_yolo.data.labels import NO_LABELS, Labels
+from ray_yolo.data.yolo_txt import UnreadableLabelsError, label_path, parse_labels
+from ray_yolo.errors import DatasetError
+from ray_yolo.structures import Finding
+
+
+class Sources:
+    """The images of a split and the reader of their labels.
+
+    A `.json` file, or a folder holding `instances_<split>*.json`, is COCO's; every other image has a YOLO text
+    file, a VOC file, or no labels.
+
+    Attributes:
+        paths: absolute paths in sorted order, each once.
+
+    Raises:
+        DatasetError: if the split is not described, a source cannot be read, or there are no images.
+    """
+
+    def __init__(self, description: DatasetDescription, split: str) -> None:
+        self._names = description.names
+        self._coco: dict[str, CocoFile] = {}
+        found: set[str] = set()
+        for source in description.split(split):
+            for file in _coco_files(source, split):
+                coco = CocoFile(file, description.root, description.names)
+                self._coco.update(dict.fromkeys(coco.paths, coco))
+            found.update(_images_of(source, description.root))
+        self.paths = sorted(found | set(self._coco))
+        if not self.paths:
+            raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
+                               f"(looked for {', '.join(sorted(SUFFIXES))})")
+
+    def label_files(self, path: str) -> list[str]:
+        """The files that decide an image's labels, whether or not they exist."""
+        if path in self._coco:
+            return [str(self._coco[path].file)]
+        xml = voc.annotation_path(path)
+        return [label_path(path), str(xml)] if xml else [label_path(path)]
+
+    def read_labels(self, path: str, size: tuple[int, int]) -> tuple[Labels, list[Finding]]:
+        """The labels of an image of upright `size`; none if there is no file for it.
+
+        Raises:
+            UnreadableLabelsError: if its labels have no plain meaning.
+            DatasetError: for a class that the data set does not name.
+        """
+        if path in self._coco:
+            return self._coco[path].read(path, size)
+        file = label_path(path)
+        if (content := _content(file)) is not None:
+            return parse_labels(content, size, len(self._names), file)
+        xml = voc.annotation_path(path)
+        if xml is not None and (content := _content(str(xml))) is not None:
+            return voc.parse_voc(content, size, self._names, str(xml))
+        return NO_LABELS, []
+
+
+def _content(file: str) -> bytes | None:
+    try:
+        return Path(file).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None
+
+
+def _coco_files(source: str, split: str) -> list[Path]:
+    if source.lower().endswith(".json"):
+        return [Path(source)]
+    return sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []
+
+
+def _images_of(source: str, root: Path) -> list[str]:
+    if os.path.isdir(source):
+        found = _files_below(source)
+    elif source.lower().endswith(".txt"):
+        return _listed(Path(source), root)
+    else:
+        found = [source] if os.path.isfile(source) else glob.glob(source, recursive=True)
+    return [os.path.normpath(path) for path in found if Path(path).suffix.lower() in SUFFIXES]
+
+
+def _files_below(folder: str) -> list[str]:
+    """Files at any depth but hidden ones, through links too; each folder once, for links may run in circles."""
+    found, seen = [], set()
+    for here, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found += [os.path.join(here, name) for name in names if not name.startswith(".")]
+    return found
+
+
+def _listed(file: Path, root: Path) -> list[str]:
+    """Image paths in a list file; relative ones are below the file's folder or the data set's root."""
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except (UnicodeDecodeError, OSError):
+        raise DatasetError(f"{file}: cannot be read as text; expected one image path per line") from None
+    paths = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        places = [os.path.normpath(folder / line.strip()) for folder in (file.parent, root)]
+        path = next((place for place in places if os.path.isfile(place)), None)
+        if path is None:
+            raise DatasetError(f"{file}:{number}: there is no image {line.strip()!r}; looked for "
+                               f"{' and '.join(dict.fromkeys(places))}")
+        paths.append(path)
+    return paths

@@ -1,0 +1,58 @@
+"""Which classes are taken for which."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchvision.ops import box_iou
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.int64]
+
+
+def confusion_matrix(
+    detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int,
+    *, confidence: float = 0.25, iou: float = 0.45,
+) -> Ints:
+    """How often each class was detected where each class was labelled.
+
+    In every image detections and labels of any class are paired by falling overlap, each used once (the first of equal
+    ones first). The last row and column are the background: a label without a detection was missed, a detection without
+    a label found nothing.
+
+    Args:
+        detections: (n, 7 or more) rows [image, x1, y1, x2, y2, score, class, ...] of a data set; those with a score
+            above `confidence` count.
+        images, classes, boxes: (m,), (m,) and (m, 4) of the labels, xyxy in the unit of the detections.
+        iou: pairs must overlap by more.
+
+    Returns:
+        (num_classes + 1, num_classes + 1), [detected, labelled].
+    """
+    detections = detections[detections[:, 5] > confidence]
+    detected_classes = detections[:, 6].astype(np.int64)
+    detected = np.full(len(images), num_classes)  # what was found at each label
+    labelled = np.full(len(detections), num_classes)  # what stands at each detection
+    for image in np.intersect1d(detections[:, 0], images):
+        rows, labels = np.flatnonzero(detections[:, 0] == image), np.flatnonzero(images == image)
+        for row, label in _pairs(detections[rows, 1:5], boxes[labels], iou):
+            detected[labels[label]] = detected_classes[rows[row]]
+            labelled[rows[row]] = classes[labels[label]]
+    unpaired = labelled == num_classes
+    matrix = np.zeros((num_classes + 1, num_classes + 1), dtype=np.int64)
+    np.add.at(matrix, (detected, classes), 1)
+    np.add.at(matrix, (detected_classes[unpaired], num_classes), 1)
+    return matrix
+
+
+def _pairs(a: Floats, b: Floats, iou: float) -> list[tuple[int, int]]:
+    """Rows of `a` and `b` that belong together, by falling overlap, each used once."""
+    overlaps = box_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
+    rows, columns = np.nonzero(overlaps > iou)
+    order = (-overlaps[rows, columns]).argsort(kind="stable")
+    pairs: dict[int, int] = {}
+    for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
+        if row not in pairs and column not in pairs.values():
+            pairs[row] = column
+    return list(pairs.items())

@@ -1,0 +1,57 @@
+"""The course of a training from its epoch events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+LOSSES = {"box": "Box loss", "obj": "Objectness loss", "cls": "Class loss"}
+RATES = ("biases", "weights", "norms")
+
+
+def plot_results(rows: Sequence[Row], path: Path) -> Figure:
+    """Losses, metrics and learning rates over the epochs; the best epoch is marked.
+
+    Args:
+        rows: epoch events; epochs that were not validated have None for `val` and `metrics`.
+    """
+    figure = new_figure(12, 6.5)
+    panels = figure.subplots(2, 3).flatten().tolist()
+    for axes, (key, title) in zip(panels, LOSSES.items(), strict=False):
+        _lines(axes, rows, title, {f"{part}": (part, key) for part in ("train", "val")})
+    _lines(panels[3], rows, "Precision and recall", {key: ("metrics", key) for key in ("precision", "recall")})
+    _lines(panels[4], rows, "Average precision", {key: ("metrics", key) for key in ("mAP50", "mAP50-95")})
+    _lines(panels[5], rows, "Learning rate", {name: ("lr", index) for index, name in enumerate(RATES)})
+    for axes in panels[3:]:
+        axes.set_ylim(bottom=0.0)
+    _mark_best(panels[4], rows)
+    return save(figure, path)
+
+
+def _lines(axes: Axes, rows: Sequence[Row], title: str, lines: Mapping[str, tuple[str, str | int]]) -> None:
+    """One line per entry (label: the two keys of its values), of the rows that have it."""
+    dress(axes, title=title, x="Epoch")
+    for (label, (part, key)), colour in zip(lines.items(), COLOURS, strict=False):
+        points = [(row["epoch"], row[part][key]) for row in rows if row[part] is not None]
+        if points:
+            marker = "o" if len(points) <= 20 else ""
+            axes.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.6, marker=marker, markersize=3)
+    count_along_x(axes)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+
+
+def _mark_best(axes: Axes, rows: Sequence[Row]) -> None:
+    best = [row for row in rows if row["best"] and row["metrics"] is not None]
+    if best:
+        epoch, value = best[-1]["epoch"], best[-1]["metrics"]["mAP50-95"]
+        axes.axvline(epoch, color=GREY, linewidth=1.0, linestyle=":")
+        axes.set_title(f"best: {value:.3f} in epoch {epoch}", fontsize=8, color=INK, loc="right")

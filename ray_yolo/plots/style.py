@@ -1,0 +1,72 @@
+"""How our pictures look, and the only place that imports matplotlib.
+
+Figures are made directly, without pyplot: no global state, no window system, no figure that has to be closed. Colours
+are Okabe and Ito's, which readers with colour blindness can tell apart; no picture relies on colour alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#222222"
+GREY = "#8c8c8c"
+PALE = "#e4e4e4"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008, without yellow
+DASHES = ("-", "--")
+DISTINCT = len(COLOURS) * len(DASHES)  # lines that can be told apart in one picture
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+
+
+def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
+    """Axes with a title, labels and a quiet frame."""
+    axes.set_title(title, fontsize=11, color=INK, loc="left")
+    axes.set_xlabel(x, fontsize=9, color=INK)
+    axes.set_ylabel(y, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8, colors=INK, length=3, color=GREY)
+    axes.grid(color=PALE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GREY)
+    return axes
+
+
+def count_along_x(axes: Axes) -> None:
+    """Ticks of the x axis at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def line_style(index: int) -> tuple[str, str]:
+    """Colour and dash of the line with this number."""
+    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def plain(text: str, limit: int = 24) -> str:
+    """A name as matplotlib shall print it: on one line, shortened, and never read as a formula or a hidden label."""
+    text = " ".join(text.split())
+    text = text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    # A leading underscore would hide the name from legends.
+    return ("\N{ZERO WIDTH SPACE}" if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def save(figure: Figure, path: Path) -> Figure:
+    """Write the figure (the suffix names the format) and give it back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a name in a script without a font
+        figure.savefig(path)
+    return figure

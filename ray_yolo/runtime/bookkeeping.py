@@ -1,0 +1,74 @@
+"""The driver's side of a run's records: opens the log before training, and closes everything in the right order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ray_yolo.config import Placement
+from ray_yolo.engine.build import Job
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.results import EVENTS_FILE, write_options
+from ray_yolo.engine.runs import Run
+from ray_yolo.runtime.pictures import draw_plots
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
+from ray_yolo.runtime.records import Records
+from ray_yolo.runtime.tracking import tracking_uri
+
+
+class Bookkeeping:
+    """Context of a training: `recorder` and `emit` write its log; leaving says how it ended and brings all up to date.
+
+    Args:
+        local: write from a thread of this process instead of from a Ray actor.
+        quiet: print nothing.
+        link: `parent_run_id` and `tags` of the MLflow run.
+    """
+
+    def __init__(self, run: Run, job: Job, placement: Placement, *, local: bool, quiet: bool,
+                 link: Mapping[str, Any]) -> None:
+        self._run_dir, self._job, self._placement = run.folder, job, placement
+        log = run.folder / EVENTS_FILE
+        self.recorder = (LocalRecorder if local else start_recorder)(str(log))
+        self.emit = emitter(self.recorder)
+        write_options(job.recipe, placement, run.folder)
+        if not log.exists() or not any(event["type"] == "run" for event in read_events(log)):
+            self.emit("run", **_about(run, job, placement))
+        self._open = contextlib.ExitStack()
+        stream = self._open.enter_context(Path(os.devnull).open("w")) if quiet else sys.stdout
+        uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
+        self._records = Records(run.folder, uri, self.emit, stream, **link)
+
+    def __enter__(self) -> Bookkeeping:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            status = "failed" if isinstance(error, Exception) else "stopped"
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
+        close_recorder(self.recorder)
+        plots = error is None and not self._placement.noplots
+        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None)
+        self._open.close()
+
+
+def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:
+    """The fields of a run's first event."""
+    return {"run_id": uuid.uuid4().hex, "name": run.folder.name, "recipe": job.recipe.model_dump(mode="json"),
+            "placement": placement.model_dump(mode="json"), "names": list(job.names), "num_images": len(job.train),
+            "num_val_images": len(job.val), "num_parameters": run.record["num_parameters"],
+            "command": run.record["command"], "provenance": run.record["provenance"]}
+
+
+def _last_place(log: Path) -> dict[str, Any]:
+    """Where the log has got to, for the end of a training that could not say so itself."""
+    places = [(event["step"], event["epoch"]) for event in read_events(log) if "step" in event]
+    step, epoch = max(places, default=(0, 0))
+    return {"step": step, "epoch": epoch}

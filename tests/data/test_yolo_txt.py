@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_yolo.data.labels import Labels
+from ray_yolo.data.yolo_txt import MAX_BYTES, UnreadableLabelsError, label_path, parse_labels
+from ray_yolo.errors import DatasetError
+from ray_yolo.structures import Finding
+
+SIZE = (100, 200)  # (height, width)
+
+
+def parse(text: str | bytes, num_classes: int = 3) -> tuple[Labels, list[Finding]]:
+    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, num_classes, "labels/a.txt")
+
+
+def test_a_box_row_becomes_corners_in_pixels() -> None:
+    labels, findings = parse("1 0.5 0.5 0.2 0.4\n")
+    assert labels.classes.tolist() == [1]
+    assert labels.boxes.tolist() == [[80, 30, 120, 70]]
+    assert labels.boxes.dtype == np.float32
+    assert labels.polygons == ()
+    assert findings == []
+
+
+def test_an_outline_becomes_its_box_and_stays_an_outline() -> None:
+    labels, _ = parse("0 0.1 0.2 0.5 0.1 0.3 0.9\n2 0.5 0.5 0.5 0.5\n")
+    assert np.allclose(labels.boxes, [[20, 10, 100, 90], [50, 25, 150, 75]])
+    assert np.allclose(labels.polygons[0], [[20, 20], [100, 10], [60, 90]])
+    assert labels.polygons[1].shape == (0, 2)
+
+
+@pytest.mark.parametrize("text", [
+    b"\xef\xbb\xbf1 0.5 0.5 0.2 0.4\n", b"1 0.5 0.5 0.2 0.4\r\n", b"1 0.5 0.5 0.2 0.4\r", b"1 0.5 0.5 0.2 0.4",
+    b"\n\n  1\t0.5  0.5 0.2 0.4   \n\n", b"1.0 5e-1 .5 0.20 0.4", "1 0.5 0.5 0.2 0.4".encode("utf-16"),
+])
+def test_plain_meaning_is_read_however_it_is_written(text: bytes) -> None:
+    labels, findings = parse(text)
+    assert labels.boxes.tolist() == [[80, 30, 120, 70]]
+    assert findings == []
+
+
+def test_an_empty_file_is_a_background_image() -> None:
+    for text in ("", "\n", " \r\n"):
+        assert len(parse(text)[0].classes) == 0
+
+
+@pytest.mark.parametrize(("row", "why"), [
+    ("0 nan 0.5 0.2 0.4", "outside 0 to 1"), ("0 inf 0.5 0.2 0.4", "outside 0 to 1"),
+    ("0 -0.1 0.5 0.2 0.4", "outside 0 to 1"), ("0 0.5 0.5 -0.2 0.4", "outside 0 to 1"),
+    ("0 0.5 1.5 0.2 0.4", "outside 0 to 1"), ("0 50 50 20 40", "outside 0 to 1"),
+    ("0 0.5 0.5 0.2", "4 columns"), ("0 0.5 0.5 0.2 0.4 0.9", "6 columns"), ("0", "1 columns"),
+    ("0 0.1 0.1 0.5 0.5 0.1 0.9 0.3", "8 columns"), ("0,0.5,0.5,0.2,0.4", "1 columns"),
+    ("cat 0.5 0.5 0.2 0.4", "row of numbers"), ("0 0,5 0,5 0,2 0,4", "row of numbers"),
+    ("0 0_1 0.5 0.2 0.4", "row of numbers"), ("0.5 0.5 0.5 0.2 0.4", "not a whole number"),
+    ("nan 0.5 0.5 0.2 0.4", "not a whole number"), ("0 0.5 0.5 0.2 0.4 # cat", "7 columns|row of numbers"),
+])
+def test_a_row_without_plain_meaning_refuses_the_file_with_its_line(row: str, why: str) -> None:
+    with pytest.raises(UnreadableLabelsError, match=why) as caught:
+        parse(f"1 0.5 0.5 0.2 0.4\n\n{row}\n")
+    assert caught.value.finding.where == "labels/a.txt:3"
+    assert caught.value.finding.dropped
+
+
+@pytest.mark.parametrize("kind", ["3", "80", "-1", "1e9"])
+def test_a_class_without_a_name_is_an_error_with_its_line(kind: str) -> None:
+    with pytest.raises(DatasetError, match=r"labels/a\.txt:2: class .* names 3 classes \(0-2\)"):
+        parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
+
+
+def test_a_repeated_row_counts_once() -> None:
+    labels, findings = parse("1 0.5 0.5 0.2 0.4\n0 0.5 0.5 0.2 0.4\n1 0.50 0.5 0.2 0.4\n")
+    assert labels.classes.tolist() == [1, 0]
+    assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:3", False)]
+
+
+@pytest.mark.parametrize("row", ["1 0.5 0.5 0 0.4", "1 0.5 0.5 0.4 0.0", "1 0.1 0.1 0.5 0.1 0.9 0.1"])
+def test_an_empty_box_labels_nothing(row: str) -> None:
+    labels, findings = parse(f"{row}\n2 0.5 0.5 0.2 0.4\n")
+    assert labels.classes.tolist() == [2]
+    assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:1", True)]
+
+
+def test_boxes_end_at_the_edges_and_rounding_beyond_one_is_forgiven() -> None:
+    labels, findings = parse("0 1.0000001 0.5 0.5 0.4\n0 0.05 0.05 0.2 0.2\n")
+    assert np.allclose(labels.boxes, [[150, 30, 200, 70], [0, 0, 30, 15]])
+    assert findings == []
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"\x89PNG\r\n\x1a\n\0\0", b"0 0.5 0.5 0.2 0.4\n" * (MAX_BYTES // 18 + 1)])
+def test_what_is_no_label_file_is_refused(content: bytes) -> None:
+    with pytest.raises(UnreadableLabelsError):
+        parse(content)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_end_in_labels_or_in_one_of_the_two_errors(content: bytes) -> None:
+    try:
+        labels, _ = parse(content)
+    except (UnreadableLabelsError, DatasetError):
+        return
+    assert labels.boxes.shape == (len(labels.classes), 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), *[st.floats(0.0, 1.0)] * 4), max_size=8))
+def test_boxes_never_leave_the_image_and_are_never_empty(rows: list[tuple[float, ...]]) -> None:
+    labels, _ = parse("".join(" ".join(map(str, row)) + "\n" for row in rows))
+    assert (labels.boxes[:, :2] >= 0).all()
+    assert (labels.boxes[:, 2:] <= [200, 100]).all()
+    assert (labels.boxes[:, 2:] >= labels.boxes[:, :2]).all()
+    assert all(math.isfinite(value) for value in labels.boxes.ravel().tolist())
+
+
+@pytest.mark.parametrize(("image", "label"), [
+    ("/d/images/train/a.jpg", "/d/labels/train/a.txt"), ("/images/x/images/a.b.png", "/images/x/labels/a.b.txt"),
+    ("/d/flat/a.jpg", "/d/flat/a.txt"), ("/my_images/a.jpg", "/my_images/a.txt"),
+])
+def test_the_last_images_folder_becomes_labels(image: str, label: str) -> None:
+    assert label_path(image) == label

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import re
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.errors import ConfigError
+from ray_yolo.models import yolov3, yolov5
+from ray_yolo.models.detector import Architecture, Detector
+from ray_yolo.models.fusion import count_parameters, fuse, gflops
+from ray_yolo.models.rows import C3Row, ConcatRow, ConvRow, DetectRow, MaxPoolRow, UpsampleRow
+
+MODELS = {**yolov5.MODELS, **yolov3.MODELS}
+SMALL = Architecture(
+    (
+        ConvRow(8, kernel=3, stride=2),
+        ConvRow(8, kernel=3, stride=2),
+        C3Row(16, repeats=3),
+        UpsampleRow(),
+        ConcatRow(source=(-1, 0)),
+        ConvRow(8),
+        DetectRow(source=(5, 2)),
+    ),
+    anchors_px=(((4, 4),), ((8, 8),)),
+)
+
+
+def without_memory(name: str, num_classes: int = 80) -> Detector:
+    """A model of shapes only: yolov5x takes 350 MB otherwise."""
+    with torch.device("meta"):
+        return MODELS[name].build(num_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "fused", "published_gflops"),
+    [
+        ("yolov5n", 1_872_157, 1_867_405, 4.5),
+        ("yolov5s", 7_235_389, 7_225_885, 16.5),
+        ("yolov5m", 21_190_557, 21_172_173, 49.0),
+        ("yolov5l", 46_563_709, 46_533_693, 109.1),
+        ("yolov5x", 86_749_405, 86_705_005, 205.7),
+        ("yolov3", 61_949_149, 61_922_845, 156.3),
+        ("yolov3-spp", 62_998_749, 62_971_933, 157.1),
+        ("yolov3-tiny", 8_852_366, 8_849_182, 13.2),
+    ],
+)
+def test_size_and_cost_of_the_published_models(name: str, training: int, fused: int, published_gflops: float) -> None:
+    model = without_memory(name)
+    assert count_parameters(model) == training
+    assert count_parameters(fuse(model)) == fused
+    assert gflops(model) == pytest.approx(published_gflops, rel=0.015)
+
+
+@pytest.mark.parametrize(("num_classes", "parameters"), [(1, 7_022_326), (20, 7_073_569)])
+def test_fewer_classes_make_a_smaller_head(num_classes: int, parameters: int) -> None:
+    assert count_parameters(without_memory("yolov5s", num_classes)) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_strides_and_anchors_per_level(name: str) -> None:
+    head = without_memory(name).head
+    assert head.strides == ((16, 32) if name == "yolov3-tiny" else (8, 16, 32))
+    assert head.anchors.shape == (len(head.strides), 3, 2)
+
+
+def test_anchors_are_the_published_pixels_over_the_strides() -> None:
+    head = yolov5.MODELS["yolov5n"].build(80).head
+    pixels = head.anchors * torch.tensor(head.strides)[:, None, None]
+    assert pixels.tolist() == [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]],
+                               [[116, 90], [156, 198], [373, 326]]]
+
+
+def test_tensor_names_are_the_published_ones() -> None:
+    norm = r"bn\.(weight|bias|running_mean|running_var|num_batches_tracked)"
+    conv = rf"(conv\.weight|{norm})"
+    layers = {
+        "yolov5n": rf"model\.(\d+\.{conv}|\d+\.(cv[123]|m\.\d+\.cv[12])\.{conv}|24\.(anchors|m\.[012]\.(weight|bias)))",
+        "yolov3-spp": rf"model\.(\d+\.{conv}|\d+\.(\d\.)?cv[12]\.{conv}|28\.(anchors|m\.[012]\.(weight|bias)))",
+    }
+    for name, grammar in layers.items():
+        state = without_memory(name).state_dict()
+        assert [key for key in state if not re.fullmatch(grammar, key)] == []
+    assert state["model.2.cv1.conv.weight"].shape == (32, 64, 1, 1)  # one bottleneck stands alone
+    assert state["model.6.7.cv2.conv.weight"].shape == (256, 128, 3, 3)  # eight are a sequence
+    assert state["model.12.cv2.conv.weight"].shape == (512, 2048, 1, 1)
+    state = without_memory("yolov5n").state_dict()
+    assert state["model.0.conv.weight"].shape == (16, 3, 6, 6)
+    assert state["model.6.m.2.cv2.conv.weight"].shape == (64, 64, 3, 3)
+    assert state["model.9.cv2.conv.weight"].shape == (256, 512, 1, 1)
+    assert state["model.24.m.2.weight"].shape == (255, 256, 1, 1)
+
+
+def test_training_and_evaluation_give_the_same_form() -> None:
+    model, images = yolov5.MODELS["yolov5n"].build(3), torch.rand(2, 3, 64, 96)
+    shapes = [(2, 3, 8, 12, 8), (2, 3, 4, 6, 8), (2, 3, 2, 3, 8)]
+    assert [tuple(level.shape) for level in model(images)] == shapes
+    with torch.no_grad():
+        assert [tuple(level.shape) for level in model.eval()(images)] == shapes
+
+
+def test_building_leaves_the_norms_untouched_and_training() -> None:
+    model = SMALL.build(2)
+    state = model.state_dict()
+    assert all(layer.training for layer in model.modules())
+    assert all(tensor.eq(0).all() for name, tensor in state.items() if name.endswith(("running_mean", "tracked")))
+    assert all(tensor.eq(1).all() for name, tensor in state.items() if name.endswith("running_var"))
+
+
+def test_building_twice_from_one_seed_gives_the_same_weights() -> None:
+    torch.manual_seed(5)
+    first = SMALL.build(2).state_dict()
+    torch.manual_seed(5)
+    second = SMALL.build(2).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_memory_layout_does_not_change_predictions() -> None:
+    model, images = SMALL.build(2).eval(), torch.rand(2, 3, 32, 32)
+    expected = model(images)
+    last = model.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
+    for level, other in zip(expected, last, strict=True):
+        torch.testing.assert_close(level, other)
+
+
+def test_only_outputs_that_are_needed_later_are_kept() -> None:
+    model = SMALL.build(2).eval()
+    outputs: dict[int, weakref.ref[Tensor]] = {}
+    alive: set[int] = set()
+
+    def remember(index: int, output: Tensor) -> None:
+        outputs[index] = weakref.ref(output)
+
+    for index, layer in enumerate(model.model[:-1]):
+        layer.register_forward_hook(lambda _layer, _inputs, output, index=index: remember(index, output))
+    model.head.register_forward_pre_hook(lambda *_: alive.update(i for i, output in outputs.items()
+                                                                    if output() is not None))
+    with torch.no_grad():
+        model(torch.rand(1, 3, 32, 32))
+    assert alive == {0, 2, 5}
+
+
+def test_an_empty_batch_passes_and_its_gradients_are_zero() -> None:
+    model = SMALL.build(2).eval()
+    sum(level.sum() for level in model(torch.zeros(0, 3, 32, 32))).backward()
+    assert all(p.grad is not None and p.grad.eq(0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "channels", "repeats"), [(0.33, 0.5, 8, 1), (1.0, 1.0, 16, 3), (1.33, 1.25, 24, 4)]
+)
+def test_multiples_scale_repeats_and_channels_up_to_eights(
+    depth: float, width: float, channels: int, repeats: int
+) -> None:
+    row = C3Row(16, repeats=3).scaled(depth, width)
+    assert row == C3Row(channels, repeats=repeats)
+
+
+def test_single_rows_are_never_repeated_or_removed_by_the_depth() -> None:
+    assert ConvRow(8).scaled(3.0, 1.0).repeats == 1
+    assert C3Row(8, repeats=2).scaled(0.1, 1.0).repeats == 1
+
+
+def test_a_number_of_anchors_makes_squares() -> None:
+    head = Architecture(SMALL.rows, anchors_px=2).build(3).head
+    assert head.anchors.shape == (2, 2, 2)
+    assert torch.equal(head.anchors[..., 0], head.anchors[..., 1])
+    assert head.anchors.gt(0).all()
+
+
+def test_given_anchors_replace_those_of_the_table() -> None:
+    head = SMALL.build(3, anchors_px=[[(2, 4), (4, 2)], [(8, 4), (4, 8)]]).head
+    assert head.anchors.tolist() == [[[1, 2], [2, 1]], [[2, 1], [1, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("anchors", "message"),
+    [
+        ([[(1, 1)]], "2 levels with equally many"),
+        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equally many"),
+        ([[], []], "2 levels with equally many"),
+        ([[(1, 1)], [(1, 0)]], "above 0"),
+    ],
+)
+def test_anchors_that_do_not_fit_the_head_are_refused(anchors: list[list[tuple[float, float]]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SMALL.build(2, anchors)
+
+
+def test_rows_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"model row 2, ConcatRow.*\(8, 128, 128\) and \(4, 64, 64\)"):
+        Detector([ConvRow(8, stride=2), ConvRow(4, stride=2), ConcatRow(source=(0, 1)), DetectRow()])
+    with pytest.raises(ConfigError, match=r"model row 1, MaxPoolRow"):
+        Detector([ConvRow(8), MaxPoolRow(3, 1, 2), DetectRow()])
+
+
+@pytest.mark.parametrize("source", [(1,), (5,), (-2,), (-3,)])
+def test_a_row_takes_from_earlier_rows_only(source: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"model row 1, .*not an earlier row"):
+        Detector([ConvRow(8), ConvRow(8, source=source), DetectRow()])
+
+
+@pytest.mark.parametrize("rows", [(ConvRow(8),), (DetectRow(), ConvRow(8)), (ConvRow(8), DetectRow(), DetectRow())])
+def test_the_head_is_the_last_row_and_the_only_one(rows: tuple[ConvRow | DetectRow, ...]) -> None:
+    with pytest.raises(ConfigError, match="exactly one Detect"):
+        Architecture(rows, 3).build(2)
+
+
+def test_a_size_beyond_all_bounds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="width multiple 100000"):
+        Architecture(SMALL.rows, 3, width=100000.0).build(2)
+
+
+def test_fusing_changes_cost_and_not_outputs() -> None:
+    torch.manual_seed(0)
+    model = yolov5.MODELS["yolov5n"].build(3)
+    for name, tensor in model.state_dict().items():
+        if re.search(r"bn\.(weight|running_var)", name):
+            nn.init.uniform_(tensor, 0.5, 1.5)
+        if re.search(r"bn\.(bias|running_mean)", name):
+            nn.init.normal_(tensor, std=0.1)
+    fused, images = fuse(model), torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        for level, other in zip(model.eval()(images), fused(images), strict=True):
+            torch.testing.assert_close(level, other, rtol=1e-3, atol=1e-4)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in fused.modules())
+    assert any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    assert fused.head.strides == (8, 16, 32)
+
+
+def test_cost_grows_with_the_area() -> None:
+    model = SMALL.build(2)
+    assert gflops(model, 64) == pytest.approx(4 * gflops(model, 32))
+    assert model.training

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message
+from tests.support import run_log
+
+
+def lines(events, *, live):
+    narrator = Narrator(live=live)
+    return [line for event in run_log.numbered(events) for line in narrator.observe(event)], narrator
+
+
+BEGIN = [run_log.run(), run_log.start()]
+
+
+class TestEpochLines:
+    def test_the_run_is_introduced(self):
+        (first, second), _ = lines(BEGIN, live=False)
+        assert first == "exp: yolov5s (7,000,000 parameters) on shapes (80 images, 16 for validation, 2 classes)"
+        assert second == "training on 2 workers"
+
+    def test_an_epoch_is_one_line(self):
+        (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
+        assert line == ("epoch 1/3  box 0.5  obj 0.25  cls 0.125  P 0.5  R 0.25  mAP50 0.125  mAP50-95 0.0625  "
+                        "100 images/s  1.5 GB  0:01:00  best")
+
+    def test_what_was_not_measured_is_left_out(self):
+        epoch = run_log.epoch(0, metrics=None, val=None, best=False, memory_gb=0.0,
+                              train={"box": None, "obj": 0.25, "cls": 0.125})
+        (*_, line), _ = lines([*BEGIN, epoch], live=False)
+        assert line == "epoch 1/3  obj 0.25  cls 0.125  100 images/s  0:01:00"
+
+    def test_a_restart_says_where_it_goes_on(self):
+        told, _ = lines([run_log.run(), run_log.start(10, num_workers=1)], live=False)
+        assert told[-1] == "going on with 1 worker from step 10, epoch 2"
+
+    def test_an_epoch_told_again_after_a_restart_is_not_news(self):
+        told, _ = lines([*BEGIN, run_log.epoch(0), run_log.start(10), run_log.epoch(0)], live=False)
+        assert sum(line.startswith("epoch 1/3") for line in told) == 1
+
+    def test_warnings_are_passed_on(self):
+        told, _ = lines([{"type": "warning", "message": "MLflow is away"}], live=False)
+        assert told == ["WARNING: MLflow is away"]
+
+    def test_steps_shares_and_unknown_events_are_no_lines(self):
+        told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
+        assert len(told) == 2
+
+
+class TestTables:
+    def test_columns_stand_under_their_names(self):
+        told, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
+        at = told.index(TRAIN_HEADER)
+        assert told[at + 1: at + 4] == [
+            "        1/3       1.5G        0.5       0.25      0.125        100        640    0:01:00",
+            CLASS_HEADER,
+            "                   all         16         14        0.5       0.25      0.125     0.0625"]
+
+    def test_the_next_epoch_has_a_header_and_after_the_last_there_is_none(self):
+        told, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2)], live=True)
+        assert told.count(TRAIN_HEADER) == 3
+        assert told[-1].lstrip().startswith("all")
+
+
+class TestProgress:
+    @pytest.mark.parametrize("live", [True, False])
+    def test_nothing_is_claimed_before_the_first_step_and_after_the_end(self, live):
+        _, narrator = lines(BEGIN, live=live)
+        assert narrator.progress() == ""
+        _, narrator = lines([*BEGIN, run_log.step(1), run_log.end(30)], live=live)
+        assert narrator.progress() == ""
+
+    def test_time_left_is_images_left_over_images_per_second(self):
+        # 80 images an epoch, 3 epochs, 100 images/s; after step 14 of 30 128 images are left
+        _, narrator = lines([*BEGIN, run_log.step(14)], live=False)
+        assert narrator.progress() == "epoch 2/3  40 %  ETA 0:00:01  box 0.5  obj 0.25  cls 0.125  100 images/s"
+
+    def test_losses_are_the_mean_of_this_epochs_steps(self):
+        steps = [run_log.step(10, loss=[9.0, 9.0, 9.0]), run_log.step(11, loss=[1.0, 2.0, 3.0]),
+                 run_log.step(12, loss=[3.0, 4.0, 5.0]), run_log.step(13, loss=[None, 1.0, 1.0], skipped=True)]
+        _, narrator = lines([*BEGIN, *steps], live=False)
+        assert "box 2  obj 3  cls 4" in narrator.progress()
+
+    def test_a_live_line_stands_under_the_header(self):
+        _, narrator = lines([*BEGIN, run_log.epoch(0), run_log.step(14)], live=True)
+        assert narrator.progress() == (
+            "        2/3       1.5G        0.5       0.25      0.125        100        640  40 %  ETA 0:00:01")
+
+    def test_a_first_step_without_a_loss_is_shown_too(self):
+        _, narrator = lines([*BEGIN, run_log.step(1, loss=[None, None, None])], live=True)
+        assert narrator.progress().split()[2:5] == ["-", "-", "-"]
+
+
+class TestClosingMessage:
+    STORY = (*BEGIN, *run_log.trained_epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
+
+    def message(self, run_dir, *events):
+        return closing_message(run_dir, run_log.numbered([*self.STORY, *events])).splitlines()
+
+    def test_it_tells_the_outcome_and_the_classes_of_the_best_epoch(self, tmp_path):
+        told = self.message(tmp_path, run_log.end(30, best_epoch=1))
+        assert told[:3] == [
+            CLASS_HEADER,
+            "                circle          9          7        0.5       0.25      1.125     0.0625",
+            "                square          9          7        0.5       0.25      1.125     0.0625"]
+        assert "done: 3 epochs in 0:03:00" in told
+        assert "best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625" in told
+
+    def test_it_tells_how_to_look_at_it(self, tmp_path):
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights" / "best.pt").touch()
+        (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "sqlite:////x.db"}))
+        told = self.message(tmp_path, run_log.end(30))
+        assert told[-4:] == [
+            f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
+            f"tensorboard  tensorboard --logdir {tmp_path}",
+            "mlflow       mlflow ui --backend-store-uri sqlite:////x.db (run r1)"]
+
+    def test_a_served_run_is_a_link(self, tmp_path):
+        (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))
+        assert self.message(tmp_path)[-1] == "mlflow       http://host/#/experiments/7/runs/r1"
+
+    def test_what_did_not_end_well_can_go_on(self, tmp_path):
+        assert "failed: 3 epochs in 0:03:00 (disk full); the same command continues" in self.message(
+            tmp_path, run_log.end(30, "failed", reason="disk full"))
+        assert "interrupted after 3 epochs in 0:03:00; the same command continues" in self.message(tmp_path)
+
+    def test_a_run_without_an_epoch_has_a_message(self, tmp_path):
+        told = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed", best_epoch=None)]))
+        assert told.startswith("failed: 0 epochs in 0:00:00; the same command continues")

@@ -1,0 +1,53 @@
+import io
+import socket
+
+from mlflow import MlflowClient
+
+from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter
+from ray_yolo.runtime.records import Records
+from ray_yolo.runtime.tracking import read_run_file
+from tests.support import run_log
+
+
+def train(run_dir, mlflow_uri, patience_seconds=10.0):
+    """What a driver does with its records; returns the console."""
+    stream = io.StringIO()
+    recorder = LocalRecorder(str(run_dir / EVENTS_FILE))
+    emit = emitter(recorder)
+    records = Records(run_dir, mlflow_uri, emit, stream)
+    for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
+        emit(event["type"], **{key: value for key, value in event.items() if key != "type"})
+    close_recorder(recorder)
+    records.finish(lambda: (run_dir / "results.png").write_text((run_dir / "results.csv").read_text()),
+                   patience_seconds)
+    return stream.getvalue()
+
+
+def test_console_files_and_mlflow_tell_the_same(tmp_path):
+    run_dir = tmp_path / "exp"
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    console = train(run_dir, uri)
+    assert "epoch 1/3  box 0.5" in console
+    assert "done: 1 epoch in 0:01:00" in console
+    assert f"mlflow       mlflow ui --backend-store-uri {uri}" in console
+    assert len((run_dir / "results.csv").read_text().splitlines()) == 2
+    assert list(run_dir.glob("events.out.tfevents.*"))
+    client = MlflowClient(tracking_uri=uri)
+    run_id = read_run_file(run_dir)["run_id"]
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert {"results.csv", "results.png"} <= {file.path for file in client.list_artifacts(run_id)}
+
+
+def test_without_tracking_there_is_no_mlflow_and_no_word_of_it(tmp_path):
+    console = train(tmp_path / "exp", None)
+    assert "mlflow" not in console.lower()
+    assert not (tmp_path / "exp" / "mlflow.json").exists()
+
+
+def test_a_server_that_is_away_is_told_on_the_console(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        console = train(tmp_path / "exp", f"http://127.0.0.1:{free.getsockname()[1]}", 1.0)
+    assert f"python -m ray_yolo.sync {tmp_path / 'exp'}" in console.splitlines()[-1]

@@ -1,0 +1,141 @@
+"""How a command ends: exit status and what is said, for every way there is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.cli import run
+from ray_yolo.errors import (
+    CheckpointError,
+    ConfigError,
+    DatasetError,
+    InputError,
+    PreemptedError,
+    ResourcesError,
+    TrainingError,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_signal_handlers() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def raising(error: BaseException) -> int:
+    def main() -> int:
+        raise error
+
+    return run(main)
+
+
+def test_a_commands_own_status_is_kept() -> None:
+    assert run(lambda: 0) == 0
+    assert run(lambda: 4) == 4
+
+
+@pytest.mark.parametrize(("error", "status"), [
+    (InputError, 2), (ConfigError, 2), (DatasetError, 2), (CheckpointError, 2), (TrainingError, 3),
+    (ResourcesError, 4), (PreemptedError, 75),
+])
+def test_errors_raised_on_purpose_are_one_line_and_their_status(
+        capsys: pytest.CaptureFixture[str], error: type[Exception], status: int) -> None:
+    assert raising(error("f.yaml:3: epochs: got 'x'")) == status
+    assert capsys.readouterr() == ("", f"{error.__name__}: f.yaml:3: epochs: got 'x'\n")
+
+
+def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(ZeroDivisionError("ours")) == 3
+    text = capsys.readouterr().err
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("\nZeroDivisionError: ours\n")
+
+
+def test_passwords_in_messages_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    raising(InputError("http://me:canary@host is not there"))
+    assert capsys.readouterr().err == "InputError: http://***@host is not there\n"
+
+
+def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_sigterm_is_143_after_the_finally_blocks() -> None:
+    seen = []
+
+    def main() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            seen.append("closed")
+        return 0
+
+    assert run(main) == 143
+    assert seen == ["closed"]
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (None, 0), (15, 143)])
+def test_exits_of_argparse_and_of_rays_sigterm_handler_are_translated(code: int | None, status: int) -> None:
+    assert raising(SystemExit(code)) == status
+
+
+def test_any_other_exit_is_left_as_it_is() -> None:
+    with pytest.raises(SystemExit, match="a reason"):
+        raising(SystemExit("a reason"))
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_a_defect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(BrokenPipeError("a socket")) == 3
+    assert "BrokenPipeError: a socket" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_ends_the_command_quietly(unbuffered: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as nobody:
+        done = subprocess.run([sys.executable, "-m", "ray_yolo.val", "--weights", "w.pt", "--dry-run"],
+                              stdout=nobody, stderr=subprocess.PIPE, cwd=ROOT, check=False,
+                              env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+HEAVY = """
+import sys
+from ray_yolo import train, val
+for command in (train, val):
+    try:
+        command.main(["--help"])
+    except SystemExit:
+        pass
+print(sorted({"torch", "ray", "numpy", "mlflow", "cv2", "matplotlib"} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_help_is_fast_and_loads_no_library() -> None:
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, cwd=ROOT, check=True)
+    after = os.times()
+    assert done.stderr == "[]\n"
+    assert "--batch-size" in done.stdout
+    cpu_seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert cpu_seconds < 1.0
+
+
+def test_a_wrong_flag_ends_the_real_command_with_2() -> None:
+    done = subprocess.run([sys.executable, "-m", "ray_yolo.train", "--epoch", "3"], capture_output=True, text=True,
+                          cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "InputError: unknown flag --epoch; did you mean --epochs?\n"

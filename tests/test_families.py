@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ray_yolo.config import LossConfig
+from ray_yolo.errors import CheckpointError, ConfigError
+from ray_yolo.families import FAMILIES, build_model, find_family, load_weights
+from ray_yolo.models.detector import Detector
+
+SMALL = {
+    "anchors": [[8, 8]],
+    "backbone": [[-1, 1, "Conv", [8, 3, 2]], [-1, 1, "Conv", [16, 3, 2]]],
+    "head": [[-1, 1, "Detect", ["nc", "anchors"]]],
+}
+
+
+def small(seed: int, num_classes: int = 2, anchors: list[list[tuple[float, float]]] | None = None) -> Detector:
+    torch.manual_seed(seed)
+    return build_model(SMALL, num_classes, anchors)
+
+
+def test_known_models() -> None:
+    assert [name for family in FAMILIES.values() for name in family.models] == [
+        "yolov5n", "yolov5s", "yolov5m", "yolov5l", "yolov5x", "yolov3", "yolov3-spp", "yolov3-tiny"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("yolov5 s", "yolov5s"), ("yolo5n", "yolov5n"), ("yolov3-tny", "yolov3-tiny")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest_known_one(wrong: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {near}\?"):
+        build_model(wrong, 3)
+
+
+def test_a_family_trains_and_decodes_what_it_builds() -> None:
+    family = find_family("yolov5n")
+    model = build_model("yolov5n", 3)
+    levels = model(torch.rand(2, 3, 64, 64))
+    loss = family.build_loss(model.head, LossConfig(), 3, 64)
+    targets = torch.tensor([[0.0, 1, 8, 8, 40, 40], [1, 2, 20, 20, 50, 30]])
+    loss.terms(*loss.measure(levels, targets, (64, 64))).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert family.decode(model.head, levels).shape == (2, 3 * (64 + 16 + 4), 8)
+
+
+def test_a_yaml_mapping_has_a_family_too() -> None:
+    assert find_family(SMALL) in FAMILIES.values()
+    assert build_model(SMALL, 5).num_classes == 5
+
+
+def test_given_anchors_reach_the_head() -> None:
+    assert build_model(SMALL, 2, anchors=[[(4, 8), (8, 4)]]).head.anchors.tolist() == [[[1, 2], [2, 1]]]
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_weights_are_copied_by_name(prefix: str) -> None:
+    source, model = small(1), small(2)
+    report = load_weights(model, {prefix + name: tensor.half() for name, tensor in source.state_dict().items()})
+    assert (report.matched, report.total, report.left_out) == (15, 15, ())
+    for name, tensor in source.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor.half().to(tensor.dtype))
+
+
+def test_tensors_of_another_shape_keep_their_initial_values() -> None:
+    source, model = small(1, num_classes=4), small(2)
+    before = model.state_dict()["model.2.m.0.weight"].clone()
+    report = load_weights(model, source.state_dict())
+    assert report.left_out == ("model.2.m.0.weight", "model.2.m.0.bias")
+    assert report.matched == report.total - 2
+    assert torch.equal(model.state_dict()["model.2.m.0.weight"], before)
+    assert torch.equal(model.state_dict()["model.0.conv.weight"], source.state_dict()["model.0.conv.weight"])
+
+
+def test_the_users_own_anchors_stay() -> None:
+    source, model = small(1), small(2, anchors=[[(20, 24)]])
+    assert load_weights(model, source.state_dict(), keep_anchors=True).left_out == ("model.2.anchors",)
+    assert model.head.anchors.tolist() == [[[5, 6]]]
+    load_weights(model, source.state_dict())
+    assert model.head.anchors.tolist() == [[[2, 2]]]
+
+
+@pytest.mark.parametrize("state", [{}, {"epoch": 3, "model": {"model.0.conv.weight": 1}}, {"a": torch.zeros(1)}])
+def test_weights_of_something_else_are_refused(state: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match=r"none of the model's 15 tensors.*model.0.conv.weight"):
+        load_weights(small(1), state)
+
+
+def test_copied_weights_are_no_longer_those_of_the_source() -> None:
+    source, model = small(1), small(2)
+    load_weights(model, source.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert source.state_dict()["model.0.conv.weight"].abs().sum() > 0

@@ -1,0 +1,110 @@
+"""The dependency rule: imports point down only, siblings do not meet, and each foreign world has one door."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ray_yolo"
+SIBLINGS = ("models", "losses", "data", "plots")
+FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
+    ("structures", "config", "errors", "ops", "genes", "redact", "yaml_files", "config_fields", "config_sources",
+     "val_config", "__version__"),
+    SIBLINGS, ("families",), ("engine",), ("runtime",),
+)
+DOORS = {"ray": "runtime/", "mlflow": "runtime/", "torch.distributed": "engine/replicas.py"}
+FOR_OPS = ("torch", "torchvision.ops", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
+RANK_TESTS = {"print0", "is_main_process"}
+
+
+def floor(module: str) -> int:
+    return next((level for level, names in enumerate(FLOORS) if module in names), len(FLOORS))
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def mentions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that is imported, and of bare names and attributes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                yield from ((node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}") for alias in node.names)
+            case ast.Attribute(value=ast.Name("torch"), attr="distributed"):
+                yield node.lineno, "torch.distributed"
+            case ast.Name(name) | ast.FunctionDef(name) | ast.Attribute(attr=name) if name in RANK_TESTS:
+                yield node.lineno, name
+
+
+def objection(path: str, name: str) -> str | None:
+    """Why the module at `path` may not mention `name`."""
+    here = path.removesuffix(".py").partition("/")[0]
+    there = name.split(".")[1] if within(name, "ray_yolo") and "." in name else None
+    door = next((door for world, door in DOORS.items() if within(name, world)), None)
+    if name in RANK_TESTS:
+        return "nobody asks for the rank; scores are global before anyone sees them"
+    if name.startswith("."):
+        return "a relative import; write it out"
+    if door and not path.startswith(door):
+        return f"only {door} may"
+    if here == "ops" and not any(within(name, package) for package in FOR_OPS):
+        return "ops imports torch, torchvision.ops, numpy and the standard library only"
+    if there and floor(there) > floor(here):
+        return f"{there} stands above {here}; hand it in, or move what is needed down (see FLOORS)"
+    if there and there != here and {there, here} <= set(SIBLINGS):
+        return f"{there} and {here} are siblings; what both need belongs into structures or ops"
+    return None
+
+
+def breaches(path: str, source: str) -> list[str]:
+    """`file:line: name: reason` of every breach of the rule in one module of the package."""
+    found = [(line, name, objection(path, name)) for line, name in mentions(ast.parse(source))]
+    return [f"ray_yolo/{path}:{line}: {name}: {reason}" for line, name, reason in found if reason]
+
+
+def test_imports_follow_the_rule() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert len(files) > 20
+    found = [breach for file in files
+             for breach in breaches(file.relative_to(PACKAGE).as_posix(), file.read_text("utf-8"))]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(("path", "source"), [
+    ("engine/loop.py", "import torch.distributed as dist"),
+    ("engine/loop.py", "from torch import distributed"),
+    ("engine/loop.py", "import torch\ntorch.distributed.barrier()"),
+    ("engine/loop.py", "def f():\n    import ray"),
+    ("tune.py", "from mlflow.tracking import MlflowClient"),
+    ("engine/loop.py", "from ray_yolo.runtime import trainer"),
+    ("models/heads.py", "from ray_yolo import families"),
+    ("data/dataset.py", "import ray_yolo.engine.loop"),
+    ("errors.py", "from ray_yolo.cli import run"),
+    ("losses/anchor_based.py", "from ray_yolo.models.heads import decode"),
+    ("ops/nms.py", "import cv2"),
+    ("ops/nms.py", "from torchvision import transforms"),
+    ("ops/nms.py", "from ray_yolo.structures import Progress"),
+    ("data/images.py", "from .cache import keep"),
+    ("engine/loop.py", "if is_main_process(): pass"),
+    ("engine/loop.py", "def print0(): pass"),
+])
+def test_a_breach_is_caught(path: str, source: str) -> None:
+    (breach,) = breaches(path, source)
+    assert breach.startswith(f"ray_yolo/{path}:")
+
+
+@pytest.mark.parametrize(("path", "source"), [
+    ("runtime/trainer.py", "import ray.train\nimport mlflow\nfrom ray_yolo.engine import loop"),
+    ("engine/replicas.py", "import torch\ntorch.distributed.barrier()"),
+    ("data/dataset.py", "from ray_yolo.data.mosaic import snap\nfrom torch.utils.data.distributed import x"),
+    ("ops/nms.py", "import math\nfrom torchvision.ops import nms\nfrom ray_yolo.ops import boxes"),
+    ("train.py", "from ray_yolo.runtime import trainer\nfrom ray_yolo import cli"),
+    ("engine/loop.py", "import raylike\nray = 1\nray.get"),
+])
+def test_what_is_allowed_passes(path: str, source: str) -> None:
+    assert breaches(path, source) == []

@@ -1,0 +1,48 @@
+"""The train command hands a validated configuration to the trainer, or prints what it would hand over."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ray_yolo.cli import parse_train
+from ray_yolo.config import RunConfig
+from ray_yolo.config_sources import describe
+from ray_yolo.errors import InputError
+from ray_yolo.train import main
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
+    seen: list[RunConfig] = []
+    trainer = SimpleNamespace(
+        fit=seen.append,
+        scaling_config=lambda placement: f"ScalingConfig(num_workers={placement.num_workers})",
+    )
+    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.trainer", trainer)
+    monkeypatch.setattr("ray_yolo.runtime.trainer", trainer, raising=False)
+    return seen
+
+
+def test_the_trainer_gets_the_configuration(calls: list[RunConfig]) -> None:
+    assert main(["--epochs", "3", "--num-workers", "2"]) == 0
+    (config,) = calls
+    assert (config.recipe.epochs, config.placement.num_workers) == (3, 2)
+
+
+def test_a_dry_run_prints_everything_and_trains_nothing(
+        calls: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--dry-run", "--epochs", "3", "--num-workers", "2"]
+    assert main(argv) == 0
+    config, origins, _ = parse_train(argv)
+    assert capsys.readouterr().out == f"{describe(config, origins)}\n# ScalingConfig(num_workers=2)\n"
+    assert calls == []
+
+
+def test_a_bad_value_never_reaches_the_trainer(calls: list[RunConfig]) -> None:
+    with pytest.raises(InputError):
+        main(["--epochs", "0"])
+    assert calls == []
