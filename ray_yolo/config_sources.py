@@ -57,6 +57,11 @@ def read_config_file(path: str) -> dict[str, Given]:
     return given
 
 
+def given_by_keyword(settings: Mapping[str, Any]) -> dict[str, Given]:
+    """Settings of a Python call by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
+    return {canonical(".".join(keys)): Given(value, f"{'.'.join(keys)}=") for keys, value in _leaves(settings, ())}
+
+
 def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], object]]:
     for key, value in section.items():
         if isinstance(value, dict):
@@ -99,14 +104,12 @@ def _tree(given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> dict
         branch = tree
         for section in sections:
             branch = branch.setdefault(section, {})
-        branch[last] = item.value if fields[path].types == (str,) else _whole_numbers(item.value)
+        branch[last] = item.value if fields[path].types == (str,) else _whole_number(item.value)
     return tree
 
 
-def _whole_numbers(value: object) -> object:
-    """Text of whole numbers as numbers: validators tell `freeze: 10` from a list by its type."""
-    if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
+def _whole_number(value: object) -> object:
+    """A whole number's text as a number: validators tell `freeze: 10` from a list by its type."""
     return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
 
 
@@ -120,7 +123,7 @@ def _messages(error: ValidationError, given: Mapping[str, Given], fields: Mappin
         if path is None:
             lines[detail["msg"]] = _rule_message(detail, given)
         else:
-            lines.setdefault(path, _field_message(detail, path, given, fields[path]))
+            lines[path] = _field_message(detail, path, given, fields[path])
     return list(lines.values())
 
 

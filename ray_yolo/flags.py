@@ -186,8 +186,8 @@ def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) ->
 
 
 def _help(field: ConfigField) -> str:
-    """A field's docstring as argparse wants it, and its default if that says something."""
-    text = (field.info.description or "").replace("%", "%%")
+    """A field's docstring, and its default if that says something."""
+    text = field.info.description or ""
     default = "" if field.info.is_required() else str(field.info.default)
     return text if default in ("", "None", "()", "False") else f"{text} [{default}]"
 

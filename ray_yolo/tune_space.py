@@ -1,6 +1,6 @@
 """Search spaces: from what a user wrote to genes with limits, every one a field of the recipe.
 
-    search: {algorithm: evolve, scheduler: asha}      how to search; everything else names a gene:
+    search: {algorithm: evolve, scheduler: asha}      how to search (`tune_search`); every other key is a gene:
     lr0: {low: 1e-5, high: 0.1, gain: 1}              a range; gain is how far evolution moves it
     loss.box: {type: loguniform, low: 0.02, high: 0.2}
     momentum: [0.6, 0.98]                             short for a range; [0.001, 0.1, log] for loguniform
@@ -14,100 +14,29 @@ here runs a trial.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as short
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ray_yolo.config import Frozen, Placement, Recipe
 from ray_yolo.config_fields import canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.errors import ConfigError
 from ray_yolo.genes import GENES, LEGACY_GENES
-from ray_yolo.ops.evolution import Gene, Genes, GeneValue, Space, can_move
+from ray_yolo.ops.evolution import Gene, GeneValue, Space, can_move, nearest
+from ray_yolo.tune_search import Search
 from ray_yolo.yaml_files import load_yaml
 
-SEARCH = "search"  # the one key of a space that is not a gene
-METRICS = ("precision", "recall", "mAP50", "mAP50-95")
+SEARCH = "search"
 SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 _RECIPE = config_fields(Recipe)
 _PLACEMENT = config_fields(Placement)
 
+Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
-
-
-class Asha(Frozen):
-    """Asynchronous successive halving: at each rung only the best go on (Ray's ASHAScheduler)."""
-
-    name: Literal["asha"] = "asha"
-    grace_epochs: int = Field(0, ge=0)
-    """Epochs of the first rung; 0: a ninth of the training."""
-    reduction: int = Field(3, ge=2)
-    """One in so many goes on, to a rung so many times as long."""
-
-
-class MedianStop(Frozen):
-    """Stops a trial that is below the median of the others' averages (Ray's MedianStoppingRule)."""
-
-    name: Literal["median"] = "median"
-    grace_epochs: int = Field(0, ge=0)
-    """Epochs before a trial may be stopped; 0: a ninth of the training."""
-    min_trials: int = Field(3, ge=1)
-    """Trials that must have come as far before one is stopped."""
-
-
-class Pbt(Frozen):
-    """Population based training: the worst go on from the best one's checkpoint with changed genes."""
-
-    name: Literal["pbt"] = "pbt"
-    interval_epochs: int = Field(5, ge=1)
-    """Epochs between exchanges; each one restarts a trial's workers."""
-    quantile: float = Field(0.25, gt=0.0, le=0.5)
-    """Share of the trials that is replaced, and share that is copied from."""
-    resample: float = Field(0.25, ge=0.0, le=1.0)
-    """Probability that a gene is drawn anew instead of being moved."""
-
-
-class Nothing(Frozen):
-    """Every trial is trained to its end."""
-
-    name: Literal["none"] = "none"
-
-
-def _by_name(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-class Search(Frozen):
-    """How a space is searched."""
-
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
-    """evolve: children of the best rows; random; grid: every combination; tpe: Optuna's estimator."""
-    parent: Literal["single", "mean"] = "single"
-    """A child's parent: one of the five best, or their mean, both weighted by fitness (evolve)."""
-    scheduler: Annotated[Nothing | Asha | MedianStop | Pbt, Field(discriminator="name"),
-                         BeforeValidator(_by_name)] = Nothing()
-    """What stops trials early, by name or with its settings."""
-    objective: dict[str, float] = Field({"mAP50": 0.1, "mAP50-95": 0.9}, validate_default=True)
-    """Fitness: weights of precision, recall, mAP50, mAP50-95."""
-
-    @field_validator("objective")
-    @classmethod
-    def _check_objective(cls, value: dict[str, float]) -> dict[str, float]:
-        if unknown := [name for name in value if name not in METRICS]:
-            raise ValueError(f"unknown metric {unknown[0]!r}; the metrics are {', '.join(METRICS)}")
-        if min(value.values(), default=0) < 0 or not sum(value.values()) > 0:
-            raise ValueError("weights must be 0 or more, and not all 0")
-        return value
-
-    def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
-        """The weighted sum of a row's metrics; None where one that counts was not measured or is not finite."""
-        values = [(weight, (metrics or {}).get(name)) for name, weight in self.objective.items() if weight]
-        terms = [weight * value for weight, value in values if value is not None and math.isfinite(value)]
-        return sum(terms) if len(terms) == len(values) else None
 
 
 class TuneSpace(NamedTuple):
@@ -116,3 +45,191 @@ class TuneSpace(NamedTuple):
     space: Space
     search: Search
     warnings: tuple[str, ...]
+
+
+class _Range(Frozen):
+    type: Literal["uniform", "loguniform", "int"]
+    low: float
+    high: float
+    gain: float = Field(1.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> _Range:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}; exchange them")
+        if self.type == "loguniform" and self.low <= 0:
+            raise ValueError(f"loguniform needs a low above 0, not {self.low:g}; raise it, or use uniform")
+        if self.type == "int" and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError(f"a whole number needs whole limits, not {self.low:g} and {self.high:g}")
+        return self
+
+    def gene(self, name: str) -> Gene:
+        kind: Literal["int", "float"] = "int" if self.type == "int" else "float"
+        return Gene(name, kind, self.low, self.high, log=self.type == "loguniform", gain=self.gain)
+
+
+class _Choice(Frozen):
+    type: Literal["choice"]
+    values: tuple[GeneValue, ...] = Field(min_length=1)
+    gain: float = Field(1.0, ge=0.0)
+
+    def gene(self, name: str) -> Gene:
+        return Gene(name, "choice", gain=self.gain, values=self.values)
+
+
+class _Fixed(Frozen):
+    type: Literal["fixed"]
+    value: GeneValue
+
+    def gene(self, name: str) -> Gene:
+        return Gene(name, "choice", gain=0.0, values=(self.value,))
+
+
+_FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
+    "uniform": _Range, "loguniform": _Range, "int": _Range, "choice": _Choice, "fixed": _Fixed}
+
+
+def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
+    """The space of a YAML file, checked against the recipe; see `read_space`.
+
+    Raises:
+        InputError: also if the file cannot be read as YAML.
+    """
+    file = load_yaml(path)
+    return read_space(file.data, recipe, file.where)
+
+
+def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
+    """The space of a mapping in the form shown at the top of this module.
+
+    Trial 0 is the recipe as it is, each gene moved to the nearest value that the space allows.
+
+    Raises:
+        ConfigError: for the first entry that cannot be used, with its place.
+    """
+    search = _read_settings(Search, data.get(SEARCH) or {}, lambda *keys: where(SEARCH, *keys), SEARCH)
+    genes: dict[str, Gene] = {}
+    for key in data:
+        if key == SEARCH:
+            continue
+        gene = _read_gene(str(key), data[key], lambda *keys, key=key: where(key, *keys))
+        if gene.name in genes:
+            raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
+        for value in _ends(gene):
+            _check_overlay(recipe, {gene.name: value}, where(key))
+        genes[gene.name] = gene
+    if not genes:
+        raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
+    for end in (0, -1):
+        _check_overlay(recipe, {gene.name: _ends(gene)[end] for gene in genes.values()}, where())
+    start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}
+    space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent)
+    _check_algorithm(space, where())
+    return TuneSpace(space, search, tuple(_warnings(space, search, recipe)))
+
+
+def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
+    """The recipe with the genes (YOLOv5's names or dotted paths) in place of its own values.
+
+    Raises:
+        ValidationError: pydantic's, if that is no recipe.
+    """
+    tree = recipe.model_dump()
+    for name, value in genes.items():
+        *sections, last = canonical(name).split(".")
+        functools.reduce(dict.__getitem__, sections, tree)[last] = value
+    return Recipe.model_validate(tree)
+
+
+def recipe_value(recipe: Recipe, name: str) -> Any:
+    """The recipe's own value of a gene."""
+    return functools.reduce(getattr, canonical(name).split("."), recipe)
+
+
+def _read_gene(key: str, raw: Any, where: Where) -> Gene:
+    path = canonical(key)
+    if path in _PLACEMENT or key.partition(".")[0] == "placement":
+        raise ConfigError(f"{where()}: {key} decides where a trial is trained, not what; a space names fields of the "
+                          "recipe only (every trial has the placement of the command line)")
+    if key in LEGACY_GENES:
+        raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
+    if path not in _RECIPE:
+        raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
+    entry = _spelled_out(raw, whole=_RECIPE[path].types == (int,))
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where()}: {key}: got {short(raw)}; write {{low: 0.1, high: 0.9}}, [0.1, 0.9], "
+                          "[0.001, 0.1, log], or a mapping with a type")
+    if (kind := entry["type"]) not in _FORMS:
+        raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
+    return _read_settings(_FORMS[kind], entry, where, key).gene(SHORT_NAMES.get(path, path))
+
+
+def _spelled_out(raw: Any, whole: bool) -> Any:
+    """An entry with its type; without one, a range is of whole numbers where the field is."""
+    if isinstance(raw, (list, tuple)) and len(raw) == 3 and raw[2] == "log":
+        return {"type": "loguniform", "low": raw[0], "high": raw[1]}
+    if isinstance(raw, (list, tuple)) and len(raw) == 2:
+        raw = {"low": raw[0], "high": raw[1]}
+    return {"type": "int" if whole else "uniform", **raw} if isinstance(raw, Mapping) else raw
+
+
+def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Model:
+    """A mapping as a model; the first thing wrong with it as a ConfigError."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+    # A scheduler's errors name the scheduler's kind among their keys, where the user wrote none.
+    keys = [key for key in detail["loc"] if key not in ("none", "asha", "median", "pbt")]
+    if detail["type"] == "extra_forbidden":
+        text = "unknown key" + did_you_mean(str(keys[-1]), {field: field for field in model.model_fields})
+    elif detail["type"] == "missing":
+        text = "is missing"
+    elif detail["type"] == "value_error":
+        text = str(detail["ctx"]["error"])
+    else:
+        text = f"got {short(detail['input'])}: {detail['msg']}"
+    raise ConfigError(f"{where(*keys)}: {'.'.join(map(str, (name, *keys)))}: {text}")
+
+
+def _ends(gene: Gene) -> tuple[GeneValue, ...]:
+    """The extreme values of a range, all values of a choice."""
+    if gene.kind == "choice":
+        return gene.values
+    return (int(gene.low), int(gene.high)) if gene.kind == "int" else (gene.low, gene.high)
+
+
+def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -> None:
+    """Refuse genes that make no recipe: one gene outside its field's bounds, or values that exclude each other."""
+    try:
+        overlay(recipe, genes)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+    else:
+        return
+    if len(genes) == 1 and detail["loc"]:
+        (name, value), = genes.items()
+        field = _RECIPE[canonical(name)]
+        raise ConfigError(f"{where}: {name}: {short(value)} is outside of the recipe's bounds: {canonical(name)} is "
+                          f"{field.expected}")
+    values = ", ".join(f"{name} {value}" for name, value in genes.items())
+    raise ConfigError(f"{where}: {values} make no recipe: {detail['msg'].removeprefix('Value error, ')}")
+
+
+def _check_algorithm(space: Space, where: str) -> None:
+    ranges = [gene.name for gene in space.genes if gene.kind == "float"]
+    if space.algorithm == "grid" and ranges:
+        raise ConfigError(f"{where}: {ranges[0]}: a grid needs points, and this is a range; write {{type: choice, "
+                          "values: [...]}")
+    if space.algorithm == "evolve" and not any(can_move(gene, space.starts[0][gene.name]) for gene in space.genes):
+        raise ConfigError(f"{where}: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or has "
+                          "gain 0; start from other values (--hyp, --set) or use algorithm: random")
+
+
+def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
+    if warning := search.rung_warning(recipe.epochs):
+        yield warning
+    zeros = [gene.name for gene in space.genes if gene.kind != "choice" and space.starts[0][gene.name] == 0]
+    if space.algorithm == "evolve" and zeros:
+        yield (f"evolve: {', '.join(zeros)} start at 0 and stay there, because mutation multiplies; give them another "
+               "start (--hyp, --set) to search them")

@@ -104,7 +104,7 @@ def _read_text(path: Path) -> str:
     if len(content) > MAX_BYTES:
         raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, which no YAML file here should be")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None

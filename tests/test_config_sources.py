@@ -93,7 +93,7 @@ def test_text_fields_keep_what_was_written(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "layers"), [
-    ("freeze: 3", (0, 1, 2)), ("freeze: '3'", (0, 1, 2)), ("freeze: [0, 2]", (0, 2)), ("freeze: []", ()),
+    ("freeze: 3", (0, 1, 2)), ("freeze: '3'", (0, 1, 2)), ("freeze: [0, 2]", (0, 2)), ("freeze: [3]", (3,)), ("freeze: []", ()),
 ])
 def test_freeze_takes_a_number_or_a_list(tmp_path: Path, content: str, layers: tuple[int, ...]) -> None:
     assert read(tmp_path, content).recipe.freeze == layers
@@ -148,6 +148,7 @@ REFUSED = {
                  "or digit; folders go into --project",
     "batch_size: 10\nexact: no\nmicrobatch: 4":
         "1, {path}:3: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
+    "{batch_size: 10, microbatch: 4}": "1: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
     "batch_size: 0": "1: batch_size must be at least 1 (or -1 to let memory decide)",
     "brilliance: 0.05": "1: unknown setting 'brilliance'",
     "optimizer:\n  lr: 0.1": "2: unknown setting 'optimizer.lr'; did you mean optimizer.lr0?",
@@ -184,7 +185,7 @@ def test_values_of_python_callers_are_read_the_same_way() -> None:
 VALID = st.fixed_dictionaries({}, optional={
     "epochs": st.integers(1, 10**6), "imgsz": st.integers(2, 50).map(lambda n: 32 * n), "rect": st.booleans(),
     "optimizer.lr0": st.floats(1e-6, 1.0), "schedule.lrf": st.floats(1e-300, 1.0), "loss.box": st.floats(0, 1e300),
-    "batch_size": st.none() | st.integers(1, 99), "freeze": st.lists(st.integers(0, 24), min_size=2, max_size=4),
+    "batch_size": st.none() | st.integers(1, 99), "freeze": st.lists(st.integers(0, 24), max_size=4),
     "num_workers": st.integers(0, 9) | st.tuples(st.integers(1, 4), st.integers(4, 9)),
     "gpus_per_worker": st.just("auto") | st.floats(0, 8), "project": st.text(st.characters(exclude_categories=["Cs"])),
 })

@@ -102,15 +102,15 @@ def test_validation_runs_in_this_process_unless_asked_otherwise() -> None:
 
 def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
     config, hyp = tmp_path / "c.yaml", tmp_path / "h.yaml"
-    config.write_text("epochs: 1\nseed: 1\nlr0: 0.1\nimgsz: 64\nproject: c\n")
-    hyp.write_text("seed: 2\nlr0: 0.2\nimgsz: 96\n")
+    config.write_text("epochs: 1\nseed: 1\nlr0: 0.1\nimgsz: 64\nproject: c\npatience: 1\n")
+    hyp.write_text("seed: 2\nlr0: 0.2\nimgsz: 96\npatience: 2\n")
     argv = ["--set", "imgsz=160", "--img", "128", "--set", "lr0=0.3", "--hyp", str(hyp), "--config", str(config),
             "--seed", "3"]
     parsed = parse_train(argv)
     recipe = parsed.config.recipe
-    assert (recipe.epochs, recipe.seed, recipe.optimizer.lr0, recipe.imgsz) == (1, 3, 0.3, 160)
+    assert (recipe.epochs, recipe.seed, recipe.optimizer.lr0, recipe.imgsz, recipe.patience) == (1, 3, 0.3, 160, 2)
     assert origins_of(argv) == {"epochs": f"{config}:1", "seed": "--seed", "optimizer.lr0": "--set lr0",
-                                "imgsz": "--set imgsz", "project": f"{config}:5"}
+                                "imgsz": "--set imgsz", "project": f"{config}:5", "patience": f"{hyp}:4"}
 
 
 @pytest.mark.parametrize(("argv", "origin"), [

@@ -34,7 +34,8 @@ def mentions(tree: ast.AST) -> Iterator[tuple[int, str]]:
             case ast.Import():
                 yield from ((node.lineno, alias.name) for alias in node.names)
             case ast.ImportFrom():
-                yield from ((node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}") for alias in node.names)
+                module = "." * node.level + (node.module or "")
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
             case ast.Attribute(value=ast.Name("torch"), attr="distributed"):
                 yield node.lineno, "torch.distributed"
             case ast.Name(name) | ast.FunctionDef(name) | ast.Attribute(attr=name) if name in RANK_TESTS:

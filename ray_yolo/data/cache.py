@@ -64,6 +64,7 @@ class ImageStore:
         if folder:
             self.file = folder / f"{self._key(imgsz)}.rgb"
             self._build()
+            self._mapped = _map(self.file)  # at once: a file that nobody maps counts as left behind
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -74,8 +74,8 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
 def recall(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIndex | None:
     """The index that was kept, or None if there is none that can be read."""
     try:
-        with np.load(_file(key), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with _file(key).open("rb") as file, np.load(file, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
         findings = tuple(Finding(*entry) for entry in json.loads(arrays["findings"].tobytes()))
         return AnnotationIndex(
             tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],

@@ -49,23 +49,27 @@ def pick(labels: Labels, chosen: np.ndarray) -> Labels:
 
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
     """The labels after x and y were multiplied by `factors` and moved by `corner`, both (x, y)."""
-    factor, shift = np.array(factors, np.float32), np.array(corner, np.float32)
-    return Labels(labels.classes, labels.boxes * np.tile(factor, 2) + np.tile(shift, 2),
-                  tuple(outline * factor + shift for outline in labels.polygons))
+    scales, shifts = _array(*factors, *factors), _array(*corner, *corner)
+    return Labels(labels.classes, labels.boxes * scales + shifts,
+                  tuple(outline * scales[:2] + shifts[:2] for outline in labels.polygons))
+
+
+def _array(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
 
 
 def mirror_x(labels: Labels, width: float) -> Labels:
     """The labels of a picture flipped left to right."""
     left, above, right, below = labels.boxes.T
     return Labels(labels.classes, np.stack([width - right, above, width - left, below], axis=1),
-                  tuple(outline * (-1, 1) + (width, 0) for outline in labels.polygons))
+                  tuple(outline * _array(-1, 1) + _array(width, 0) for outline in labels.polygons))
 
 
 def mirror_y(labels: Labels, height: float) -> Labels:
     """The labels of a picture flipped upside down."""
     left, above, right, below = labels.boxes.T
     return Labels(labels.classes, np.stack([left, height - below, right, height - above], axis=1),
-                  tuple(outline * (1, -1) + (0, height) for outline in labels.polygons))
+                  tuple(outline * _array(1, -1) + _array(0, height) for outline in labels.polygons))
 
 
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:

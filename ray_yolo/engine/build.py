@@ -27,6 +27,9 @@ from ray_yolo.structures import AnnotationIndex
 
 Batches = Iterable[Mapping[str, Tensor]]
 
+ALONE = Replicas(0, 1)
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -46,8 +49,8 @@ class Job:
 class Host:
     """What surrounds the worker: handed in by Ray Train, or by the caller that trains in-process."""
 
-    replicas: Replicas = Replicas()
-    device: torch.device = torch.device("cpu")
+    replicas: Replicas = ALONE
+    device: torch.device = CPU
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
     loader_processes: int = 0
@@ -104,7 +107,8 @@ def build(job: Job, host: Host) -> Parts:
         loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
         statistics=Statistics(model, replicas.global_sum if recipe.sync_bn else None),
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
-        sampler=sampler, loader=_train_loader(job, host, plan, sampler, _rect_shapes(job, order)), val_batches=_val_loader(job, host),
+        sampler=sampler, loader=_train_loader(job, host, plan, sampler, _rect_shapes(job, order)),
+        val_batches=_val_loader(job, host),
     )
 
 

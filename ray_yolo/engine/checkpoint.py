@@ -26,7 +26,8 @@ FORMAT = 1
 
 CONVERT_HINT = (
     "it holds pickled objects, which are never loaded; in the environment that made it run: python -c \"import torch; "
-    "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" and use weights.pt"
+    "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
+    "and give weights.pt"
 )
 
 
@@ -134,7 +135,7 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a readable weights file ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(f"{path}: not a readable weights file ({(str(error) or 'it ends early').splitlines()[0]})") from None
     except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
         raise CheckpointError(f"{path}: {CONVERT_HINT} ({type(error).__name__})") from None
     if not isinstance(state, dict):

@@ -60,8 +60,8 @@ def project_folder(placement: Placement) -> Path:
         InputError: for remote URIs, which have neither appending nor atomic renames; mount the bucket instead.
     """
     if "://" in placement.storage_path or "://" in placement.project:
-        raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that all "
-                         "nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
+        raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that "
+                         "all nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
     return (Path(placement.storage_path or ".") / placement.project).absolute()
 
 
@@ -99,7 +99,8 @@ def _resumed(project: Path, resume: str) -> Run:
     if folder is None:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (folder / "finished").exists():
-        raise InputError(f"resume: {folder} is finished; start a new run with --weights {folder / 'weights' / 'last.pt'}")
+        raise InputError(f"resume: {folder} is finished; start a new run with --weights "
+                         f"{folder / 'weights' / 'last.pt'}")
     return _open(folder)
 
 
@@ -109,12 +110,11 @@ def _named(folder: Path, digest: str, exist_ok: bool) -> Run:
     finished = (folder / "finished").exists()
     if run.is_new or (run.record["digest"] == digest and not finished):
         return run
+    run.release()
     if exist_ok:
-        run.release()
         aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
         folder.rename(aside)
         return _named(folder, digest, exist_ok)
-    run.release()
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
                      f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
@@ -135,8 +135,8 @@ def output_folder(placement: Placement) -> Path:
 def _exclusive(project: Path, stem: str) -> Path:
     """A folder stem, stem2, stem3, ... made by exclusive create, so that two commands never share one."""
     project.mkdir(parents=True, exist_ok=True)
-    taken = [int(match[1] or 1) for p in project.iterdir() if (match := re.fullmatch(rf"{re.escape(stem)}(\d*)", p.name))]
-    number = max(taken, default=0)
+    matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)", path.name) for path in project.iterdir())
+    number = max((int(match[1] or 1) for match in matches if match), default=0)
     while True:
         number += 1
         folder = project / f"{stem}{number if number > 1 else ''}"
@@ -173,5 +173,6 @@ def _open(folder: Path) -> Run:
     run = _try_open(folder)
     if run is None:
         holder = (folder / ".lock").read_text().strip()
-        raise InputError(f"{folder} is being trained by another process ({holder}); wait for it or choose another --name")
+        raise InputError(f"{folder} is being trained by another process ({holder}); wait for it, or choose another "
+                         "--name")
     return run

@@ -29,6 +29,7 @@ from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
+TERMS = ("box", "obj", "cls")
 
 Emit = Callable[..., None]
 Report = Callable[[dict[str, Any]], None]
@@ -45,7 +46,8 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
     """
     session = Session(job, host, placement, emit, report)
-    train(session.parts, session.state, session.after_step, session.after_epoch)
+    if not session.stopped_early:
+        train(session.parts, session.state, session.after_step, session.after_epoch)
     return session.finish()
 
 
@@ -70,7 +72,7 @@ class Session:
         self.parts = build(job, host)
         self.state = self._resume()
         self.clock = _Clock()
-        self.stopped_early = False
+        self.stopped_early = self._has_stalled()
         self.missed_saves = 0
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
@@ -106,8 +108,7 @@ class Session:
             state.class_maps = tuple(found.metrics.ap.mean(1).tolist())
         if best and score is not None:
             state.best_fitness, state.best_epoch = score, epoch
-        self.stopped_early = bool(recipe.patience and score is not None
-                                  and epoch - state.best_epoch >= recipe.patience and not last)
+        self.stopped_early = self._has_stalled() and not last
         state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
         if self.records:
             self._emit("epoch", **state.last_epoch)
@@ -115,7 +116,8 @@ class Session:
         kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
         if last or self.stopped_early or not self.placement.nosave:
             self._save(kinds)
-        self._report({"epoch": epoch, "step": state.progress.step, "fitness": score, "best_fitness": state.best_fitness})
+        self._report({"epoch": epoch, "step": state.progress.step, "fitness": score,
+                      "best_fitness": state.best_fitness})
         self.clock = _Clock()
         return self.stopped_early
 
@@ -134,6 +136,11 @@ class Session:
         if self.records:
             self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
         return summary
+
+    def _has_stalled(self) -> bool:
+        """Whether the last epoch was the `patience`-th without a better fitness."""
+        state, patience = self.state, self.job.recipe.patience
+        return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
     def _resume(self) -> TrainState:
         """The state of the newest verified checkpoint, as worker 0 sees it, or a new one. Collective."""
@@ -195,8 +202,8 @@ class Session:
         seconds = trained - self.clock.began
         gpu = self.host.device.type == "cuda"
         return {
-            "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(("box", "obj", "cls"), losses, strict=True)),
-            "val": None if found is None else dict(zip(("box", "obj", "cls"), found.losses, strict=True)),
+            "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(TERMS, losses, strict=True)),
+            "val": None if found is None else dict(zip(TERMS, found.losses, strict=True)),
             "metrics": None if found is None else found.summary,
             "per_class": [] if found is None else per_class(found, self.job.val),
             "lr": [group["lr"] for group in self.parts.optimizer.param_groups],

@@ -17,11 +17,14 @@ from ray_yolo.errors import CheckpointError
 from ray_yolo.structures import Progress
 
 
+START = Progress(0, 0, 0)
+
+
 @dataclass
 class TrainState:
     """Progress, and the few things that are remembered rather than computed."""
 
-    progress: Progress = Progress()
+    progress: Progress = START
     best_fitness: float = -1.0
     best_epoch: int = -1
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights

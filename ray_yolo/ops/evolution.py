@@ -26,13 +26,14 @@ FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # keeps the worst parent possible, and equal fitness a fair draw
 DECIMALS = 5
+MAX_DRAWS = 1000  # without one that changes a gene: then none can be changed
 
 _STREAM = 6  # keeps these draws apart from those of `ops.seeding.Stream`
 
 
 @dataclass(frozen=True)
 class Gene:
-    """One searched field: a range from `low` to `high`, whole numbers of it, or `values` to choose from.
+    """One searched field: a range from `low` to `high`, the whole numbers of it, or `values` to choose from.
 
     `log` decides how random proposals are spread over a range; `gain` how far evolution moves the gene
     (0: never).
@@ -49,11 +50,16 @@ class Gene:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may try. The first trials are the `starts`, as they are (a grid has none)."""
+    """What a search may try. Its first trials are the `starts`, as they are (a grid has none).
+
+    `parent` is whose child evolution makes: one of the best five rows, drawn by fitness, or their mean, weighted
+    by fitness. `tpe` is proposed elsewhere.
+    """
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
-    algorithm: Literal["evolve", "random", "grid"] = "evolve"
+    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
+    parent: Literal["single", "mean"] = "single"
 
 
 class Row(NamedTuple):
@@ -65,11 +71,12 @@ class Row(NamedTuple):
 
 
 def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
-    """Genes of trial `k` (from 0), given the rows that finished before, in any order.
+    """Genes of trial `k` (from 0), given the rows that finished before it, in any order.
 
     Raises:
         IndexError: if a grid has no point k.
     """
+    assert space.algorithm != "tpe", "Optuna's proposals are made where Optuna may be imported"
     if space.algorithm == "grid":
         return _grid_point(space.genes, k)
     if k < len(space.starts):
@@ -77,15 +84,20 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
     rng = np.random.default_rng([_STREAM, seed, k])
     if space.algorithm == "random":
         return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
-    parents = best_rows(rows, NUM_PARENTS)
-    parent = _weighted_choice(parents, rng).genes if parents else space.starts[0]
-    return mutate(space.genes, parent, rng)
+    return mutate(space.genes, _choose_parent(space, best_rows(rows, NUM_PARENTS), rng), rng)
 
 
 def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
     """The `count` rows of the highest fitness, best first; failed rows never; equal fitness by trial number."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
     return sorted(alive, key=lambda row: (-_fitness(row), row.trial))[:count]
+
+
+def parent_weights(parents: Sequence[Row]) -> np.ndarray:
+    """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6."""
+    fitness = np.array([_fitness(row) for row in parents])
+    weights = fitness - fitness.min() + WEIGHT_FLOOR
+    return weights / weights.sum()
 
 
 def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
@@ -96,24 +108,55 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
     numbers are rounded up or down at random, without bias, because small ones would never move otherwise.
     Draws are repeated until something changed; genes that cannot move at all give the parent back.
     """
+    gains = np.array([gene.gain for gene in genes])
     child = dict(parent)
-    if not any(_can_move(gene, parent[gene.name]) for gene in genes):
-        return child
-    while child == parent:
+    for _ in range(MAX_DRAWS):
         u = rng.random()
         mutates = rng.random(len(genes)) < MUTATION_PROBABILITY
         normal = rng.standard_normal(len(genes))
-        chance = rng.random(len(genes))
-        gains = np.array([gene.gain for gene in genes])
-        factors = np.clip(1 + gains * mutates * normal * u * MUTATION_SIGMA, FACTOR_LOW, FACTOR_HIGH)
-        child = {gene.name: _mutated(gene, parent[gene.name], float(factor), float(c))
-                 for gene, factor, c in zip(genes, factors, chance, strict=True)}
+        chance = rng.random(len(genes)).tolist()
+        factors = np.clip(1 + gains * mutates * normal * u * MUTATION_SIGMA, FACTOR_LOW, FACTOR_HIGH).tolist()
+        child = {gene.name: _mutated(gene, parent[gene.name], factor, each)
+                 for gene, factor, each in zip(genes, factors, chance, strict=True)}
+        if child != parent:
+            break
     return child
 
 
+def can_move(gene: Gene, value: GeneValue) -> bool:
+    """Whether mutation ever changes this value."""
+    if gene.kind == "choice":
+        return gene.gain > 0 and len(gene.values) > 1
+    return gene.gain > 0 and gene.low < gene.high and value != 0
+
+
+def nearest(gene: Gene, value: object) -> GeneValue:
+    """The value that a gene may have and that is nearest to this one: clipped, or the first choice.
+
+    What is no number becomes the low end of a range.
+    """
+    if gene.kind == "choice":
+        return next((own for own in gene.values if own == value), gene.values[0])
+    number = _clip(float(value) if isinstance(value, (int, float)) else gene.low, gene)
+    return round(number) if gene.kind == "int" else number
+
+
 def grid_size(genes: Sequence[Gene]) -> int:
-    """Points of the grid over choices and whole-number ranges."""
+    """Points of the grid over choices and ranges of whole numbers."""
     return math.prod(len(_grid_values(gene)) for gene in genes)
+
+
+def _choose_parent(space: Space, parents: Sequence[Row], rng: np.random.Generator) -> Mapping[str, GeneValue]:
+    """Genes to mutate: of one of the parents or their mean; the first start while nothing has finished."""
+    if not parents:
+        return space.starts[0]
+    weights = parent_weights(parents)
+    chosen = parents[int(rng.choice(len(parents), p=weights))].genes
+    if space.parent == "single":
+        return chosen
+    return {gene.name: chosen[gene.name] if gene.kind == "choice" else nearest(gene, float(sum(
+        weight * float(row.genes[gene.name]) for weight, row in zip(weights, parents, strict=True))))
+        for gene in space.genes}
 
 
 def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
@@ -133,25 +176,6 @@ def _grid_values(gene: Gene) -> tuple[GeneValue, ...]:
     return gene.values if gene.kind == "choice" else tuple(range(int(gene.low), int(gene.high) + 1))
 
 
-def _weighted_choice(parents: Sequence[Row], rng: np.random.Generator) -> Row:
-    """One of the parents, drawn in proportion to its fitness above the worst of them (plus a floor)."""
-    fitness = np.array([_fitness(row) for row in parents])
-    weights = fitness - fitness.min() + WEIGHT_FLOOR
-    return parents[int(rng.choice(len(parents), p=weights / weights.sum()))]
-
-
-def _fitness(row: Row) -> float:
-    assert row.fitness is not None
-    return row.fitness
-
-
-def _can_move(gene: Gene, value: GeneValue) -> bool:
-    """Whether mutation can ever change this value."""
-    if gene.kind == "choice":
-        return gene.gain > 0 and len(gene.values) > 1
-    return gene.gain > 0 and gene.low < gene.high and value != 0
-
-
 def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> GeneValue:
     """One gene of a child; `chance` is uniform in [0, 1)."""
     if gene.kind == "choice":
@@ -168,10 +192,16 @@ def _draw(gene: Gene, chance: float) -> GeneValue:
     """A random value of one gene; `chance` is uniform in [0, 1). Floats keep 5 significant digits."""
     if gene.kind == "choice":
         return gene.values[int(chance * len(gene.values))]
-    high = gene.high + (gene.kind == "int")
-    value = gene.low * (high / gene.low) ** chance if gene.log else gene.low + (high - gene.low) * chance
-    return int(_clip(math.floor(value), gene)) if gene.kind == "int" else _clip(float(f"{value:.{DECIMALS}g}"), gene)
+    if gene.kind == "int":
+        return int(gene.low) + int(chance * (gene.high - gene.low + 1))
+    value = gene.low * (gene.high / gene.low) ** chance if gene.log else gene.low + (gene.high - gene.low) * chance
+    return _clip(float(f"{value:.{DECIMALS}g}"), gene)
 
 
 def _clip(value: float, gene: Gene) -> float:
     return min(max(value, gene.low), gene.high)
+
+
+def _fitness(row: Row) -> float:
+    assert row.fitness is not None
+    return row.fitness

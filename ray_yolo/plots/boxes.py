@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SIDE = 3.2  # inches of a picture's width
+
+
 class Picture(NamedTuple):
     """An image and what is drawn on it."""
 
@@ -29,8 +32,9 @@ class Picture(NamedTuple):
 
 def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path, *, columns: int = 4) -> Figure:
     """A grid of images with boxes."""
-    rows = math.ceil(len(pictures) / columns)
-    figure = new_figure(3.2 * columns, 3.2 * rows)
+    rows = max(math.ceil(len(pictures) / columns), 1)
+    tallest = max((p.image.shape[0] / p.image.shape[1] for p in pictures), default=1.0)
+    figure = new_figure(SIDE * columns, (SIDE * min(tallest, 1.5) + 0.2) * rows)
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flatten()):
         axes.set_axis_off()
@@ -61,5 +65,6 @@ def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
         colour = COLOURS[number % len(COLOURS)]
         axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2))
         score = f" {picture.scores[row]:.2f}" if picture.scores is not None else ""
-        axes.text(left, top, plain(names[number], 16) + score, fontsize=5, color="white", va="bottom", clip_on=True,
-                  bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})
+        inside = top < picture.image.shape[0] / 25  # no room above the box
+        axes.text(left, top, plain(names[number], 16) + score, fontsize=5, color="white", clip_on=True,
+                  va="top" if inside else "bottom", bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})

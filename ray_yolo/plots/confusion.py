@@ -32,7 +32,10 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, 
     axes.grid(visible=False)
     # Colours are shares in both pictures: counts would show little more than which classes are frequent.
     picture = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    figure.colorbar(picture, ax=axes, shrink=0.7, label="Share of the labelled class")
+    bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=30)
+    bar.set_label("Share of the labelled class", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
     size = 8 if len(labels) <= READABLE else 5
     axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0, fontsize=size)
     axes.set_yticks(range(len(labels)), labels, fontsize=size)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_yolo.plots.style import COLOURS, INK, dress, new_figure, plain, save
+from ray_yolo.plots.style import COLOURS, INK, count_along_x, dress, new_figure, plain, save
 from ray_yolo.structures import AnnotationIndex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 50  # of a heat map on each side
+CELLS = 50  # of a heat map on each side; most bars of a histogram
 NAMED = 40  # classes up to which the bars carry names
 
 
@@ -51,7 +52,11 @@ def _per_image(axes: Axes, per_image: np.ndarray) -> None:
     empty = int((per_image == 0).sum())
     title = f"{len(per_image):,} images, {empty:,} without labels"
     dress(axes, title=title, x="Labels in the image", y="Images")
-    axes.hist(per_image, bins=min(50, int(per_image.max(initial=0)) + 1), color=COLOURS[0])
+    most = int(per_image.max(initial=0))
+    step = math.ceil((most + 1) / CELLS)
+    axes.hist(per_image, bins=[edge - 0.5 for edge in range(0, most + step + 1, step)], rwidth=0.85, color=COLOURS[0])
+    axes.grid(visible=False, axis="x")
+    count_along_x(axes)
 
 
 def _heat(axes: Axes, x: np.ndarray, y: np.ndarray, title: str, labels: tuple[str, str]) -> None:

@@ -26,7 +26,7 @@ def plot_results(rows: Sequence[Row], path: Path) -> Figure:
     figure = new_figure(12, 6.5)
     panels = figure.subplots(2, 3).flatten().tolist()
     for axes, (key, title) in zip(panels, LOSSES.items(), strict=False):
-        _lines(axes, rows, title, {f"{part}": (part, key) for part in ("train", "val")})
+        _lines(axes, rows, title, {part: (part, key) for part in ("train", "val")})
     _lines(panels[3], rows, "Precision and recall", {key: ("metrics", key) for key in ("precision", "recall")})
     _lines(panels[4], rows, "Average precision", {key: ("metrics", key) for key in ("mAP50", "mAP50-95")})
     _lines(panels[5], rows, "Learning rate", {name: ("lr", index) for index, name in enumerate(RATES)})
@@ -39,11 +39,13 @@ def plot_results(rows: Sequence[Row], path: Path) -> Figure:
 def _lines(axes: Axes, rows: Sequence[Row], title: str, lines: Mapping[str, tuple[str, str | int]]) -> None:
     """One line per entry (label: the two keys of its values), of the rows that have it."""
     dress(axes, title=title, x="Epoch")
-    for (label, (part, key)), colour in zip(lines.items(), COLOURS, strict=False):
+    # Rates of weights and norms are mostly the same: a dashed line lets the one below it show.
+    for (label, (part, key)), colour, dash in zip(lines.items(), COLOURS, ("-", "-", "--"), strict=False):
         points = [(row["epoch"], row[part][key]) for row in rows if row[part] is not None]
         if points:
             marker = "o" if len(points) <= 20 else ""
-            axes.plot(*zip(*points, strict=True), color=colour, label=label, linewidth=1.6, marker=marker, markersize=3)
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=dash, label=label, linewidth=1.6,
+                      marker=marker, markersize=3)
     count_along_x(axes)
     if axes.lines:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)

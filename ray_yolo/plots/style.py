@@ -26,7 +26,9 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
+    return figure
 
 
 def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
@@ -44,10 +46,13 @@ def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
 
 
 def count_along_x(axes: Axes) -> None:
-    """Ticks of the x axis at whole numbers only."""
+    """Ticks of the x axis, whose data is drawn, at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single point
+        axes.set_xlim(low - 0.5, high + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def line_style(index: int) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import sys
 import uuid
@@ -40,8 +40,7 @@ class Bookkeeping:
         write_options(job.recipe, placement, run.folder)
         if not log.exists() or not any(event["type"] == "run" for event in read_events(log)):
             self.emit("run", **_about(run, job, placement))
-        self._open = contextlib.ExitStack()
-        stream = self._open.enter_context(Path(os.devnull).open("w")) if quiet else sys.stdout
+        stream = io.StringIO() if quiet else sys.stdout
         uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
         self._records = Records(run.folder, uri, self.emit, stream, **link)
 
@@ -56,7 +55,6 @@ class Bookkeeping:
         close_recorder(self.recorder)
         plots = error is None and not self._placement.noplots
         self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None)
-        self._open.close()
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:

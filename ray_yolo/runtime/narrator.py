@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ray_yolo.engine.events import Event, epoch_rows, surviving
 from ray_yolo.engine.results import number_at
 from ray_yolo.runtime.tracking import read_run_file
 
-TRAIN_HEADER = ("%11s" * 7) % ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "images/s", "size")
+TRAIN_HEADER = ("%11s" * 7) % ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "images/s", "time")
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 
 _METRICS = {"P": "precision", "R": "recall", "mAP50": "mAP50", "mAP50-95": "mAP50-95"}
@@ -36,7 +35,6 @@ class Narrator:
         self._losses: list[list[float]] = []  # of this epoch's step events
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
-        self._size: object = ""
 
     def observe(self, event: Event) -> list[str]:
         """The lines that an event is worth; none for an event of a type unknown here."""
@@ -44,22 +42,23 @@ class Narrator:
         return tell(event) if tell else []
 
     def progress(self) -> str:
-        """One line: where training is now. Empty while that is not known."""
+        """One line: where training is now, with the time that is left. Empty while that is not known."""
         if self._batch is None or not self._images_per_second:
             return ""
         means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
         images_left = (self._epochs * self._batches - self._batch) * self._batch_size
-        where = f"{percent:4d} %  ETA {_duration(images_left / self._images_per_second)}"
+        left = _duration(images_left / self._images_per_second)
+        losses = means or [None, None, None]
         if self._live:
-            return self._train_row(means or [None, None, None], self._images_per_second) + where
-        return (f"epoch {self._epoch + 1}/{self._epochs}{where}{_named(list(_LOSSES)[:len(means)], means)}  "
+            return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
+        return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(_LOSSES, losses)}  "
                 f"{_number(self._images_per_second)} images/s")
 
     def _on_run(self, event: Event) -> list[str]:
         recipe = event["recipe"]
         self._num_val_images = event["num_val_images"]
-        self._batch_size, self._size = recipe["batch_size"], recipe["imgsz"]
+        self._batch_size = recipe["batch_size"]
         self._batches = max(math.ceil(event["num_images"] / self._batch_size), 1)
         return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
                 f"({event['num_images']} images, {event['num_val_images']} for validation, "
@@ -79,7 +78,6 @@ class Narrator:
         if event["epoch"] != self._epoch:
             self._begin_epoch(event["epoch"])
         self._batch = event["batch"] + 1
-        self._size = event.get("size", self._size)
         if rate := event["images_per_second"]:
             old = self._images_per_second or rate
             self._images_per_second = _SMOOTHING * old + (1 - _SMOOTHING) * rate
@@ -108,7 +106,7 @@ class Narrator:
 
     def _epoch_table(self, event: Event) -> list[str]:
         losses = [number_at(event, ("train", name)) for name in _LOSSES]
-        lines = [self._train_row(losses, event["images_per_second"]) + f"{_duration(event['seconds']):>11}"]
+        lines = [self._train_row("", losses, event["images_per_second"], _duration(event["seconds"]))]
         if event["metrics"]:
             labels = sum(row["labels"] for row in event["per_class"])
             total = {"name": "all", "images": self._num_val_images, "labels": labels, **event["metrics"]}
@@ -124,10 +122,12 @@ class Narrator:
                 f"{_number(event['images_per_second'])} images/s{memory}  {_duration(event['seconds'])}"
                 f"{'  best' if event['best'] else ''}")
 
-    def _train_row(self, losses: Sequence[float | None], images_per_second: float | None) -> str:
+    def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
+                   duration: str) -> str:
+        """One row under TRAIN_HEADER: 77 columns, to fit a terminal of 80."""
+        epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
         memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
-        return ("%11s" * 7) % (f"{self._epoch + 1}/{self._epochs}", memory, *map(_number, losses),
-                               _number(images_per_second), self._size)
+        return ("%11s" * 7) % (epoch, memory, *map(_number, losses), _number(images_per_second), duration)
 
 
 def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
@@ -176,7 +176,7 @@ def _places(run_dir: Path) -> list[str]:
     return [*lines, f"mlflow       mlflow ui --backend-store-uri {uri} (run {run_id})"]
 
 
-def _named(names: Sequence[str] | dict[str, str], numbers: Sequence[float | None]) -> str:
+def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
     """'  name number' for each number that there is."""
     pairs = zip(names, numbers, strict=True)
     return "".join(f"  {name} {_number(number)}" for name, number in pairs if number is not None)
@@ -187,4 +187,5 @@ def _number(number: float | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

@@ -55,8 +55,9 @@ def first_start(run: Run, config: RunConfig, num_workers: int, train: Annotation
     anchors = _anchors(model, resolved, train) if resolved.autoanchor else None
     run.first_start(
         digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
-        architecture=architecture, anchors=anchors, num_parameters=count_parameters(model), names=list(train.names), labels=train.digest,
-        command=shlex.join(sys.orig_argv), provenance=provenance(),
+        architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
+        names=list(train.names), labels=train.digest, command=shlex.join(sys.orig_argv),
+        provenance=provenance(),
     )
 
 
@@ -72,14 +73,16 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
     check_workers(recipe, num_workers)
     if train.digest != record["labels"]:
         raise DatasetError(f"{recipe.data}: the training labels have changed since {run.folder} was started "
-                           f"({record['labels']} then, {train.digest} now); restore them, or start a new run with --name")
-    return Job(recipe=recipe, digest=record["digest"], names=tuple(record["names"]),
-               architecture=record["architecture"], anchors=record["anchors"], train=train, val=val, run_dir=run.folder)
+                           f"({record['labels']} then, {train.digest} now); restore them, or start a new run "
+                           "with --name")
+    return Job(recipe=recipe, digest=record["digest"], names=tuple(record["names"]), run_dir=run.folder,
+               architecture=record["architecture"], anchors=record["anchors"], train=train, val=val)
 
 
 def provenance() -> dict[str, Any]:
     """Versions that a result depends on."""
-    return {"python": platform.python_version(), "ray_yolo": __version__, "torch": version("torch"), "ray": version("ray")}
+    return {"python": platform.python_version(), "ray_yolo": __version__,
+            **{name: version(name) for name in ("torch", "ray")}}
 
 
 def _architecture(model: str) -> tuple[str, dict[str, Any] | None]:

@@ -38,14 +38,14 @@ class Records:
         self._results_thread = Background("result files", self._results.update, interval_seconds=2.0, warn=warn)
         self._tracking = mlflow_uri and Tracking(run_dir, mlflow_uri, warn, parent_run_id=parent_run_id, tags=tags)
 
-    def finish(self, draw_plots: Callable[[], None], patience_seconds: float = 10.0) -> None:
+    def finish(self, draw_plots: Callable[[], None], patience_seconds: float | None = None) -> None:
         """Complete everything and print the closing message. The log must be complete: call it after its writer closed.
 
         Args:
             draw_plots: called when results.csv is final and before files go to MLflow.
-            patience_seconds: how long to wait for a tracking server that does not answer.
+            patience_seconds: how long to wait for a tracking server that does not answer, see `Tracking.finish`.
         """
-        if self._results_thread.finish(patience_seconds):
+        if self._results_thread.finish(patience_seconds=10.0):
             self._results.close()
         draw_plots()
         self._display.finish()

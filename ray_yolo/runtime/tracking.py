@@ -200,15 +200,18 @@ class Tracking:
         self._tracker = Tracker(self._run_dir, uri, parent_run_id, tags or {})
         self._thread = Background("MLflow", self._tracker.deliver, interval_seconds=1.0, warn=warn)
 
-    def finish(self, patience_seconds: float = 10.0) -> str | None:
+    def finish(self, patience_seconds: float | None = None) -> str | None:
         """Deliver the rest, files included: call it when they are final.
 
-        Waits for as long as the server answers at least every `patience_seconds`.
+        Waits for as long as the server answers at least every `patience_seconds`: 10 for a server, 60 for a database
+        of ours, which is not away but may have to be made first.
 
         Returns:
             None when all is delivered, else a line for the user: how to deliver the rest later.
         """
         self._tracker.with_artifacts = True
+        if patience_seconds is None:
+            patience_seconds = 10.0 if self._uri.startswith("http") else 60.0
         if self._thread.finish(patience_seconds, lambda: self._tracker.last_answer):
             return None
         return (f"MLflow has not got everything yet. To deliver the rest: "

@@ -102,7 +102,8 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
             if attempts == 0:
                 raise TrainingError(f"Ray could not run the training: {error}") from error
             attempts -= 1
-            books.emit("warning", message=f"Ray's controller failed and is started again: {str(error).strip().splitlines()[-1]}")
+            reason = str(error).strip().splitlines()[-1]
+            books.emit("warning", message=f"Ray's controller failed and is started again: {reason}")
 
 
 def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:

@@ -18,6 +18,7 @@ from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.description import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.validation import ValDataset, cut_batches
+from ray_yolo.engine.build import ALONE
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.replicas import Replicas
@@ -86,8 +87,8 @@ def table(result: ValResult, num_images: int, num_labels: int) -> str:
     return "\n".join([*lines, f"results in {result.folder}"])
 
 
-def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas = Replicas(),
-                   device: torch.device | None = None) -> Evaluation:
+def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas = ALONE,
+              device: torch.device | None = None) -> Evaluation:
     """One worker's part of a validation, combined with the others'. Collective."""
     recipe, placement = trained.recipe, config.placement
     device = device or torch.device("cuda" if torch.cuda.is_available() and placement.gpus_per_worker != 0 else "cpu")

@@ -29,7 +29,9 @@ def test_splits_are_absolute_and_names_in_order(root: Path) -> None:
     assert description.names == ("cat", "dog")
 
 
-@pytest.mark.parametrize("names", [["cat", "dog"], {0: "cat", 1: "dog"}, {1: "dog", 0: "cat"}, {"0": "cat", "1": "dog"}])
+@pytest.mark.parametrize("names", [
+    ["cat", "dog"], {0: "cat", 1: "dog"}, {1: "dog", 0: "cat"}, {"0": "cat", "1": "dog"},
+])
 def test_names_may_be_a_list_or_numbered(root: Path, names: object) -> None:
     assert read(root, names=names).names == ("cat", "dog")
 
@@ -42,8 +44,8 @@ def test_nc_alone_numbers_the_classes(root: Path) -> None:
     {"names": []}, {"names": None}, {"names": "cat"}, {"names": 2}, {"names": {0: "cat", 2: "dog"}},
     {"names": {True: "cat", 0: "dog"}}, {"names": ["cat", None]}, {"names": ["cat", True]}, {"names": [["cat"]]},
     {"names": ["cat", " "]}, {"names": {"cat": 0}}, {"nc": 3}, {"nc": 0}, {"nc": "many"}, {"nc": True}, {"nc": 1.5},
-    {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]}, {"train": {"a": 1}},
-    {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
+    {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]},
+    {"train": {"a": 1}}, {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
     {"train": "nothing/*.jpg"}, {"download": "import os\nos.system('true')"}, {"download": "bash get.sh"},
     {"download": ["https://example.com/a.zip"]},
 ])

@@ -90,7 +90,9 @@ def test_boxes_end_at_the_edges_and_rounding_beyond_one_is_forgiven() -> None:
     assert findings == []
 
 
-@pytest.mark.parametrize("content", [bytes(range(256)), b"\x89PNG\r\n\x1a\n\0\0", b"0 0.5 0.5 0.2 0.4\n" * (MAX_BYTES // 18 + 1)])
+@pytest.mark.parametrize("content", [
+    bytes(range(256)), b"\x89PNG\r\n\x1a\n\0\0", b"0 0.5 0.5 0.2 0.4\n" * (MAX_BYTES // 18 + 1),
+])
 def test_what_is_no_label_file_is_refused(content: bytes) -> None:
     with pytest.raises(UnreadableLabelsError):
         parse(content)

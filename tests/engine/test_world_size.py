@@ -43,15 +43,15 @@ def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
         break_something(scenario.control, replicas, patch)
         session = Session(scenario.job, host, Placement(nosave=True),
                           lambda type, **fields: events.append({"type": type, **fields}), lambda _: None)
-        started = flat(session.parts.model.state_dict())
+        started = flat(dict(session.parts.model.named_parameters()))
         used: list[list[int]] = []
         patch.setattr(session.parts.sampler, "start", recording(session.parts.sampler, used))
         patch.setattr(session, "_save", lambda kinds: None)
         loop.train(session.parts, session.state, session.after_step, session.after_epoch)
     end = capture(session.parts, session.state, {})
-    model = flat(end["model"])
+    model = flat(dict(session.parts.model.named_parameters()))
     return {"model": model, "travelled": (model - started).norm(), "used": used,
-            "everything": torch.cat([model, flat(end["ema"]), *(flat(entry) for entry in end["optimizer"].values())]),
+            "everything": torch.cat([flat(end["model"]), flat(end["ema"]), *(flat(entry) for entry in end["optimizer"].values())]),
             "forwarded": [event["images"] for event in events if event["type"] == "share"],
             "fitness": session.state.best_fitness}
 
@@ -109,7 +109,7 @@ def with_local_counts(parts: Any, *args: Any) -> Tensor:
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
-    return torch.cat([value.double().flatten() for value in state.values()])
+    return torch.cat([value.detach().double().flatten() for value in state.values()])
 
 
 NAMES = ("exact", "short", "long", "short sync_bn", "long sync_bn")

@@ -48,7 +48,7 @@ def test_overlap_must_exceed_the_threshold() -> None:
 
 def test_the_closest_pair_goes_first_whatever_the_scores() -> None:
     """The label belongs to the detection of class 0 that lies on it; the other one is a false alarm."""
-    better = [0, 0.0, 0.0, 10.0, 8.0, 0.9, 1]
+    better = [0.0, 0.0, 0.0, 10.0, 8.0, 0.9, 1.0]
     assert confusion([better, [0, *SQUARE, 0.3, 0]], [[0, 0, *SQUARE]]) == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
 
 

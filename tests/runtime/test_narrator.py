@@ -53,7 +53,7 @@ class TestTables:
         told, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
         at = told.index(TRAIN_HEADER)
         assert told[at + 1: at + 4] == [
-            "        1/3       1.5G        0.5       0.25      0.125        100        640    0:01:00",
+            "        1/3       1.5G        0.5       0.25      0.125        100    0:01:00",
             CLASS_HEADER,
             "                   all         16         14        0.5       0.25      0.125     0.0625"]
 
@@ -74,7 +74,7 @@ class TestProgress:
     def test_time_left_is_images_left_over_images_per_second(self):
         # 80 images an epoch, 3 epochs, 100 images/s; after step 14 of 30 128 images are left
         _, narrator = lines([*BEGIN, run_log.step(14)], live=False)
-        assert narrator.progress() == "epoch 2/3  40 %  ETA 0:00:01  box 0.5  obj 0.25  cls 0.125  100 images/s"
+        assert narrator.progress() == "epoch 2/3  40 %  0:00:01 left  box 0.5  obj 0.25  cls 0.125  100 images/s"
 
     def test_losses_are_the_mean_of_this_epochs_steps(self):
         steps = [run_log.step(10, loss=[9.0, 9.0, 9.0]), run_log.step(11, loss=[1.0, 2.0, 3.0]),
@@ -85,7 +85,14 @@ class TestProgress:
     def test_a_live_line_stands_under_the_header(self):
         _, narrator = lines([*BEGIN, run_log.epoch(0), run_log.step(14)], live=True)
         assert narrator.progress() == (
-            "        2/3       1.5G        0.5       0.25      0.125        100        640  40 %  ETA 0:00:01")
+            "    2/3 40%       1.5G        0.5       0.25      0.125        100   -0:00:01")
+
+    def test_a_live_line_fits_a_terminal_of_eighty_columns(self):
+        long = [run_log.run(num_images=10**6), run_log.start(epochs=300), run_log.epoch(0, memory_gb=139.25),
+                run_log.step(11, loss=[1.23456e-5] * 3, images_per_second=12345.6)]
+        _, narrator = lines(long, live=True)
+        assert len(narrator.progress()) == 77
+        assert narrator.progress().endswith("-6:45:00")
 
     def test_a_first_step_without_a_loss_is_shown_too(self):
         _, narrator = lines([*BEGIN, run_log.step(1, loss=[None, None, None])], live=True)

@@ -10,7 +10,7 @@ from ray_yolo.runtime.tracking import read_run_file
 from tests.support import run_log
 
 
-def train(run_dir, mlflow_uri, patience_seconds=10.0):
+def train(run_dir, mlflow_uri, patience_seconds=None):
     """What a driver does with its records; returns the console."""
     stream = io.StringIO()
     recorder = LocalRecorder(str(run_dir / EVENTS_FILE))

@@ -1,0 +1,96 @@
+"""`YOLO`: the same calls from Python as from the command line.
+
+    model = YOLO("yolov5n", nc=3)
+    result = model.train(data="data.yaml", epochs=50, num_workers=2)
+    model.val().metrics["mAP50"]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ray_yolo.config import RunConfig
+from ray_yolo.config_sources import given_by_keyword, resolve_config
+from ray_yolo.engine.trained import load_trained
+from ray_yolo.errors import InputError
+from ray_yolo.families import build_model
+from ray_yolo.models.fusion import count_parameters, gflops
+from ray_yolo.val_config import ValConfig
+from ray_yolo.yaml_files import load_yaml
+
+if TYPE_CHECKING:
+    from ray_yolo.runtime.trainer import TrainResult
+    from ray_yolo.runtime.validator import ValResult
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The size of a model."""
+
+    num_classes: int
+    num_parameters: int
+    gflops: float  # of one image of 640 pixels, 2 x multiply-adds of the fused model
+    strides: tuple[int, ...]
+
+
+class YOLO:
+    """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt).
+
+    Attributes:
+        model: the torch module; after `train` the averaged weights of the best epoch.
+
+    Args:
+        nc: number of classes of a model without weights.
+
+    Raises:
+        InputError: if the model is unknown or the weights cannot be used.
+    """
+
+    def __init__(self, model: str = "yolov5s", *, nc: int = 80) -> None:
+        self._name, self._weights = model, ""
+        if model.endswith(".pt"):
+            self._load(Path(model))
+        else:
+            rows = dict(load_yaml(model).data) if model.endswith((".yaml", ".yml")) else model
+            self.model: nn.Module = build_model(rows, nc)
+
+    def train(self, **settings: Any) -> TrainResult:
+        """Train from this model, with the settings of `python -m ray_yolo.train` by name (`imgsz=320`, `lr0=0.02`,
+        `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`). The number of classes is the data set's.
+
+        Raises:
+            InputError: for settings that cannot be used; see `runtime.trainer.fit` for the rest.
+        """
+        from ray_yolo.runtime.trainer import fit
+
+        own = {"weights": self._weights} if self._weights else {}
+        config, _ = resolve_config(RunConfig, given_by_keyword({"model": self._name, **own, **settings}))
+        result = fit(config)
+        self._load(result.best if result.best.exists() else result.last)
+        return result
+
+    def val(self, **settings: Any) -> ValResult:
+        """Validate the weights, with the settings of `python -m ray_yolo.val` by name.
+
+        Raises:
+            InputError: if there are no weights yet, or for settings that cannot be used.
+        """
+        from ray_yolo.runtime.validator import validate
+
+        if not self._weights and "weights" not in settings:
+            raise InputError("val: this model has no weights yet; train it, or open it as YOLO('best.pt')")
+        config, _ = resolve_config(ValConfig, given_by_keyword({"weights": self._weights, **settings}))
+        return validate(config)
+
+    def info(self) -> ModelInfo:
+        """Size and cost of the model."""
+        return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
+                         self.model.head.strides)
+
+    def _load(self, weights: Path) -> None:
+        trained = load_trained(weights)
+        self.model, self._weights, self._name = trained.model, str(weights), trained.recipe.model

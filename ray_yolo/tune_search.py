@@ -1,0 +1,103 @@
+"""How a search space is searched: the proposals, what stops a trial early, and what counts as good.
+
+Settings only; the schedulers themselves are Ray's classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from ray_yolo.config import Frozen
+
+METRICS = ("precision", "recall", "mAP50", "mAP50-95")
+RUNGS_SPAN = 9  # the first rung is this part of a training, or later: two rungs at reduction 3
+
+
+class Nothing(Frozen):
+    """Every trial is trained to its end."""
+
+    name: Literal["none"] = "none"
+
+
+class Asha(Frozen):
+    """Asynchronous successive halving: at each rung only the best go on (Ray's ASHAScheduler)."""
+
+    name: Literal["asha"] = "asha"
+    grace_epochs: int = Field(0, ge=0)
+    """Epochs of the first rung; 0: a ninth of the training."""
+    reduction: int = Field(3, ge=2)
+    """One in so many goes on, to a rung so many times as long."""
+
+
+class MedianStop(Frozen):
+    """Stops a trial that is below the median of the others so far (Ray's MedianStoppingRule)."""
+
+    name: Literal["median"] = "median"
+    grace_epochs: int = Field(0, ge=0)
+    """Epochs before a trial may be stopped; 0: a ninth of the training."""
+    min_trials: int = Field(3, ge=1)
+    """Trials that must have come as far before one is stopped."""
+
+
+class Pbt(Frozen):
+    """Population based training: the worst go on from a good one's checkpoint with changed genes (Ray's)."""
+
+    name: Literal["pbt"] = "pbt"
+    interval_epochs: int = Field(5, ge=1)
+    """Epochs between exchanges; each exchange restarts a trial's workers."""
+    quantile: float = Field(0.25, gt=0.0, le=0.5)
+    """Share of the trials that is replaced, and share that is copied from."""
+    resample: float = Field(0.25, ge=0.0, le=1.0)
+    """Probability that a gene is drawn anew instead of being moved."""
+
+
+def _by_name(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Search(Frozen):
+    """How a space is searched."""
+
+    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
+    """evolve: children of the best rows; random; grid: every combination; tpe: Optuna's estimator."""
+    parent: Literal["single", "mean"] = "single"
+    """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
+    scheduler: Annotated[Nothing | Asha | MedianStop | Pbt, Field(discriminator="name"),
+                         BeforeValidator(_by_name)] = Nothing()
+    """What stops trials early: a name, or a name with its settings."""
+    objective: dict[str, float] = {"mAP50": 0.1, "mAP50-95": 0.9}
+    """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
+
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, value: dict[str, float]) -> dict[str, float]:
+        if unknown := [name for name in value if name not in METRICS]:
+            raise ValueError(f"unknown metric {unknown[0]!r}; the metrics are {', '.join(METRICS)}")
+        if min(value.values(), default=0) < 0 or not any(value.values()):
+            raise ValueError("weights must be 0 or more, and not all 0")
+        return value
+
+    def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
+        """The weighted sum of an epoch's metrics; None where one that counts is missing or not finite."""
+        measured = metrics or {}
+        terms = [weight * (math.nan if (value := measured.get(name)) is None else value)
+                 for name, weight in self.objective.items() if weight]
+        total = sum(terms)
+        return total if math.isfinite(total) else None
+
+    def first_rung(self, epochs: int) -> int:
+        """Epochs before which no trial is stopped: as set, else a ninth of the training, rounded up."""
+        return getattr(self.scheduler, "grace_epochs", 0) or math.ceil(epochs / RUNGS_SPAN)
+
+    def rung_warning(self, epochs: int) -> str | None:
+        """Why the first rung says little about trainings of so many epochs, if it comes that early."""
+        rung = self.first_rung(epochs)
+        if self.scheduler.name not in ("asha", "median") or rung * RUNGS_SPAN >= epochs:
+            return None
+        return (f"{self.scheduler.name}: the first rung, {rung} of {epochs} epochs, is much shorter than the schedule: "
+                "warm-up may not be over and the learning rate has hardly begun to fall, so that it prefers fast "
+                f"starters to good finishers; grace_epochs {math.ceil(epochs / RUNGS_SPAN)} or more is safer")

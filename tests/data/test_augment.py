@@ -1,0 +1,129 @@
+import cv2
+import numpy as np
+import pytest
+
+from ray_yolo.config import AugmentConfig
+from ray_yolo.data.augment import GREY, blend, copy_paste, draw_affine, draw_colour_tables, letterbox, recolour
+from ray_yolo.data.labels import Labels, move_points
+from tests.support.pictures import smooth_picture
+
+STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_colour_tables_without_gains_change_nothing() -> None:
+    tables = draw_colour_tables(rng(), STILL)
+    assert np.array_equal(tables[0], np.arange(256) % 180)
+    assert np.array_equal(tables[1], np.arange(256))
+    assert np.array_equal(tables[2], np.arange(256))
+
+
+def test_colour_tables_multiply_by_one_plus_gain_times_draw() -> None:
+    draws = rng(3).uniform(-1, 1, 3)
+    tables = draw_colour_tables(rng(3), AugmentConfig(hsv_h=0.1, hsv_s=0.7, hsv_v=0.4))
+    assert tables[0][170] == int(170 * (1 + 0.1 * draws[0]) % 180)
+    assert tables[1][100] == int(min(100 * (1 + 0.7 * draws[1]), 255))
+    assert tables[2][250] == int(min(250 * (1 + 0.4 * draws[2]), 255))
+    assert tables[0].max() < 180
+
+
+def test_recolouring_equals_the_plain_way_whatever_the_height() -> None:
+    for height in (1, 63, 64, 65, 200):
+        image = smooth_picture(height, 50)
+        tables = draw_colour_tables(rng(1), AugmentConfig())
+        hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+        plain = np.stack([tables[number][hsv[..., number]] for number in range(3)], axis=-1)
+        recolour(image, tables)
+        assert np.array_equal(image, cv2.cvtColor(plain, cv2.COLOR_HSV2RGB))
+
+
+def test_without_gains_the_canvas_centre_goes_to_the_output_centre() -> None:
+    matrix, zoom = draw_affine(rng(), STILL, (200, 300), (80, 100))
+    assert zoom == 1
+    assert move_points(np.array([150.0, 100]), matrix).tolist() == [50, 40]
+    assert np.array_equal(matrix[:2, :2], np.eye(2))
+
+
+def test_the_matrix_is_translation_shear_rotation_perspective_centre() -> None:
+    """Against each factor written out, for draws that are known."""
+    augment = AugmentConfig(degrees=30, translate=0.2, scale=0.4, shear=10, perspective=0.0005)
+    draws = rng(7)
+    px, py = draws.uniform(-1, 1, 2) * 0.0005
+    angle = np.radians(draws.uniform(-1, 1) * 30)
+    zoom = 1 + draws.uniform(-1, 1) * 0.4
+    sx, sy = np.tan(np.radians(draws.uniform(-1, 1, 2) * 10))
+    tx, ty = (0.5 + draws.uniform(-1, 1, 2) * 0.2) * (60, 50)
+    expected = (np.array([[1, 0, tx], [0, 1, ty], [0, 0, 1]]) @ np.array([[1, sx, 0], [sy, 1, 0], [0, 0, 1]])
+                @ np.array([[zoom * np.cos(angle), zoom * np.sin(angle), 0],
+                            [-zoom * np.sin(angle), zoom * np.cos(angle), 0], [0, 0, 1]])
+                @ np.array([[1, 0, 0], [0, 1, 0], [px, py, 1]]) @ np.array([[1, 0, -50], [0, 1, -40], [0, 0, 1]]))
+    matrix, drawn_zoom = draw_affine(rng(7), augment, (80, 100), (50, 60))
+    assert np.allclose(matrix, expected)
+    assert drawn_zoom == zoom
+
+
+def test_one_gain_does_not_change_the_draws_of_another() -> None:
+    plain, _ = draw_affine(rng(5), AugmentConfig(), (10, 10), (10, 10))
+    sheared, _ = draw_affine(rng(5), AugmentConfig(shear=5), (10, 10), (10, 10))
+    assert np.isclose(plain[0, 0], sheared[0, 0])
+
+
+def test_draws_stay_within_their_gains() -> None:
+    zooms = [draw_affine(rng(seed), AugmentConfig(scale=0.3), (10, 10), (10, 10))[1] for seed in range(200)]
+    assert 0.7 <= min(zooms) < 0.75
+    assert 1.25 < max(zooms) <= 1.3
+
+
+def test_blending_by_hand() -> None:
+    first, second = np.full((2, 2, 3), 200, np.uint8), np.full((2, 2, 3), 100, np.uint8)
+    assert (blend(first, second, 0.25) == 125).all()
+    assert np.array_equal(blend(first, second, 1.0), first)
+
+
+def test_letterboxing_centres_and_never_resizes() -> None:
+    image = smooth_picture(30, 40)
+    padded, (top, left) = letterbox(image, (64, 45))
+    assert (top, left) == (17, 2)
+    assert np.array_equal(padded[17:47, 2:42], image)
+    padded[17:47, 2:42] = GREY
+    assert (padded == 114).all()
+
+
+SQUARE = np.array([[2, 2], [8, 2], [8, 8], [2, 8]], np.float32)
+
+
+def scene() -> tuple[np.ndarray, Labels]:
+    image = np.zeros((20, 40, 3), np.uint8)
+    image[2:8, 2:8] = 255
+    return image, Labels(np.array([4]), np.array([[2, 2, 8, 8]], np.float32), (SQUARE,))
+
+
+def test_a_pasted_object_is_the_mirror_image_of_its_original() -> None:
+    image, labels = scene()
+    pasted, more = copy_paste(rng(), image, labels, 1.0)
+    assert more.classes.tolist() == [4, 4]
+    assert more.boxes.tolist() == [[2, 2, 8, 8], [32, 2, 38, 8]]
+    assert (pasted[2:8, 32:38] == 255).all()
+    assert pasted.sum() == 2 * image.sum()
+    assert np.array_equal(pasted[:, :20], image[:, :20])
+
+
+@pytest.mark.parametrize(("cover", "pasted"), [(0.29, True), (0.31, False)])
+def test_nothing_is_pasted_over_thirty_percent_of_a_box(cover: float, pasted: bool) -> None:
+    image, labels = scene()
+    other = np.array([[32 - 10 * (1 - cover), 2, 32 + 10 * cover, 8]], np.float32)
+    both = Labels(np.array([4, 5]), np.concatenate([labels.boxes, other]), (SQUARE, np.zeros((0, 2), np.float32)))
+    assert (len(copy_paste(rng(), image, both, 1.0)[1].classes) == 3) == pasted
+
+
+def test_only_the_asked_share_of_outlined_objects_is_pasted() -> None:
+    image = np.zeros((200, 40, 3), np.uint8)
+    outlines = tuple(SQUARE + np.array([0, 20 * number]) for number in range(8))
+    boxes = np.array([[*outline.min(axis=0), *outline.max(axis=0)] for outline in outlines], np.float32)
+    labels = Labels(np.arange(10), np.concatenate([boxes, [[0, 180, 5, 185], [0, 190, 5, 195]]]).astype(np.float32),
+                    (*outlines, np.zeros((0, 2)), np.zeros((0, 2))))
+    assert len(copy_paste(rng(), image, labels, 0.5)[1].classes) == 14
+    assert len(copy_paste(rng(), image, labels, 0.0)[1].classes) == 10

@@ -1,0 +1,146 @@
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image
+from tests.support.pictures import smooth_picture, write_image
+
+PICTURE = smooth_picture(24, 40)
+
+
+def save(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES - {".dng", ".pfm"}))
+def test_every_format_is_read_as_pillow_reads_it(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"a{suffix}", Image.fromarray(PICTURE))
+    image = read_image(str(path))
+    assert image.dtype == np.uint8
+    assert np.array_equal(image, np.array(Image.open(path).convert("RGB")))
+    assert check_image(str(path)) == (24, 40)
+
+
+def test_upper_case_suffixes_and_wrong_ones_do_not_matter(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", Image.fromarray(PICTURE)).rename(tmp_path / "a.JPG")
+    assert np.array_equal(read_image(str(path)), PICTURE)
+    assert check_image(str(path)) == (24, 40)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp", "mpo"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_stand_upright_whatever_the_camera_noted(tmp_path: Path, suffix: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / f"a.{suffix}", Image.fromarray(PICTURE), exif=exif)
+    with Image.open(path) as file:
+        upright = np.array(ImageOps.exif_transpose(file).convert("RGB"))
+    assert np.array_equal(read_image(str(path)), upright)
+    assert check_image(str(path)) == upright.shape[:2] == ((24, 40) if orientation < 5 else (40, 24))
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [
+    ("L", "png"), ("L", "jpg"), ("LA", "png"), ("RGBA", "png"), ("RGBA", "webp"), ("P", "png"), ("1", "png"),
+    ("CMYK", "jpg"), ("CMYK", "tiff"), ("L", "tiff"), ("RGBA", "tiff"),
+])
+def test_grey_alpha_palette_and_print_colours_become_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
+    path = save(tmp_path / f"a.{suffix}", Image.fromarray(PICTURE).convert(mode))
+    with Image.open(path) as file:
+        expected = np.array(file.convert("RGB")).astype(int)
+    assert np.abs(read_image(str(path)) - expected).max() <= 1
+    assert check_image(str(path)) == (24, 40)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path, suffix: str, channels: int) -> None:
+    deep = PICTURE.astype(np.uint16) * 257
+    path = write_image(tmp_path / f"a.{suffix}", deep if channels == 3 else deep[..., 0])
+    expected = PICTURE if channels == 3 else np.repeat(PICTURE[..., :1], 3, axis=2)
+    assert np.array_equal(read_image(str(path)), expected)
+    assert check_image(str(path)) == (24, 40)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_floats_from_zero_to_one_become_levels(tmp_path: Path, channels: int) -> None:
+    floats = PICTURE.astype(np.float32) / 255
+    path = write_image(tmp_path / "a.pfm", floats if channels == 3 else floats[..., 0])
+    expected = PICTURE if channels == 3 else np.repeat(PICTURE[..., :1], 3, axis=2)
+    assert np.abs(read_image(str(path)).astype(int) - expected).max() <= 1
+    assert check_image(str(path)) == (24, 40)
+
+
+def whole(suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(smooth_picture(120, 160)).save(buffer, suffix)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "bmp", "webp", "tiff"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.6, 0.9])
+def test_a_file_that_ends_early_is_left_out(tmp_path: Path, suffix: str, share: float) -> None:
+    content = whole(suffix)
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(content[:int(len(content) * share)])
+    with pytest.raises(UnreadableImageError):
+        check_image(str(path))
+
+
+def test_a_jpeg_without_its_end_is_left_out_but_zeros_and_text_after_it_are_not(tmp_path: Path) -> None:
+    content = whole("jpeg")
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content[:-2])
+    with pytest.raises(UnreadableImageError, match="cut off"):
+        check_image(str(path))
+    for tail in (b"\0" * 300, b"\0" * 3, b"some camera's notes"):
+        path.write_bytes(content + tail)
+        assert check_image(str(path)) == read_image(str(path)).shape[:2] == (120, 160)
+
+
+def test_a_png_with_a_flipped_bit_is_left_out(tmp_path: Path) -> None:
+    content = bytearray(whole("png"))
+    content[len(content) // 2] ^= 1
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(UnreadableImageError):
+        check_image(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("content", [b"not a picture", b"\xff\xd8\xff\xe0junk\xff\xd9", b"BM", b"<svg/>", b"\0" * 5000])
+def test_what_is_no_picture_is_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(UnreadableImageError):
+        check_image(str(tmp_path / "a.jpg"))
+    with pytest.raises(UnreadableImageError):
+        read_image(str(tmp_path / "a.jpg"))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("width", "height"), [(60_000, 60_000), (20_000, 10_000)])
+def test_a_bomb_is_known_by_its_header_and_never_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int,
+                                                         height: int) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b""))
+                                     + chunk(b"IEND", b""))
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with pytest.raises(UnreadableImageError, match="pixels"):
+        check_image(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize(("size", "usable"), [((10, 10), True), ((9, 100), False), ((100, 9), False), ((1, 1), False)])
+def test_a_side_below_ten_pixels_is_left_out(tmp_path: Path, size: tuple[int, int], usable: bool) -> None:
+    path = write_image(tmp_path / "a.png", np.zeros((*size, 3), np.uint8))
+    if usable:
+        assert check_image(str(path)) == size
+    else:
+        with pytest.raises(UnreadableImageError, match="10 or more"):
+            check_image(str(path))

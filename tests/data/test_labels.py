@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_yolo.data.labels import (
+    NO_LABELS,
+    Labels,
+    cut,
+    join,
+    mirror_x,
+    mirror_y,
+    move,
+    move_boxes,
+    still_visible,
+    stretch,
+)
+
+SHIFT = np.array([[1.0, 0, 5], [0, 1, -3], [0, 0, 1]])
+HALF = np.diag([0.5, 0.5, 1])
+QUARTER_TURN = np.array([[0.0, -1, 100], [1, 0, 0], [0, 0, 1]])  # (x, y) -> (100 - y, x)
+TRIANGLE = np.array([[10, 10], [30, 10], [10, 50]], np.float32)
+
+
+def boxed(*boxes: tuple[float, float, float, float], polygons: tuple[np.ndarray, ...] = ()) -> Labels:
+    return Labels(np.arange(len(boxes)), np.array(boxes, np.float32).reshape(-1, 4), polygons)
+
+
+def equal(first: Labels, second: Labels) -> bool:
+    return (np.array_equal(first.classes, second.classes) and np.allclose(first.boxes, second.boxes, atol=1e-4)
+            and len(first.polygons) == len(second.polygons)
+            and all(np.allclose(a, b, atol=1e-4) for a, b in zip(first.polygons, second.polygons, strict=True)))
+
+
+@pytest.mark.parametrize("mirror", [mirror_x, mirror_y])
+def test_mirroring_twice_is_identity(mirror: type[mirror_x]) -> None:
+    labels = boxed((10, 10, 30, 50), polygons=(TRIANGLE,))
+    assert equal(mirror(mirror(labels, 100), 100), labels)
+    assert not equal(mirror(labels, 100), labels)
+
+
+def test_mirrored_boxes_by_hand() -> None:
+    assert mirror_x(boxed((10, 20, 30, 60)), 100).boxes.tolist() == [[70, 20, 90, 60]]
+    assert mirror_y(boxed((10, 20, 30, 60)), 100).boxes.tolist() == [[10, 40, 30, 80]]
+
+
+def test_an_outline_stays_inside_its_box_under_every_change() -> None:
+    labels = boxed((10, 10, 30, 50), polygons=(TRIANGLE,))
+    for changed in (mirror_x(labels, 64), mirror_y(labels, 64), stretch(labels, (2, 3), (5, 7)),
+                    move(labels, SHIFT, 1, (100, 100), (100, 100)),
+                    move(labels, QUARTER_TURN, 1, (99, 99), (100, 100))):
+        (outline,), (box,) = changed.polygons, changed.boxes
+        assert np.allclose([*outline.min(axis=0), *outline.max(axis=0)], box)
+
+
+def test_stretching_by_hand() -> None:
+    assert stretch(boxed((1, 2, 3, 4)), (10, 100), (5, 7)).boxes.tolist() == [[15, 207, 35, 407]]
+
+
+def test_joining_gives_boxes_without_outline_an_empty_one() -> None:
+    joined = join([boxed((0, 0, 9, 9)), boxed((10, 10, 30, 50), polygons=(TRIANGLE,)), NO_LABELS])
+    assert joined.classes.tolist() == [0, 0]
+    assert [len(outline) for outline in joined.polygons] == [0, 3]
+    assert join([boxed((0, 0, 9, 9)), NO_LABELS]).polygons == ()
+
+
+def test_moved_boxes_by_hand() -> None:
+    box = np.array([[10.0, 20, 30, 60]])
+    assert move_boxes(box, SHIFT).tolist() == [[15, 17, 35, 57]]
+    assert move_boxes(box, HALF).tolist() == [[5, 10, 15, 30]]
+    assert move_boxes(box, QUARTER_TURN).tolist() == [[40, 10, 80, 30]]
+    diamond = np.array([[1, -1, 0], [1, 1, 0], [0, 0, np.sqrt(2)]])  # a turn by 45 degrees
+    assert np.allclose(move_boxes(np.array([[0.0, 0, 2, 2]]), diamond), [[-np.sqrt(2), 0, np.sqrt(2), 2 * np.sqrt(2)]])
+
+
+def test_what_lies_beyond_the_horizon_is_not_kept() -> None:
+    horizon = np.array([[1.0, 0, 0], [0, 1, 0], [-0.02, 0, 1]])  # x = 50 is infinitely far away
+    assert len(move(boxed((60, 10, 90, 40)), horizon, 1, (100, 100), (100, 100)).classes) == 0
+
+
+@pytest.mark.parametrize(("after", "kept"), [
+    ((0, 0, 40, 40), True), ((0, 0, 2, 40), False), ((0, 0, 2.1, 78), True), ((0, 0, 40, 2), False),
+    ((0, 0, 0.4 * 40, 0.24 * 40), False), ((0, 0, 0.4 * 40, 0.26 * 40), True), ((5, 5, 5, 5), False),
+])
+def test_a_box_is_kept_by_sides_and_area(after: tuple[float, ...], kept: bool) -> None:
+    before = np.array([[0.0, 0, 40, 40]])
+    assert still_visible(before, np.array([after]), 1.0, np.array([False])).tolist() == [kept]
+
+
+def test_aspect_ends_at_a_hundred_and_outlines_are_kept_to_a_hundredth() -> None:
+    before, plain = np.array([[0.0, 0, 400, 10]]), np.array([False])
+    assert still_visible(before, np.array([[0.0, 0, 299, 3]]), 1.0, plain).tolist() == [True]
+    assert still_visible(before, np.array([[0.0, 0, 301, 3]]), 1.0, plain).tolist() == [False]
+    small = np.array([[0.0, 0, 9, 9]])
+    assert still_visible(before, small, 1.0, plain).tolist() == [False]
+    assert still_visible(before, small, 1.0, np.array([True])).tolist() == [True]
+
+
+def test_zooming_out_alone_drops_nothing() -> None:
+    """Compared with the unscaled old area, a box zoomed to a tenth would have a hundredth left and be dropped."""
+    zoom = np.diag([0.1, 0.1, 1])
+    assert len(move(boxed((0, 0, 100, 100)), zoom, 0.1, (200, 200), (200, 200)).classes) == 1
+    assert len(move(boxed((0, 0, 100, 100)), zoom, 1.0, (200, 200), (200, 200)).classes) == 0
+
+
+def test_only_what_lay_on_the_canvas_counts() -> None:
+    labels = boxed((-100, 0, 20, 20), (-100, 0, 1, 20))
+    assert move(labels, np.eye(3), 1, (50, 50), (50, 50)).boxes.tolist() == [[0, 0, 20, 20]]
+
+
+def test_a_cut_outline_gives_a_tighter_box_than_its_cut_box() -> None:
+    """The right half of this triangle has no lower part."""
+    labels = boxed((10, 10, 30, 50), polygons=(TRIANGLE,))
+    left_20_gone = np.array([[1.0, 0, -20], [0, 1, 0], [0, 0, 1]])
+    assert np.allclose(move(labels, left_20_gone, 1, (100, 100), (100, 100)).boxes, [[0, 10, 10, 30]])
+    assert np.allclose(move(boxed((10, 10, 30, 50)), left_20_gone, 1, (100, 100), (100, 100)).boxes, [[0, 10, 10, 50]])
+
+
+def test_cutting_by_hand() -> None:
+    square = np.array([[-5.0, -5], [15, -5], [15, 15], [-5, 15]])
+    inside = cut(square, (10, 8))
+    assert inside.min(axis=0).tolist() == [0, 0]
+    assert inside.max(axis=0).tolist() == [8, 10]
+    assert len(cut(square + 100, (10, 8))) == 0
+
+
+@given(st.lists(st.tuples(st.floats(-50, 150), st.floats(-50, 150)), min_size=3, max_size=8))
+def test_a_cut_outline_lies_inside_and_cutting_again_changes_nothing(points: list[tuple[float, float]]) -> None:
+    once = cut(np.array(points), (100, 80))
+    if len(once):
+        assert once.min() >= -1e-9
+        assert (once.max(axis=0) <= np.array([80, 100]) + 1e-9).all()
+        twice = cut(once, (100, 80))
+        assert np.allclose(twice.min(axis=0), once.min(axis=0))
+        assert np.allclose(twice.max(axis=0), once.max(axis=0))

@@ -1,0 +1,104 @@
+"""Which run a command continues, which one it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.config import Placement, Recipe, recipe_digest
+from ray_yolo.engine.runs import Run, open_run, output_folder
+from ray_yolo.errors import InputError
+
+RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
+Open = Callable[..., Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Run] = []
+
+    def open_and_record(recipe: Recipe = RECIPE, **placement: object) -> Run:
+        run = open_run(recipe, Placement(storage_path=str(tmp_path), project="p", **placement))
+        if run.is_new:
+            run.first_start(digest=recipe_digest(recipe))
+        opened.append(run)
+        return run
+
+    yield open_and_record
+    for run in opened:
+        run.release()
+
+
+def test_the_same_command_continues_its_unfinished_run(start: Open) -> None:
+    run = start()
+    run.release()
+    again = start()
+    assert again.folder == run.folder
+    assert not again.is_new
+    assert start(OTHER).folder != run.folder
+
+
+def test_a_finished_run_is_followed_by_a_new_one(start: Open) -> None:
+    run = start()
+    run.finish()
+    run.release()
+    assert [run.folder.name, start().folder.name] == ["exp", "exp2"]
+
+
+def test_a_run_that_is_being_trained_is_left_alone(start: Open) -> None:
+    run = start()
+    assert start().folder != run.folder
+    with pytest.raises(InputError, match="being trained by another process"):
+        start(resume=str(run.folder))
+
+
+def test_a_named_run_continues_until_it_is_finished_then_has_three_ways_out(start: Open) -> None:
+    run = start(name="mine")
+    run.release()
+    again = start(name="mine")
+    assert again.folder == run.folder
+    again.finish()
+    again.release()
+    with pytest.raises(InputError, match=r"finished.*--name.*--exist-ok.*--weights"):
+        start(name="mine")
+    fresh = start(name="mine", exist_ok=True)
+    assert fresh.folder == run.folder
+    assert (run.folder.with_name("mine.old1") / "finished").exists()
+
+
+def test_a_named_run_of_another_recipe_is_refused(start: Open) -> None:
+    start(name="mine").release()
+    with pytest.raises(InputError, match="another recipe"):
+        start(OTHER, name="mine")
+
+
+def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path: Path) -> None:
+    run = start(name="mine")
+    (run.folder / "weights").mkdir()
+    (run.folder / "weights" / "last.pt").touch()
+    run.release()
+    for resume in (str(run.folder), str(run.folder / "weights" / "last.pt"), "auto"):
+        again = start(OTHER, resume=resume)
+        assert again.folder == run.folder
+        again.release()
+    with pytest.raises(InputError, match="is no run folder"):
+        start(resume=str(tmp_path / "nothing"))
+    run.finish()
+    with pytest.raises(InputError, match="is finished"):
+        start(resume=str(run.folder))
+    with pytest.raises(InputError, match="no unfinished run"):
+        start(resume="auto")
+
+
+def test_remote_storage_is_refused_with_what_to_do(start: Open) -> None:
+    with pytest.raises(InputError, match="mount"):
+        open_run(RECIPE, Placement(storage_path="s3://bucket/x"))
+
+
+def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="val", name="mine")
+    assert [output_folder(placement).name for _ in range(3)] == ["mine", "mine2", "mine3"]
+    assert output_folder(placement.model_copy(update={"exist_ok": True})).name == "mine"
+    assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"

@@ -1,0 +1,180 @@
+"""Interrupted trainings end with the bits of the calm one, whoever continues them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ray_yolo.config import Placement
+from ray_yolo.engine import checkpoint, session
+from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.session import run_session
+from ray_yolo.errors import TrainingError
+from tests.support.jobs import make_job
+from tests.support.workers import run_workers, wrap_model
+
+EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
+EVERY_STEP = Placement(save_steps=1, keep_checkpoints=3)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing below catches it."""
+
+
+def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1) -> dict[str, Any]:
+    """Train `job`, or die right after step `die_at`. Returns what is in the last checkpoint, and the events."""
+    events: list[dict[str, Any]] = []
+
+    def emit(type: str, **fields: Any) -> None:
+        events.append({"type": type, **fields})
+        if type == "step" and fields["step"] == die_at:
+            raise Killed
+
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    try:
+        run_session(job, host, placement, emit, lambda _: None)
+    except Killed:
+        pass
+    return {"state": last_state(job), "events": json.dumps(events)}
+
+
+def last_state(job: Job) -> dict[str, Any]:
+    path = job.run_dir / "weights" / "last.pt"
+    return torch.load(path, weights_only=True) if path.exists() else {}
+
+
+def steps(result: dict[str, Any]) -> list[int]:
+    return [event["step"] for event in json.loads(result["events"]) if event["type"] == "step"]
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Every tensor has the same bits, and progress, best epoch and results are the same."""
+    for part in ("model", "ema", "optimizer"):
+        for (name, a), (_, b) in zip(flat(one[part]), flat(other[part]), strict=True):
+            assert torch.equal(a, b), (part, name)
+    metas = [json.loads(state["meta"]) for state in (one, other)]
+    for key in ("progress", "best_fitness", "best_epoch", "class_maps", "recipe"):
+        assert metas[0][key] == metas[1][key]
+    rows = [{key: meta["last_epoch"][key] for key in ("train", "val", "metrics", "fitness", "lr")} for meta in metas]
+    assert rows[0] == rows[1]
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
+    return [pair for name, value in sorted(tree.items())
+            for pair in (flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)])]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(Replicas(), make_job(tmp_path_factory.mktemp("calm"), **EXACT), Placement())
+
+
+def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
+        calm: dict[str, Any], tmp_path: Path) -> None:
+    job, done = make_job(tmp_path, **EXACT), []
+    total = steps(calm)[-1]
+    assert total == 8  # two steps in each epoch: every second kill is inside one
+    for step in range(1, total + 1):
+        done += steps(train(Replicas(), job, EVERY_STEP, die_at=step))
+    final = train(Replicas(), job, EVERY_STEP)
+    assert_same(final["state"], calm["state"])
+    # dying after a step, before its checkpoint: each restart repeats exactly that one
+    assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
+
+
+@pytest.mark.parametrize("save_steps", [0, 2, 3])
+def test_no_more_is_repeated_than_the_interval_between_checkpoints(
+        calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
+    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps)
+    first = train(Replicas(), job, placement, die_at=6)
+    second = train(Replicas(), job, placement)
+    assert_same(second["state"], calm["state"])
+    saved = [event["step"] for event in json.loads(first["events"]) if event["type"] == "checkpoint"]
+    assert steps(second)[0] == max(saved) + 1
+    assert len(steps(first)) + len(steps(second)) <= len(steps(calm)) + 2
+
+
+def test_other_numbers_of_workers_continue_with_the_same_bits(calm: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, Placement(save_steps=1), die_at=4)
+    recorder, *_ = run_workers(3, train, job, Placement(save_steps=1))
+    assert_same(recorder["state"], calm["state"])
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(calm: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, EVERY_STEP, die_at=6)
+    newest = next(checkpoint.newest_first(job.run_dir))
+    (newest / "state.pt").write_bytes(b"torn")
+    result = train(Replicas(), job, EVERY_STEP)
+    assert any("set aside" in event["message"] for event in json.loads(result["events"]) if event["type"] == "warning")
+    assert_same(result["state"], calm["state"])
+
+
+def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, Placement())
+    again = train(Replicas(), job, Placement())
+    assert steps(again) == []
+    assert json.loads(again["events"])[-1]["type"] == "end"
+
+
+def test_early_stopping_ends_after_patience_epochs_without_improvement_also_after_a_restart(tmp_path: Path) -> None:
+    job = make_job(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
+                   schedule={"warmup_epochs": 0, "ema_decay": 0.0})
+    result = train(Replicas(), job, Placement())
+    end = json.loads(result["events"])[-1]
+    assert end["stopped_early"]
+    assert end["epoch"] == end["best_epoch"] + 2
+    again = train(Replicas(), job, Placement())
+    assert steps(again) == []
+    assert json.loads(again["events"])[-1]["epoch"] == end["epoch"]
+
+
+def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) -> None:
+    """Optimizer.load_state_dict keeps the tensors that it is given; restore must hand it copies."""
+    from ray_yolo.engine.build import build
+    from ray_yolo.engine.state import restore
+
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, Placement(), die_at=3)
+    saved = last_state(job)
+    before = {name: value.clone() for name, value in flat(saved["optimizer"])}
+    parts = build(job, Host())
+    restore(parts, saved)
+    for group in parts.optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    parts.optimizer.step()
+    assert all(torch.equal(before[name], value) for name, value in flat(saved["optimizer"]))
+
+
+def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    with pytest.raises(TrainingError, match="free or repair the storage"):
+        train(Replicas(), make_job(tmp_path), Placement())
+
+
+def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path)
+    events: list[dict[str, Any]] = []
+    made = session.Session(job, Host(), Placement(nosave=True), lambda type, **f: events.append(f), lambda _: None)
+    terms = made.parts.loss.terms
+    monkeypatch.setattr(made.parts.loss, "terms", lambda *args: terms(*args) * float("nan"))
+    before = [value.clone() for value in made.parts.model.state_dict().values()]
+    with pytest.raises(TrainingError, match="10 times in a row"):
+        session.train(made.parts, made.state, made.after_step, made.after_epoch)
+    after = made.parts.model.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert sum(event.get("skipped", False) for event in events) == 10
