@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from ray_yolo.config import RunConfig
 from ray_yolo.config_sources import given_by_keyword, resolve_config
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.errors import InputError
 from ray_yolo.families import build_model
+from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters, gflops
 from ray_yolo.val_config import ValConfig
 from ray_yolo.yaml_files import load_yaml
@@ -56,7 +55,7 @@ class YOLO:
             self._load(Path(model))
         else:
             rows = dict(load_yaml(model).data) if model.endswith((".yaml", ".yml")) else model
-            self.model: nn.Module = build_model(rows, nc)
+            self.model: Detector = build_model(rows, nc)
 
     def train(self, **settings: Any) -> TrainResult:
         """Train from this model, with the settings of `python -m ray_yolo.train` by name (`imgsz=320`, `lr0=0.02`,

@@ -131,7 +131,7 @@ def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, Given], 
     if detail["type"] == "missing":
         return f"{path} is needed: {field.info.description}"
     value, origin = given[path]
-    named = origin.replace("-", "_").endswith(path)  # --batch-size says batch_size already
+    named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size says batch_size already
     where = origin if named else f"{origin}: {path}"
     if detail["type"] == "value_error":
         return f"{where}: got {short(value)}: {detail['ctx']['error']}"

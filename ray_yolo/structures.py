@@ -66,12 +66,12 @@ class AnnotationIndex:
 class SampleKey(NamedTuple):
     """Names one training sample: its randomness depends on (seed, epoch, position) alone.
 
-    `position` is the place in the epoch's order (a weighted draw repeats an image); `index` is the image.
+    `position` is the place in the epoch's order (a weighted draw repeats an image).
     """
 
     epoch: int
     position: int
-    index: int
+    image: int
 
 
 class Progress(NamedTuple):

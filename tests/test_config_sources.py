@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.config_fields import config_fields
-from ray_yolo.config_sources import Given, describe, read_config_file, resolve_config
+from ray_yolo.config_sources import Given, describe, given_by_keyword, read_config_file, resolve_config
 from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.yaml_files import dump_yaml
 
@@ -93,7 +93,8 @@ def test_text_fields_keep_what_was_written(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "layers"), [
-    ("freeze: 3", (0, 1, 2)), ("freeze: '3'", (0, 1, 2)), ("freeze: [0, 2]", (0, 2)), ("freeze: [3]", (3,)), ("freeze: []", ()),
+    ("freeze: 3", (0, 1, 2)), ("freeze: '3'", (0, 1, 2)), ("freeze: [0, 2]", (0, 2)), ("freeze: [3]", (3,)),
+    ("freeze: []", ()),
 ])
 def test_freeze_takes_a_number_or_a_list(tmp_path: Path, content: str, layers: tuple[int, ...]) -> None:
     assert read(tmp_path, content).recipe.freeze == layers
@@ -175,6 +176,18 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         f"{path}:2: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
         "--seed: got 'x'; expected a whole number >= 0 and < 4294967296",
         f"{path}:3: optimizer.lr0: got '7'; expected a number >= 1e-06 and <= 1.0",
+    ]
+
+
+def test_keywords_of_a_python_call_are_read_as_a_files_keys() -> None:
+    given = given_by_keyword({"epochs": 3, "lr0": 0.02, "loss": {"box": 0.1}, "augment": {}})
+    assert given == {"epochs": Given(3, "epochs="), "optimizer.lr0": Given(0.02, "lr0="),
+                     "loss.box": Given(0.1, "loss.box=")}
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(RunConfig, given_by_keyword({"epochs": 0, "lr0": "x"}))
+    assert str(caught.value).splitlines() == [
+        "epochs=: got 0; expected a whole number >= 1",
+        "lr0=: optimizer.lr0: got 'x'; expected a number >= 1e-06 and <= 1.0",
     ]
 
 

@@ -12,8 +12,9 @@ import ray_yolo
 
 
 def test_the_python_interface_is_loaded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray_yolo.api", SimpleNamespace(YOLO="the class"))
-    assert ray_yolo.YOLO == "the class"
+    api = SimpleNamespace(YOLO=object())
+    monkeypatch.setitem(sys.modules, "ray_yolo.api", api)
+    assert ray_yolo.YOLO is api.YOLO
 
 
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:

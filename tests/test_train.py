@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import ray_yolo.runtime
 from ray_yolo.cli import parse_train
 from ray_yolo.config import RunConfig
 from ray_yolo.config_sources import describe
@@ -18,12 +19,13 @@ from ray_yolo.train import main
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
     seen: list[RunConfig] = []
-    trainer = SimpleNamespace(
-        fit=seen.append,
-        scaling_config=lambda placement: f"ScalingConfig(num_workers={placement.num_workers})",
-    )
-    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.trainer", trainer)
-    monkeypatch.setattr("ray_yolo.runtime.trainer", trainer, raising=False)
+    stand_ins = {
+        "trainer": SimpleNamespace(fit=seen.append),
+        "cluster": SimpleNamespace(scaling_config=lambda placement: f"ScalingConfig({placement.num_workers})"),
+    }
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, f"ray_yolo.runtime.{name}", module)
+        monkeypatch.setattr(ray_yolo.runtime, name, module, raising=False)
     return seen
 
 
@@ -38,7 +40,7 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     argv = ["--dry-run", "--epochs", "3", "--num-workers", "2"]
     assert main(argv) == 0
     config, origins, _ = parse_train(argv)
-    assert capsys.readouterr().out == f"{describe(config, origins)}\n# ScalingConfig(num_workers=2)\n"
+    assert capsys.readouterr().out == f"{describe(config, origins)}\n# ScalingConfig(2)\n"
     assert calls == []
 
 

@@ -57,15 +57,15 @@ class TrainDataset(Dataset[Sample]):
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
         if rng.random() < self.augment.mosaic and open_mosaic:
-            image, labels = self._mosaic(rng, key.index)
+            image, labels = self._mosaic(rng, key.image)
             if rng.random() < self.augment.mixup:
                 image, labels = self._mixup(rng, image, labels)
         else:
-            image, labels = self._single(rng, key.index)
+            image, labels = self._single(rng, key.image)
         effects.recolour(image, effects.draw_colour_tables(rng, self.augment))
         image, labels = self._flip(rng, image, labels)
         return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
-                "classes": torch.from_numpy(labels.classes), "index": key.index, "draw": rng.random()}
+                "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
 
     def _picture(self, number: int) -> tuple[np.ndarray, Labels]:
         """A picture at the network's size with its labels; the next one that can be read if it is damaged."""

@@ -79,18 +79,24 @@ def _resizable(length: int, zoom: float) -> int:
     `cv2.resize` rounds the length that it makes and stretches the picture to it; a picture's far end would be up to
     half a pixel off. Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
     """
-    lengths = range(length, length + 64)
-    return next((each for each in lengths if abs(each * zoom - round(each * zoom)) < 0.05),
-                min(lengths, key=lambda each: abs(each * zoom - round(each * zoom))))
+    best, least = length, 1.0
+    for each in range(length, length + 64):
+        error = abs(each * zoom - round(each * zoom))
+        if error < least:
+            best, least = each, error
+        if least < 0.05:
+            break
+    return best
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
                  matrix: np.ndarray) -> None:
     """Resample an upright picture. `cv2.resize` counts from the upper left, so pictures that touch the seam with
     another corner are mirrored before and after."""
+    zooms = (float(matrix[0, 0]), float(matrix[1, 1]))
     spans = [_span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
-                   tile.before[axis], round(matrix[axis, axis] * seam[axis] + matrix[axis, 2]),
-                   matrix[axis, axis], out.shape[1 - axis]) for axis in (0, 1)]
+                   tile.before[axis], round(zooms[axis] * seam[axis] + float(matrix[axis, 2])), zooms[axis],
+                   out.shape[1 - axis]) for axis in (0, 1)]
     if any(span.end <= span.first for span in spans):
         return
     part = tile.image
@@ -104,7 +110,7 @@ def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tup
     missing = (spans[1].needed - part.shape[0], spans[0].needed - part.shape[1])
     if any(missing):
         part = cv2.copyMakeBorder(part, 0, missing[0], 0, missing[1], cv2.BORDER_REPLICATE)
-    part = cv2.resize(part, None, fx=matrix[0, 0], fy=matrix[1, 1], interpolation=cv2.INTER_LINEAR)
+    part = cv2.resize(part, None, fx=zooms[0], fy=zooms[1], interpolation=cv2.INTER_LINEAR)
     part = part[spans[1].first:spans[1].end, spans[0].first:spans[0].end]
     if mirrored is not None:
         part = cv2.flip(part, mirrored)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from ray_yolo.config import Recipe, batches_per_epoch, resolved_batch, warmup_batches
 from ray_yolo.ops import schedule, sharing
@@ -98,14 +98,24 @@ class Plan:
                                    plan.warmup_momentum)
 
 
-class ShareSampler(DistributedSampler):
+class _Positions(Dataset[int]):
+    """Only a length: all that DistributedSampler asks of a data set."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class ShareSampler(DistributedSampler[SampleKey]):
     """Sample keys of one worker for the rest of one epoch, in the order its microbatches need them.
 
     Subclasses DistributedSampler so that `prepare_data_loader` keeps it. Call `start` before iterating.
     """
 
     def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None) -> None:
-        super().__init__(range(plan.num_images), num_replicas=num_workers, rank=worker, shuffle=False)
+        super().__init__(_Positions(plan.num_images), num_replicas=num_workers, rank=worker, shuffle=False)
         self._plan, self._worker, self._num_workers = plan, worker, num_workers
         self._fixed_order = fixed_order
         self._keys: list[SampleKey] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum,
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.anchor_based import AnchorLoss
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.models.detector import Detector
+from ray_yolo.models.heads import Anchors
 from ray_yolo.ops.ema import Ema
 from ray_yolo.structures import AnnotationIndex
 
@@ -39,7 +41,7 @@ class Job:
     digest: str  # of the recipe
     names: tuple[str, ...]
     architecture: Mapping[str, Any] | None  # contents of a model YAML file; None for a model known by name
-    anchors: list[list[list[float]]] | None  # pixels, when autoanchor has replaced the model's own
+    anchors: Anchors | None  # pixels, when autoanchor has replaced the model's own
     train: AnnotationIndex
     val: AnnotationIndex
     run_dir: Path
@@ -67,9 +69,9 @@ class Parts:
     host: Host
     plan: Plan
     family: Family
-    model: nn.Module  # the bare model
+    model: Detector  # the bare model
     replica: nn.Module  # the same model, wrapped by DDP where there are several workers
-    ema: Ema
+    ema: Ema[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     loss: AnchorLoss
@@ -96,7 +98,7 @@ def build(job: Job, host: Host) -> Parts:
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
     replica = host.prepare_model(model)
-    model = bare(replica)
+    model = cast(Detector, bare(replica))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
     order = _rect_order(job)
     sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, order)
@@ -112,7 +114,7 @@ def build(job: Job, host: Host) -> Parts:
     )
 
 
-def build_network(job: Job) -> nn.Module:
+def build_network(job: Job) -> Detector:
     """The model with its initial weights: drawn from the recipe's seed, or read from its weights file."""
     recipe = job.recipe
     with torch.random.fork_rng(devices=[]):
@@ -136,17 +138,19 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """
     config = recipe.optimizer
     decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
-    biases, weights, norms = [], [], []
+    biases: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
                 (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
-    groups = [{"params": biases}, {"params": weights, "weight_decay": decay}, {"params": norms}]
+    groups: list[dict[str, Any]] = [
+        {"params": biases, "weight_decay": 0.0},  # said for each group: AdamW's own default is not 0
+        {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
     if config.name == "SGD":
         return torch.optim.SGD(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0)
     kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
-    for group in groups:
-        group.setdefault("weight_decay", 0.0)  # AdamW's own default is not 0
     return kind(groups, lr=config.lr0, betas=(config.momentum, 0.999))
 
 

@@ -90,7 +90,7 @@ def newest_first(run_dir: Path) -> Iterator[Path]:
 
 def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint whose manifest holds true, and what was wrong with newer ones."""
-    problems = []
+    problems: list[str] = []
     for folder in newest_first(run_dir):
         problem = damage(folder / "state.pt", folder / "MANIFEST.json")
         if problem is None:

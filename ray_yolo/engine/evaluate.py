@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_yolo.config import EvaluateConfig
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.families import Family
 from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
@@ -60,7 +61,7 @@ def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterable[Mapping[str, Tensor]],
+def evaluate(model: Detector, family: Family, loss: AnchorLoss, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, replicas: Replicas,
              device: torch.device) -> Evaluation:
     """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
@@ -74,7 +75,7 @@ def evaluate(model: nn.Module, family: Family, loss: AnchorLoss, batches: Iterab
         images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
         with autocast(device, precision):
             levels = model(images)
-        measured = loss.measure(levels, batch["targets"].to(device), tuple(images.shape[2:]))
+        measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
         predictions = family.decode(model.head, levels)
@@ -98,7 +99,8 @@ def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: A
     """Rows of one image: its detections in original pixels and the thresholds at which each is right."""
     image = int(batch["indices"][place])
     truth = index[image]
-    boxes = to_original(detections[:, :4], batch["ratios"][place], batch["pads"][place], truth.size)
+    (ratio_y, ratio_x), (top, left) = batch["ratios"][place].tolist(), batch["pads"][place].tolist()
+    boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
     detections = torch.cat([boxes, detections[:, 4:]], 1)
     correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
     bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)

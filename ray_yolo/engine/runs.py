@@ -95,13 +95,13 @@ def _resumed(project: Path, resume: str) -> Run:
                 return run
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
-    folder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
-    if folder is None:
+    holder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
+    if holder is None:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
-    if (folder / "finished").exists():
-        raise InputError(f"resume: {folder} is finished; start a new run with --weights "
-                         f"{folder / 'weights' / 'last.pt'}")
-    return _open(folder)
+    if (holder / "finished").exists():
+        raise InputError(f"resume: {holder} is finished; start a new run with --weights "
+                         f"{holder / 'weights' / 'last.pt'}")
+    return _open(holder)
 
 
 def _named(folder: Path, digest: str, exist_ok: bool) -> Run:

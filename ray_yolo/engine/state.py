@@ -16,7 +16,6 @@ from ray_yolo.engine.build import Parts
 from ray_yolo.errors import CheckpointError
 from ray_yolo.structures import Progress
 
-
 START = Progress(0, 0, 0)
 
 

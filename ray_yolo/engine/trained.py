@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_yolo.config import Recipe
 from ray_yolo.engine.build import initial_tensors
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.errors import CheckpointError
 from ray_yolo.families import FAMILIES, Family, build_model, find_family
+from ray_yolo.models.detector import Detector
 
 
 @dataclass(frozen=True)
 class Trained:
     """A model with its weights, and what is known about its training."""
 
-    model: nn.Module  # in eval mode
+    model: Detector  # in eval mode
     family: Family
     names: tuple[str, ...]
     recipe: Recipe  # of the training; the defaults for a file of plain tensors
@@ -59,7 +59,7 @@ def _recognise(tensors: dict[str, Tensor], path: Path) -> Trained:
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 
 
-def _fitting(name: str, num_classes: int, tensors: dict[str, Tensor]) -> Any:
+def _fitting(name: str, num_classes: int, tensors: dict[str, Tensor]) -> Detector | None:
     """A model with these tensors, or None if its own have other names or shapes."""
     if num_classes < 1:
         return None

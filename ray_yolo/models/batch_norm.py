@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+MOMENTUM = 0.03
+
 GlobalSum = Callable[[Tensor], Tensor]  # differentiable sum over workers; the identity for one worker
 
 
@@ -20,7 +22,7 @@ class BatchNorm(nn.BatchNorm2d):
     """YOLO's BatchNorm (eps 1e-3, momentum 0.03), with the same tensors as `nn.BatchNorm2d`."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, eps=1e-3, momentum=0.03)
+        super().__init__(channels, eps=1e-3, momentum=MOMENTUM)
         # Plain attributes: a registered buffer would enter the state dict and DDP's buffer broadcast.
         self.scratch: tuple[Tensor, Tensor] | None = None
         self.global_sum: GlobalSum | None = None
@@ -83,8 +85,7 @@ class Statistics:
         Args:
             rows: (microbatches, size), in microbatch order.
         """
-        running = [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]
-        momentum = self.layers[0].momentum
+        running = [layer.get_buffer(name) for name in ("running_mean", "running_var") for layer in self.layers]
         for row in rows.unbind():
-            torch._foreach_lerp_(running, list(row.split(self.channels * 2)), momentum)
-        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], rows.shape[0])
+            torch._foreach_lerp_(running, list(row.split(self.channels * 2)), MOMENTUM)
+        torch._foreach_add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], rows.shape[0])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ray_yolo.ops.boxes import corners
 
-Anchors = Sequence[Sequence[tuple[float, float]]]  # per level, per anchor: (width, height) in pixels
+Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, height) in pixels
 
 
 class Detect(nn.Module):

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
 from ray_yolo.ops.schedule import ema_decay
 
+Model = TypeVar("Model", bound=nn.Module)
 
-class Ema:
+
+class Ema(Generic[Model]):
     """A copy of the model whose floating entries follow it: e <- d(n) e + (1 - d(n)) m at optimiser step n.
 
     d(n) = limit (1 - exp(-n / ramp)). Every worker keeps its own; equal models give equal averages.
     """
 
-    def __init__(self, model: nn.Module, limit: float, ramp: float) -> None:
+    def __init__(self, model: Model, limit: float, ramp: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self._limit, self._ramp = limit, ramp
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, model: Model, step: int) -> None:
         """Follow the model after its `step`-th optimiser step (counted from 1)."""
         if self._pairs is None:
             floating = [(mine, theirs) for mine, theirs in

@@ -68,12 +68,14 @@ def _draw(
             axes.plot(GRID, row, linewidth=1.2, label=label, color=colour, linestyle=dash)
         else:  # so many lines show a spread, not single classes
             axes.plot(GRID, row, linewidth=0.5, color=GREY, alpha=0.6, label="single classes" if not index else None)
-    if len(values):
+    if len(values) > 1:
         axes.plot(GRID, values.mean(axis=0), linewidth=2.8, color=INK, label=mean)
+    if len(values):
         figure.legend(loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
     if mark is not None:
         axes.axvline(mark, color=GREY, linewidth=1.0, linestyle=":")
-        axes.annotate(f"best mean F1: {mark:.3f}", (mark, 0.02), xytext=(4, 0), textcoords="offset points",
-                      fontsize=8, color=INK)
+        side, shift = ("left", 4) if mark < 0.6 else ("right", -4)
+        axes.annotate(f"best F1 at confidence {mark:.3f}", (mark, 0.02), xytext=(shift, 0), textcoords="offset points",
+                      ha=side, fontsize=8, color=INK)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return save(figure, path)

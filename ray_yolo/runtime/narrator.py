@@ -49,7 +49,7 @@ class Narrator:
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
         images_left = (self._epochs * self._batches - self._batch) * self._batch_size
         left = _duration(images_left / self._images_per_second)
-        losses = means or [None, None, None]
+        losses: Sequence[float | None] = means or (None, None, None)
         if self._live:
             return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
         return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(_LOSSES, losses)}  "

@@ -39,7 +39,7 @@ class Recorder:
         self._log.append(type, **fields)
 
     def ready(self) -> bool:
-        """True, once everything sent by the caller before is written (or waits for the disk)."""
+        """True, once everything that the calling process sent before is written (or waits for the disk)."""
         return True
 
 
@@ -106,6 +106,17 @@ def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
     return emit
 
 
+def flush_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 10.0) -> None:
+    """Wait until everything that this process emitted has arrived, for at most `wait_seconds`.
+
+    Every worker does so before it returns: what is still on its way when the writer ends is lost.
+    """
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(recorder.ready.remote(), timeout=wait_seconds)
+
+
 def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
     """Have everything written that this process emitted, for at most `wait_seconds`, and end the writer."""
     if isinstance(recorder, LocalRecorder):
@@ -113,7 +124,6 @@ def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds
         return
     import ray
 
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(recorder.ready.remote(), timeout=wait_seconds)
+    flush_recorder(recorder, wait_seconds)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(recorder, no_restart=True)

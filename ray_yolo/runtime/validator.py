@@ -97,7 +97,7 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
     dataset = ValDataset(index, ImageStore(index, imgsz, smooth=True), batches)
     mine = list(range(replicas.worker, len(batches), replicas.num_workers))
     loader = DataLoader(dataset, batch_size=None, sampler=mine, num_workers=placement.loader_processes)
-    model = trained.model.to(device, memory_format=torch.channels_last)
+    model = trained.model.to(device).to(memory_format=torch.channels_last)
     loss = trained.family.build_loss(model.head, recipe.loss, model.num_classes, imgsz)
     precision = config.precision if config.precision != "auto" else recipe.precision
     return evaluate(model, trained.family, loss, loader, index, config.evaluate,

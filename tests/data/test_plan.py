@@ -69,7 +69,7 @@ def test_resuming_inside_an_epoch_continues_the_same_order() -> None:
     whole = list(sampler)
     sampler.start(3, images_done=16)
     assert list(sampler) == whole[16:]
-    assert sorted(key.index for key in whole) == list(range(37))
+    assert sorted(key.image for key in whole) == list(range(37))
 
 
 def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
@@ -77,7 +77,7 @@ def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
     sampler.start(0, weights=np.eye(37)[5] + 1e-9)
     keys = list(sampler)
     assert [key.position for key in keys] == list(range(37))
-    assert len({key.index for key in keys}) < 5
+    assert len({key.image for key in keys}) < 5
 
 
 def test_rates_use_the_steps_last_batch_and_the_integer_epoch() -> None:

@@ -100,7 +100,8 @@ class TestOptions:
 
 def scalars(folder):
     files = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
-    return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in files.Tags()["scalars"]}
+    tags = files.Tags()["scalars"]
+    return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
 
 
 class TestTensorBoard:

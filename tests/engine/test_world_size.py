@@ -61,7 +61,7 @@ def recording(sampler: Any, used: list[list[int]]) -> Any:
 
     def start_and_record(*args: Any) -> None:
         start(*args)
-        used.append([key.index for key in sampler])
+        used.append([key.image for key in sampler])
 
     return start_and_record
 

@@ -11,6 +11,7 @@ from ray_yolo.errors import ConfigError
 from ray_yolo.models import yolov3, yolov5
 from ray_yolo.models.detector import Architecture, Detector
 from ray_yolo.models.fusion import count_parameters, fuse, gflops
+from ray_yolo.models.heads import Anchors
 from ray_yolo.models.rows import C3Row, ConcatRow, ConvRow, DetectRow, MaxPoolRow, UpsampleRow
 
 MODELS = {**yolov5.MODELS, **yolov3.MODELS}
@@ -184,7 +185,7 @@ def test_given_anchors_replace_those_of_the_table() -> None:
         ([[(1, 1)], [(1, 0)]], "above 0"),
     ],
 )
-def test_anchors_that_do_not_fit_the_head_are_refused(anchors: list[list[tuple[float, float]]], message: str) -> None:
+def test_anchors_that_do_not_fit_the_head_are_refused(anchors: Anchors, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SMALL.build(2, anchors)
 

@@ -53,8 +53,9 @@ def test_the_closest_pair_goes_first_whatever_the_scores() -> None:
 
 
 def test_a_detection_whose_best_label_is_taken_gets_the_next_one() -> None:
-    labels = [[0, 0, *SQUARE], [0, 1, 0, 3, 10, 13]]
-    assert confusion([[0, *SQUARE, 0.9, 0], [0, 0, 1, 10, 11, 0.9, 1]], labels) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    labels = [[0, 0, *SQUARE], [0.0, 1.0, 0.0, 3.0, 10.0, 13.0]]
+    second = [0.0, 0.0, 1.0, 10.0, 11.0, 0.9, 1.0]
+    assert confusion([[0, *SQUARE, 0.9, 0], second], labels) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
 def test_every_label_stands_in_the_matrix_once() -> None:

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from ray_yolo.engine.events import read_events
-from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ class TestWithRay:
             emit = emitter(recorder)
             for number in range(50):
                 emit("step", step=number, worker=worker)
+            flush_recorder(recorder)
 
         emitter(recorder)("run", name="exp")
         ray.get([work.remote(worker) for worker in range(2)])

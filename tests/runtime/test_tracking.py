@@ -14,14 +14,15 @@ from collections import Counter
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.engine.results import EVENTS_FILE, replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.runtime.tracking import ARTIFACTS, Tracking, read_run_file, synchronise, tracking_uri
 from ray_yolo.runtime.tracking_plan import BEST, METRICS
 from tests.support import run_log
 
-STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2),
-         run_log.end(30)]
+STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1),
+         *run_log.trained_epoch(2), run_log.end(30)]
+WEIGHTS = {"weights/best.pt", "weights/last.pt"}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ class TestSynchronise:
         run_id = synchronise(run_dir, uri)
         assert {file.path for file in client.list_artifacts(run_id)} == {
             "hyp.yaml", "results.csv", "results.png", EVENTS_FILE, "weights"}
-        assert {file.path for file in client.list_artifacts(run_id, "weights")} == {"weights/best.pt", "weights/last.pt"}
+        assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
 
     def test_a_second_time_adds_nothing(self, uri, client, run_dir, monkeypatch):
         tell(run_dir, STORY)
@@ -125,7 +126,7 @@ class TestSynchronise:
 
     @pytest.mark.parametrize("at", [0, 1, 2, 3])
     @pytest.mark.parametrize("arrived", [False, True])
-    def test_a_crash_while_posting_repeats_no_point_and_loses_none(self, uri, client, run_dir, monkeypatch, at, arrived):
+    def test_a_crash_while_posting_repeats_and_loses_no_point(self, uri, client, run_dir, monkeypatch, at, arrived):
         tell(run_dir, STORY)
         log_batch = MlflowClient.log_batch
         calls = iter(range(10))
@@ -138,16 +139,21 @@ class TestSynchronise:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr("ray_yolo.runtime.tracking._METRICS_PER_CALL", 20)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(MlflowClient, "log_batch", crash)
+        monkeypatch.setattr(MlflowClient, "log_batch", crash)
+        with pytest.raises(KeyboardInterrupt):
             synchronise(run_dir, uri)
+        monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
         assert points(client, synchronise(run_dir, uri)) == EXPECTED
 
     def test_a_crash_between_creation_and_its_note_makes_no_second_run(self, uri, client, run_dir, monkeypatch):
+        def crash(*_):
+            raise KeyboardInterrupt
+
         tell(run_dir, STORY)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("ray_yolo.runtime.tracking.replace_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr("ray_yolo.runtime.tracking.replace_text", crash)
+        with pytest.raises(KeyboardInterrupt):
             synchronise(run_dir, uri)
+        monkeypatch.setattr("ray_yolo.runtime.tracking.replace_text", replace_text)
         run_id = synchronise(run_dir, uri)
         experiment = client.get_run(run_id).info.experiment_id
         mine = f"tags.`ray_yolo.run_id` = '{run_dir}'"
@@ -181,7 +187,8 @@ class TestSynchronise:
 
     def test_secrets_reach_neither_server_nor_note(self, uri, client, run_dir):
         placement = run_log.run()["placement"] | {"mlflow_uri": "https://ann:s3cr3t@host"}
-        tell(run_dir, [run_log.run(placement=placement, command="train --mlflow-uri https://ann:s3cr3t@host"), *STORY[1:]])
+        run = run_log.run(placement=placement, command="train --mlflow-uri https://ann:s3cr3t@host")
+        tell(run_dir, [run, *STORY[1:]])
         run = client.get_run(synchronise(run_dir, uri))
         assert "s3cr3t" not in str(run.to_dictionary())
         assert "s3cr3t" not in "".join(path.read_text() for path in run_dir.iterdir() if path.is_file())
@@ -198,7 +205,8 @@ class Server:
                 requests.append(self.path)
                 self.send_error(500, "on fire")
 
-            do_POST = do_GET
+            def do_POST(self):
+                self.do_GET()
 
             def log_message(self, *_):
                 pass
@@ -325,9 +333,9 @@ class RealServer:
         self.start()
 
     def start(self):
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db",
-                   "--artifacts-destination", f"{self.folder}/artifacts", "--host", "127.0.0.1", "--port", str(self.port),
-                   "--workers", "1"]
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+                   "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1",
+                   "--artifacts-destination", f"{self.folder}/artifacts"]
         self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)
 
@@ -371,7 +379,7 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
         run_id = read_run_file(run_dir)["run_id"]
         assert points(client, run_id) == EXPECTED
         assert client.get_run(run_id).info.status == "FINISHED"
-        assert {file.path for file in client.list_artifacts(run_id, "weights")} == {"weights/best.pt", "weights/last.pt"}
+        assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
         assert len(warnings) == 1
     finally:
         server.stop()

@@ -1,0 +1,240 @@
+"""Speed of search on a virtual clock: trainings are replayed from a table, only the waiting is left out.
+
+Contestants, all from the same start, on the same noisy curves:
+    sequential    YOLOv5's rules: one child after the other, each trained to its end and seen only then
+    random        random search on all slots, trained to the end
+    optuna+asha   Ray Tune's own OptunaSearch and ASHAScheduler, as they are
+    ours          `ops.evolution` and the same ASHAScheduler, as `tune_spaces/asha.yaml` sets them
+
+Measured: virtual hours until the trial that looks best has, without noise, 95 % of the best fitness that the surface
+has. A search that does not get there within its budget counts as infinite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ray_yolo.ops.evolution import Genes, Row, Space, propose
+from tests.benchmarks.evolve_table import Surface, read_table
+
+TARGET = 0.95  # of the best fitness
+SLOTS = (1, 8, 64)
+MAX_TRAININGS = 300  # budget, in full trainings over all slots (YOLOv5's default number of generations)
+MAX_TRIALS = 1000
+
+
+class Proposer(Protocol):
+    """Says what to train next and hears how it ended."""
+
+    def suggest(self, trial: int) -> Genes: ...
+
+    def finished(self, trial: int, genes: Genes, fitness: float) -> None: ...
+
+
+class Stopper(Protocol):
+    """Hears every epoch of a trial (from 1) and says whether it may go on."""
+
+    def goes_on(self, trial: int, epoch: int, fitness: float) -> bool: ...
+
+
+class Contestant(NamedTuple):
+    """A way to search; `seed` and `Surface` make its parts."""
+
+    proposer: Callable[[Surface, int], Proposer]
+    stopper: Callable[[Surface], Stopper] | None = None
+    sequential: bool = False  # one slot whatever there is, and fitness seen at the end of a training only
+
+
+class Outcome(NamedTuple):
+    """How a search went, in virtual seconds."""
+
+    seconds: float  # until the target; infinite if never
+    trials: int  # started until then
+
+
+@dataclass
+class Evolution:
+    """Our proposals, with the rows that have finished so far."""
+
+    space: Space
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def suggest(self, trial: int) -> Genes:
+        return propose(self.space, self.seed, trial, self.rows)
+
+    def finished(self, trial: int, genes: Genes, fitness: float) -> None:
+        self.rows.append(Row(trial, genes, fitness))
+
+
+class Optuna:
+    """Ray Tune's OptunaSearch (TPE)."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        import optuna
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        kinds: dict[str, Callable[..., Any]] = {
+            "float": lambda gene: optuna.distributions.FloatDistribution(gene.low, gene.high, log=gene.log),
+            "int": lambda gene: optuna.distributions.IntDistribution(int(gene.low), int(gene.high)),
+            "choice": lambda gene: optuna.distributions.CategoricalDistribution(gene.values)}
+        self._search = OptunaSearch({gene.name: kinds[gene.kind](gene) for gene in space.genes}, metric="fitness",
+                                    mode="max", points_to_evaluate=[dict(space.starts[0])],
+                                    sampler=optuna.samplers.TPESampler(seed=seed))
+
+    def suggest(self, trial: int) -> Genes:
+        genes = self._search.suggest(str(trial))
+        assert genes is not None
+        return genes
+
+    def finished(self, trial: int, genes: Genes, fitness: float) -> None:
+        self._search.on_trial_complete(str(trial), {"fitness": fitness})
+
+
+class Asha:
+    """Ray Tune's ASHAScheduler, with the first rung at a ninth of the training."""
+
+    def __init__(self, epochs: int) -> None:
+        from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+        self._stop = TrialScheduler.STOP
+        self._scheduler = ASHAScheduler("epoch", "fitness", "max", max_t=epochs, grace_period=math.ceil(epochs / 9),
+                                        reduction_factor=3)
+        self._trials: dict[int, Any] = {}
+
+    def goes_on(self, trial: int, epoch: int, fitness: float) -> bool:
+        if trial not in self._trials:
+            self._trials[trial] = SimpleNamespace(trial_id=str(trial))
+            self._scheduler.on_trial_add(None, self._trials[trial])
+        result = {"epoch": epoch, "fitness": fitness}
+        return self._scheduler.on_trial_result(None, self._trials[trial], result) != self._stop
+
+
+@dataclass(frozen=True)
+class Bold:
+    """A space for searches with rungs: bad children cost little there, so that children may differ more."""
+
+    gain: float = 3.0
+
+    def __call__(self, space: Space) -> Space:
+        return replace(space, parent="mean", genes=tuple(replace(g, gain=g.gain * self.gain) for g in space.genes))
+
+
+CONTESTANTS = {
+    "sequential": Contestant(lambda surface, seed: Evolution(surface.table.space, seed), sequential=True),
+    "random": Contestant(lambda surface, seed: Evolution(replace(surface.table.space, algorithm="random"), seed)),
+    "optuna+asha": Contestant(lambda surface, seed: Optuna(surface.table.space, seed),
+                              lambda surface: Asha(surface.table.epochs)),
+    "ours": Contestant(lambda surface, seed: Evolution(Bold()(surface.table.space), seed),
+                       lambda surface: Asha(surface.table.epochs)),
+}
+
+
+class _Search:
+    """One search in progress; times are virtual seconds."""
+
+    def __init__(self, surface: Surface, contestant: Contestant, seed: int) -> None:
+        self.surface = surface
+        self.seed = seed
+        self.only_ends = contestant.sequential
+        self.proposer = contestant.proposer(surface, seed)
+        self.stopper = contestant.stopper(surface) if contestant.stopper else None
+        self.ends: list[float] = (surface.table.start_seconds + np.cumsum(surface.table.epoch_seconds)).tolist()
+        self.queue: list[tuple[float, int, int]] = []  # (time at which an epoch ends, trial, epoch from 1)
+        self.running: dict[int, tuple[float, Genes, np.ndarray]] = {}  # trial -> (started, genes, observed curve)
+        self.num_trials = 0
+        self.looks_best = -math.inf
+        self.is_worth = 0.0  # fitness without noise of what looks best
+
+    def start_trial(self, now: float) -> None:
+        trial = self.num_trials
+        self.num_trials += 1
+        genes = self.proposer.suggest(trial)
+        self.running[trial] = now, genes, self.surface.observe(genes, self.seed, trial)
+        heapq.heappush(self.queue, (now + self.ends[0], trial, 1))
+
+    def finish_epoch(self) -> tuple[float, bool]:
+        """(time, whether a slot became free) of the next thing that happens."""
+        now, trial, epoch = heapq.heappop(self.queue)
+        started, genes, observed = self.running[trial]
+        fitness = float(observed[epoch - 1])
+        is_last = epoch == len(observed)
+        if fitness > self.looks_best and (is_last or not self.only_ends):
+            self.looks_best = fitness
+            self.is_worth = float(self.surface.curve(genes)[epoch - 1])
+        goes_on = self.stopper is None or self.stopper.goes_on(trial, epoch, fitness)
+        if goes_on and not is_last:
+            heapq.heappush(self.queue, (started + self.ends[epoch], trial, epoch + 1))
+            return now, False
+        self.proposer.finished(trial, genes, fitness)
+        del self.running[trial]
+        return now, True
+
+
+def simulate(surface: Surface, contestant: Contestant, slots: int, seed: int) -> Outcome:
+    """One search on so many slots, until the target or the end of its budget."""
+    search = _Search(surface, contestant, seed)
+    slots = 1 if contestant.sequential else slots
+    budget = MAX_TRAININGS * search.ends[-1] / slots
+    for _ in range(slots):
+        search.start_trial(0.0)
+    while search.queue:
+        now, is_free = search.finish_epoch()
+        if search.is_worth >= TARGET * surface.best:
+            return Outcome(now, search.num_trials)
+        if now > budget:
+            break
+        if is_free and search.num_trials < MAX_TRIALS:
+            search.start_trial(now)
+    return Outcome(math.inf, search.num_trials)
+
+
+def compare(surface: Surface, seeds: Sequence[int], names: Sequence[str] = tuple(CONTESTANTS)) -> dict[str, Any]:
+    """Median hours and trials of each contestant for each number of slots, and how many times faster than
+    `sequential`."""
+    reference = [simulate(surface, CONTESTANTS["sequential"], 1, seed) for seed in seeds]
+    base = float(np.median([outcome.seconds for outcome in reference]))
+    table: dict[str, Any] = {"sequential": {1: _summary(reference, base)}}
+    for name in names:
+        if name != "sequential":
+            table[name] = {slots: _summary([simulate(surface, CONTESTANTS[name], slots, seed) for seed in seeds], base)
+                           for slots in SLOTS}
+    return table
+
+
+def _summary(outcomes: Sequence[Outcome], base: float) -> dict[str, float]:
+    seconds = float(np.median([outcome.seconds for outcome in outcomes]))
+    return {"hours": seconds / 3600, "trials": float(np.median([outcome.trials for outcome in outcomes])),
+            "reached": sum(math.isfinite(outcome.seconds) for outcome in outcomes) / len(outcomes),
+            "speedup": base / seconds if math.isfinite(seconds) else 0.0}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--seeds", type=int, default=30)
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    surface = Surface(read_table(options.table))
+    print(json.dumps({"id": "evolve", "table": options.table, "seeds": options.seeds, "best": surface.best,
+                      "contestants": compare(surface, range(options.seeds))}))
+
+
+if __name__ == "__main__":
+    main()

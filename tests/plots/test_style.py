@@ -1,0 +1,27 @@
+"""What all pictures share."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ray_yolo.plots.style import plain
+
+
+def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never() -> None:
+    code = """
+import sys
+from ray_yolo.plots import boxes, confusion, curves, labels, results, style, tune
+assert "matplotlib" not in sys.modules
+style.new_figure(1, 1)
+assert "matplotlib" in sys.modules
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("cat", "cat"), ("a  b\tc\n", "a b c"), ("$5", r"\$5"), ("x" * 25, "x" * 23 + "\N{HORIZONTAL ELLIPSIS}"),
+])
+def test_names_are_shown_plainly(text: str, shown: str) -> None:
+    assert plain(text) == shown
