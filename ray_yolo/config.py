@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+MAX_LAYERS = 1000
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
 
@@ -36,7 +38,7 @@ class OptimizerConfig(Frozen):
     """Momentum (SGD) or beta1 (Adam) after warm-up."""
     weight_decay: float = Field(0.0005, ge=0.0, le=0.1)
     """Decay of convolution weights, for steps of `nominal_batch` images; norms and biases have none."""
-    nominal_batch: int = Field(64, ge=1)
+    nominal_batch: int = Field(64, ge=1, le=2**17)
     """Images that one optimiser step accumulates after warm-up (rounded to whole batches)."""
     clip_norm: float = Field(10.0, gt=0.0)
     """Largest L2 norm of the whole gradient."""
@@ -132,11 +134,7 @@ class EvaluateConfig(Frozen):
 
 def _freeze_list(value: object) -> object:
     """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them."""
-    if isinstance(value, int):
-        return tuple(range(value))
-    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], int):
-        return tuple(range(value[0]))
-    return value
+    return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
 
 
 class Recipe(Frozen):
@@ -150,12 +148,12 @@ class Recipe(Frozen):
     """Initial weights: a file of plain tensors; '' starts from scratch."""
     epochs: int = Field(100, ge=1)
     """Passes over the training images."""
-    batch_size: int | None = Field(None, ge=-1)
+    batch_size: int | None = Field(None, ge=-1, le=2**17)
     """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as fit."""
-    microbatch: int | None = Field(None, ge=1)
+    microbatch: int | None = Field(None, ge=1, le=2**17)
     """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
     Left out: the largest divisor of batch_size that gives every worker one at the first start."""
-    imgsz: int = Field(640, ge=2 * STRIDE)
+    imgsz: int = Field(640, ge=2 * STRIDE, le=8192)
     """Long side of the network input in pixels; a multiple of 32."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Decides initial weights, order of samples and every augmentation."""
@@ -165,7 +163,7 @@ class Recipe(Frozen):
     """Spread each batch over all workers with common BatchNorm statistics and loss means."""
     exact: bool = False
     """Sum gradients in a fixed binary tree over microbatches: the same bits on any number of workers."""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=1024)
     """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
     patience: int = Field(100, ge=0)
     """Stop after so many epochs without a better fitness; 0: never."""
@@ -233,7 +231,7 @@ class Placement(Frozen):
     """Kind of GPU to ask for, in Ray's words (A100, H100, ...)."""
     address: str = ""
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
-    workers: int = Field(-1, ge=-1)
+    workers: int = Field(-1, ge=-1, le=256)
     """Loader processes of each worker; -1: min(8, cpus_per_worker - 1)."""
     cache: Literal["none", "ram", "disk"] = "none"
     """Keep decoded images, once per node, in memory or on disk."""
@@ -269,9 +267,8 @@ class Placement(Frozen):
     @field_validator("num_workers", mode="before")
     @classmethod
     def _read_range(cls, value: object) -> object:
-        if isinstance(value, str) and "-" in value.strip("-"):
-            low, _, high = value.partition("-")
-            return (int(low), int(high)) if low.isdigit() and high.isdigit() else value
+        if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", value)):
+            return int(match[1]), int(match[2])
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("num_workers")

@@ -63,8 +63,7 @@ class ImageStore:
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
             self.file = folder / f"{self._key(imgsz)}.rgb"
-            self._build()
-            self._mapped = _map(self.file)  # at once: a file that nobody maps counts as left behind
+            self._mapped = self._build(self.file)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -112,20 +111,21 @@ class ImageStore:
             digest.update(state_of(path).encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:32]
 
-    def _build(self) -> None:
-        assert self.file is not None
-        with _only_one(self.file.with_suffix(".lock")):
-            if self.file.exists():
-                return
-            for other in self.file.parent.glob("*.rgb"):
+    def _build(self, file: Path) -> np.ndarray:
+        """The file's bytes, made first if need be; mapped under the lock, for what nobody maps counts as left behind."""
+        with _only_one(file.with_suffix(".lock")):
+            if file.exists():
+                return _map(file)
+            for other in file.parent.glob("*.rgb"):
                 if SHARED_MEMORY in other.parents:
                     _remove_unused(other)
-            temporary = self.file.with_suffix(".part")  # the lock makes us its only writer
+            temporary = file.with_suffix(".part")  # the lock makes us its only writer
             try:
                 self._fill(temporary)
-                temporary.replace(self.file)
+                temporary.replace(file)
             finally:
                 temporary.unlink(missing_ok=True)
+            return _map(file)
 
     def _fill(self, temporary: Path) -> None:
         total = int(self._starts[-1]) + len(self)
@@ -179,10 +179,10 @@ def _only_one(lock: Path) -> Iterator[None]:
 
 
 def _map(path: Path) -> np.ndarray:
-    """The file's bytes, read-only; a shared lock tells others that it is in use."""
-    file = path.open("rb")
-    fcntl.flock(file, fcntl.LOCK_SH)
-    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    """The file's bytes, read-only. A shared lock, which lasts as long as the mapping, tells others that it is in use."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _remove_unused(path: Path) -> None:

@@ -135,7 +135,8 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a readable weights file ({(str(error) or 'it ends early').splitlines()[0]})") from None
+        reason = (str(error) or "it ends early").splitlines()[0]
+        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
     except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
         raise CheckpointError(f"{path}: {CONVERT_HINT} ({type(error).__name__})") from None
     if not isinstance(state, dict):

@@ -1,0 +1,204 @@
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ray_yolo.config import AugmentConfig
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
+from ray_yolo.data.index import read_index
+from ray_yolo.structures import AnnotationIndex, SampleKey
+from tests.support.pictures import write_dataset, write_image
+
+STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0, fliplr=0, mosaic=0)
+DEFAULT = AugmentConfig()
+WILD = AugmentConfig(degrees=10, shear=2, perspective=1e-4, flipud=0.5, mixup=0.5, copy_paste=0.5, mosaic=0.7)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> AnnotationIndex:
+    rows = "0 0.25 0.25 0.5 0.5\n1 0.6 0.2 0.9 0.2 0.9 0.9 0.6 0.8\n"
+    return read_index(write_dataset(tmp_path, {f"{n}": rows if n % 3 else None for n in range(7)}), "train")
+
+
+def dataset(index: AnnotationIndex, augment: AugmentConfig = DEFAULT, imgsz: int = 64, seed: int = 0,
+            epochs: int = 10, shapes: np.ndarray | None = None) -> TrainDataset:
+    return TrainDataset(index, ImageStore(index, imgsz), augment, imgsz, seed, epochs, shapes)
+
+
+def same(first: Sample, second: Sample) -> bool:
+    return first["index"] == second["index"] and first["draw"] == second["draw"] and all(
+        torch.equal(first[name], second[name]) for name in ("image", "boxes", "classes"))
+
+
+KEYS = [SampleKey(epoch, position, (3 * position) % 7) for epoch in (0, 1) for position in range(7)]
+
+
+@pytest.mark.parametrize("augment", [DEFAULT, WILD], ids=["default", "wild"])
+def test_a_sample_has_the_agreed_shapes(index: AnnotationIndex, augment: AugmentConfig) -> None:
+    for key in KEYS:
+        sample = dataset(index, augment)[key]
+        assert (sample["image"].shape, sample["image"].dtype) == ((3, 64, 64), torch.uint8)
+        assert (sample["boxes"].shape, sample["boxes"].dtype) == ((len(sample["classes"]), 4), torch.float32)
+        assert sample["classes"].dtype == torch.int64
+        assert sample["index"] == key.index
+        boxes = sample["boxes"]
+        assert ((boxes >= 0) & (boxes <= 64)).all()
+        assert (boxes[:, 2:] - boxes[:, :2] > 2).all()
+
+
+def _samples(data: TrainDataset, keys: list[SampleKey]) -> list[Sample]:
+    worker_init(0)
+    return [{name: value.numpy() if torch.is_tensor(value) else value for name, value in data[key].items()}
+            for key in keys]
+
+
+def test_the_same_key_gives_the_same_sample_in_any_order_and_process(index: AnnotationIndex) -> None:
+    data = dataset(index, WILD)
+    forwards = [data[key] for key in KEYS]
+    backwards = [data[key] for key in reversed(KEYS)][::-1]
+    assert all(map(same, forwards, backwards))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        elsewhere = pool.submit(_samples, data, KEYS).result()
+    for here, there in zip(forwards, elsewhere, strict=True):
+        assert all(np.array_equal(here[name], there[name]) for name in ("image", "boxes", "classes"))
+
+
+def test_every_part_of_the_key_and_the_seed_matters(index: AnnotationIndex) -> None:
+    first = dataset(index)[SampleKey(1, 2, 3)]
+    for key in (SampleKey(2, 2, 3), SampleKey(1, 3, 3), SampleKey(1, 2, 4), SampleKey(2, 1, 3)):
+        assert not torch.equal(dataset(index)[key]["image"], first["image"])
+    assert not torch.equal(dataset(index, seed=1)[SampleKey(1, 2, 3)]["image"], first["image"])
+
+
+def test_without_augmentation_a_sample_is_the_centred_picture(index: AnnotationIndex) -> None:
+    """48 x 64 in a square of 64: 8 rows of grey above and below."""
+    sample = dataset(index, STILL)[SampleKey(0, 0, 1)]
+    image = sample["image"].permute(1, 2, 0).numpy()
+    assert np.array_equal(image[8:56], ImageStore(index, 64).load(1))
+    assert (image[:8] == 114).all()
+    assert (image[56:] == 114).all()
+    assert np.allclose(sample["boxes"], [[0, 8, 32, 32], [38.4, 17.6, 57.6, 51.2]], atol=1e-4)
+
+
+def test_flips_mirror_picture_and_boxes(index: AnnotationIndex) -> None:
+    plain = dataset(index, STILL)[SampleKey(0, 0, 1)]
+    left_right = dataset(index, STILL.model_copy(update={"fliplr": 1.0}))[SampleKey(0, 0, 1)]
+    up_down = dataset(index, STILL.model_copy(update={"flipud": 1.0}))[SampleKey(0, 0, 1)]
+    assert torch.equal(left_right["image"], plain["image"].flip(2))
+    assert torch.equal(up_down["image"], plain["image"].flip(1))
+    assert torch.allclose(left_right["boxes"][0], torch.tensor([32.0, 8, 64, 32]))
+    assert torch.allclose(up_down["boxes"][0], torch.tensor([0.0, 32, 32, 56]))
+
+
+def test_boxes_follow_the_picture(tmp_path: Path) -> None:
+    """A white square on black: whatever the augmentation, its box is where the white is."""
+    picture = np.zeros((64, 64, 3), np.uint8)
+    picture[16:48, 24:40] = 255
+    description = write_dataset(tmp_path, {"a": "0 0.5 0.5 0.25 0.5\n"}, size=(64, 64))
+    write_image(tmp_path / "images" / "a.png", picture)
+    data = dataset(read_index(description, "train"), AugmentConfig(mosaic=0, flipud=0.5, hsv_v=0), imgsz=128)
+    seen = 0
+    for position in range(40):
+        sample = data[SampleKey(0, position, 0)]
+        white = (sample["image"].float().mean(0) > 180).numpy()
+        for box in sample["boxes"].numpy():
+            ys, xs = np.where(white)
+            assert np.abs(box - [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]).max() <= 1.5
+            seen += 1
+    assert seen > 35
+
+
+def test_a_mosaic_shows_four_pictures_around_its_seam(index: AnnotationIndex) -> None:
+    data = dataset(index, STILL.model_copy(update={"mosaic": 1.0}))
+    for position in range(10):
+        image = data[SampleKey(0, position, 0)]["image"]
+        assert (image == 114).all(dim=0).float().mean() < 0.6
+
+
+def test_the_last_epochs_go_without_mosaic(index: AnnotationIndex) -> None:
+    augment = STILL.model_copy(update={"mosaic": 1.0, "close_mosaic": 3})
+    data, plain = dataset(index, augment), dataset(index, STILL)
+    is_plain = [torch.equal(data[SampleKey(epoch, 1, 1)]["image"], plain[SampleKey(epoch, 1, 1)]["image"])
+                for epoch in range(10)]
+    assert is_plain == [False] * 7 + [True] * 3
+
+
+def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
+    mosaic = STILL.model_copy(update={"mosaic": 1.0})
+    plain = dataset(index, mosaic)[SampleKey(0, 0, 1)]
+    mixed = dataset(index, mosaic.model_copy(update={"mixup": 1.0}))[SampleKey(0, 0, 1)]
+    assert len(mixed["classes"]) >= len(plain["classes"])
+    assert torch.equal(mixed["boxes"][:len(plain["boxes"])], plain["boxes"])
+    assert not torch.equal(mixed["image"], plain["image"])
+
+
+def test_rectangular_samples_have_the_given_shapes_and_no_mosaic(index: AnnotationIndex) -> None:
+    shapes = np.tile([[64, 96]], (7, 1))
+    sample = dataset(index, STILL.model_copy(update={"mosaic": 1.0}), shapes=shapes)[SampleKey(0, 0, 1)]
+    assert sample["image"].shape == (3, 64, 96)
+    assert np.array_equal(sample["image"].permute(1, 2, 0).numpy()[8:56, 16:80], ImageStore(index, 64).load(1))
+
+
+def test_a_picture_that_broke_after_the_check_is_replaced_by_the_next(index: AnnotationIndex,
+                                                                     caplog: pytest.LogCaptureFixture) -> None:
+    Path(index.paths[2]).write_bytes(b"broken")
+    data = dataset(index, STILL)
+    broken, following = data[SampleKey(0, 0, 2)], data[SampleKey(0, 0, 3)]
+    assert torch.equal(broken["image"], following["image"])
+    assert torch.equal(broken["boxes"], following["boxes"])
+    assert index.paths[2] in caplog.text
+    for path in index.paths:
+        Path(path).write_bytes(b"broken")
+    with pytest.raises(ValueError, match="none of the data set's images"):
+        data[SampleKey(0, 0, 2)]
+
+
+def test_outlines_travel_to_loader_processes_only_when_they_are_used(index: AnnotationIndex) -> None:
+    assert dataset(index).index.polygons == {}
+    assert dataset(index, WILD).index.polygons == index.polygons != {}
+
+
+def test_pickling_a_dataset_does_not_pickle_pictures(index: AnnotationIndex) -> None:
+    store = ImageStore(index, 64, "ram")
+    store.load(0)
+    assert len(pickle.dumps(TrainDataset(index, store, AugmentConfig(), 64, 0, 1))) < 8000 < store.load(0).nbytes
+
+
+def test_a_batch_has_the_agreed_form(index: AnnotationIndex) -> None:
+    samples = [dataset(index, STILL)[SampleKey(0, number, number)] for number in (1, 0, 2)]
+    batch = collate(samples)
+    assert (batch["images"].shape, batch["images"].dtype) == ((3, 3, 64, 64), torch.uint8)
+    assert batch["images"].is_contiguous(memory_format=torch.channels_last)
+    assert batch["indices"].tolist() == [1, 0, 2]
+    assert batch["targets"].dtype == torch.float32
+    assert batch["targets"][:, :2].tolist() == [[0, 0], [0, 1], [2, 0], [2, 1]]
+    for number, sample in enumerate(samples):
+        assert torch.equal(batch["images"][number], sample["image"])
+        assert torch.equal(batch["targets"][batch["targets"][:, 0] == number, 2:], sample["boxes"])
+
+
+def test_a_batch_without_labels_has_no_targets(index: AnnotationIndex) -> None:
+    assert collate([dataset(index, STILL)[SampleKey(0, 0, 0)]])["targets"].shape == (0, 6)
+
+
+def plain_samples(draw: float) -> list[Sample]:
+    return [{"image": torch.full((3, 4, 6), 10 * number, dtype=torch.uint8), "boxes": torch.tensor([[0.0, 0, 2, 3]]),
+             "classes": torch.tensor([number]), "index": number, "draw": draw} for number in range(6)]
+
+
+def test_quads_lie_side_by_side_or_are_enlarged_by_the_first_draw() -> None:
+    grid = quad_collate(plain_samples(0.7))
+    assert grid["images"].shape == (2, 3, 8, 12)
+    assert grid["images"][0, 0, ::4, ::6].tolist() == [[0, 10], [20, 30]]
+    assert grid["images"][1, 0, ::4, ::6].tolist() == [[40, 50], [114, 114]]
+    assert grid["targets"].tolist()[:4] == [
+        [0, 0, 0, 0, 2, 3], [0, 1, 6, 0, 8, 3], [0, 2, 0, 4, 2, 7], [0, 3, 6, 4, 8, 7]]
+    large = quad_collate(plain_samples(0.2))
+    assert large["images"].shape == (2, 3, 8, 12)
+    assert large["targets"].tolist() == [[0, 0, 0, 0, 4, 6], [1, 4, 0, 0, 4, 6]]
+    assert large["indices"].tolist() == [0, 4]
