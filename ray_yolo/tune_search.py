@@ -69,7 +69,7 @@ class Search(Frozen):
     scheduler: Annotated[Nothing | Asha | MedianStop | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = Nothing()
     """What stops trials early: a name, or a name with its settings."""
-    objective: dict[str, float] = {"mAP50": 0.1, "mAP50-95": 0.9}
+    objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
     """Weights of precision, recall, mAP50 and mAP50-95 in the fitness."""
 
     @field_validator("objective")

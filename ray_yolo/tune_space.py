@@ -96,7 +96,12 @@ def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
         InputError: also if the file cannot be read as YAML.
     """
     file = load_yaml(path)
-    return read_space(file.data, recipe, file.where)
+
+    def where(*keys: str | int) -> str:
+        """The line of the key, or of the nearest one around it (a short list has no key `low`)."""
+        return file.where(*next(keys[:n] for n in range(len(keys), -1, -1) if keys[:n] in file.lines or n == 0))
+
+    return read_space(file.data, recipe, where)
 
 
 def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
@@ -141,6 +146,11 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     return Recipe.model_validate(tree)
 
 
+def short_name(key: str) -> str:
+    """The name that a gene has in spaces, ledgers and tables: YOLOv5's where there is one, else its path."""
+    return SHORT_NAMES.get(canonical(key), canonical(key))
+
+
 def recipe_value(recipe: Recipe, name: str) -> Any:
     """The recipe's own value of a gene."""
     return functools.reduce(getattr, canonical(name).split("."), recipe)
@@ -161,7 +171,7 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
                           "[0.001, 0.1, log], or a mapping with a type")
     if (kind := entry["type"]) not in _FORMS:
         raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
-    return _read_settings(_FORMS[kind], entry, where, key).gene(SHORT_NAMES.get(path, path))
+    return _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
 
 
 def _spelled_out(raw: Any, whole: bool) -> Any:

@@ -15,19 +15,26 @@ from ray_yolo.data.labels import Labels, covered, join, mirror_x
 
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
+_LEVELS = np.arange(256.0)
+_UNCHANGED = np.stack([_LEVELS % 180, _LEVELS, _LEVELS]).astype(np.uint8)
 _BAND_ROWS = 64  # bands stay in the processor's cache and need no fresh memory
 
 
 def draw_colour_tables(rng: np.random.Generator, augment: AugmentConfig) -> np.ndarray:
     """Tables (3, 256) uint8 that multiply hue (modulo 180), saturation and value by 1 + uniform(-1, 1) x gain."""
     gains = 1 + rng.uniform(-1, 1, 3) * (augment.hsv_h, augment.hsv_s, augment.hsv_v)
-    levels = np.arange(256)
-    hue = (levels * gains[0]) % 180
-    return np.stack([hue, *np.clip(levels * gains[1:, None], 0, 255)]).astype(np.uint8)
+    tables = _LEVELS * gains[:, None]
+    tables[0] %= 180
+    return np.minimum(tables, 255).astype(np.uint8)
 
 
 def recolour(image: np.ndarray, tables: np.ndarray) -> None:
-    """Look up each of the image's hue, saturation and value in `tables`, in place; (h, w, 3) uint8 RGB."""
+    """Look up each of the image's hue, saturation and value in `tables`, in place; (h, w, 3) uint8 RGB.
+
+    Tables that change nothing are skipped, because the way to whole hues and back would not be exact.
+    """
+    if np.array_equal(tables, _UNCHANGED):
+        return
     for top in range(0, len(image), _BAND_ROWS):
         band = image[top:top + _BAND_ROWS]
         channels = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))

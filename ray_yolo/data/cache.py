@@ -112,7 +112,7 @@ class ImageStore:
         return digest.hexdigest()[:32]
 
     def _build(self, file: Path) -> np.ndarray:
-        """The file's bytes, made first if need be; mapped under the lock, for what nobody maps counts as left behind."""
+        """The file's bytes, made first if need be. Mapped under the lock: what nobody maps counts as left behind."""
         with _only_one(file.with_suffix(".lock")):
             if file.exists():
                 return _map(file)
@@ -179,7 +179,7 @@ def _only_one(lock: Path) -> Iterator[None]:
 
 
 def _map(path: Path) -> np.ndarray:
-    """The file's bytes, read-only. A shared lock, which lasts as long as the mapping, tells others that it is in use."""
+    """The file's bytes, read-only. A shared lock, as long-lived as the mapping, tells others that it is in use."""
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

@@ -141,7 +141,7 @@ def cut(outline: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         outside_by = sign * (outline[:, axis] - limit)
         if (outside_by > 0).any():
             outline = _cut_at(outline, outside_by)
-    return outline
+    return np.clip(outline, 0, (size[1], size[0]))  # new points are rounded
 
 
 def _cut_at(outline: np.ndarray, outside_by: np.ndarray) -> np.ndarray:

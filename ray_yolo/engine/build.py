@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from ray_yolo.config import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.data.cache import ImageStore
-from ray_yolo.data.dataset import TrainDataset, collate, worker_init
+from ray_yolo.data.dataset import TrainDataset, collate, quad_collate, worker_init
 from ray_yolo.data.plan import Plan, ShareSampler
 from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
@@ -173,13 +173,18 @@ def _rect_shapes(job: Job, order: np.ndarray | None) -> np.ndarray | None:
     return shapes
 
 
+def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
+    """The job's augmented samples."""
+    recipe = job.recipe
+    return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
+
+
 def _train_loader(job: Job, host: Host, plan: Plan, sampler: ShareSampler, shapes: np.ndarray | None) -> Batches:
     recipe = job.recipe
-    store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
-    dataset = TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
+    dataset = train_dataset(job, ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir), shapes)
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
-        collate_fn=collate, **_processes(host)))
+        collate_fn=quad_collate if recipe.quad else collate, **_processes(host)))
 
 
 def _val_loader(job: Job, host: Host) -> Batches:

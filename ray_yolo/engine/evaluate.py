@@ -86,7 +86,7 @@ def evaluate(model: Detector, family: Family, loss: AnchorLoss, batches: Iterabl
     totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
     table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    return Evaluation(_metrics(table, index), _losses(loss, totals.cpu()), table)
+    return Evaluation(metrics_of(table, index), _losses(loss, totals.cpu()), table)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -107,7 +107,8 @@ def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: A
     return torch.cat([torch.full((len(detections), 1), float(image)), detections, bits.float()], 1)
 
 
-def _metrics(table: np.ndarray, index: AnnotationIndex) -> Metrics:
+def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
+    """The metrics of a table of detections (see `Evaluation`)."""
     correct = (table[:, 7:].astype(np.int64) & BITS) > 0
     return average_precision(correct, table[:, 5].astype(np.float64), table[:, 6].astype(np.int64), index.classes,
                              len(index.names))

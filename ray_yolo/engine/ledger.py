@@ -1,13 +1,13 @@
-"""The ledger of a sweep: an append-only log that says what was proposed, what came of it, and from what it followed.
+"""The ledger of a sweep: an append-only log of what was proposed, what it followed from, and what came of it.
 
-    sweep      digest, parts, space, search, recipe, seed      once, the first line
-    proposed   trial, genes, seen                              seen: trials that had finished before (and not failed)
+    sweep      identity, space, search, recipe         once, the first line; `recipe` is resolved, the base of all trials
+    proposed   trial, genes, seen, parents             seen: the trials that had finished before
     started    trial, attempt
-    finished   trial, fitness, metrics, losses, epochs         of the trial's last epoch
+    finished   trial, fitness, metrics, losses, epochs of the trial's last epoch
     failed     trial, reason
 
-The ledger is the truth. A restart reads it and nothing else: what has ended is never run again, what was proposed
-goes on under the same number with the same genes, and every proposal can be recomputed from the rows before it.
+The ledger is the truth: a restart reads it and nothing else. What has ended never runs again, what was proposed goes
+on under the same number with the same genes, and every proposal can be recomputed from the rows before it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,35 @@ import hashlib
 import json
 import math
 import os
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_yolo.config import Recipe
-from ray_yolo.config_fields import canonical, config_fields
-from ray_yolo.engine.events import Event, EventLog, read_events
+from ray_yolo.config import Recipe, recipe_digest
+from ray_yolo.engine.events import Event, EventLog, plain, read_events
 from ray_yolo.errors import InputError
-from ray_yolo.ops.evolution import Gene, Genes, GeneValue, Row, Space, best_rows, propose
-from ray_yolo.tune_space import overlay
+from ray_yolo.ops import evolution
+from ray_yolo.ops.evolution import Gene, Genes, Row, Space
+from ray_yolo.tune_search import Search
 
-State = Literal["proposed", "running", "finished", "failed"]
 Propose = Callable[[Space, int, int, Sequence[Row]], Genes]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep is: equal values continue each other's ledger, others are refused."""
+
+    space: Space
+    search: Search
+    recipe: Recipe  # base of all trials, as it was asked for; its seed is the search's too
+    labels: str  # digest of the data set's labels
+
+    def identity(self) -> dict[str, str]:
+        """Digest of each part, named as users know it."""
+        return {"search space": _digest(asdict(self.space)), "search settings": _digest(self.search.model_dump()),
+                "data set": self.labels, "base recipe": recipe_digest(self.recipe)}
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,183 @@ class Trial:
 
     number: int
     genes: Genes
-    seen: tuple[int, ...]
-    state: State = "proposed"
+    seen: tuple[int, ...]  # trials that had finished before this one was proposed
+    parents: tuple[int, ...] = ()
+    state: Literal["proposed", "running", "finished", "failed"] = "proposed"
     attempts: int = 0
     fitness: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
     reason: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never run again."""
+        return self.state in ("finished", "failed")
+
+    @property
+    def row(self) -> Row:
+        """What proposals see of it."""
+        return Row(self.number, self.genes, self.fitness)
+
+
+class Ledger:
+    """The one writer of a sweep's ledger; opening it continues what is there. Safe to use from several threads.
+
+    Args:
+        path: the file; made if it does not exist.
+        sweep: what is searched.
+        resolved: the base recipe with everything decided that was left open. Used by the first start only.
+        propose: what proposes; `evolution.propose` knows all algorithms but tpe.
+
+    Raises:
+        InputError: if the file is the ledger of another sweep, naming what differs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe,
+                 propose: Propose = evolution.propose) -> None:
+        self.path = Path(path)
+        self._sweep = sweep
+        self._propose = propose
+        self._lock = threading.Lock()
+        events = read_events(self.path)
+        if events:
+            _check_identity(self.path, events[0], sweep)
+        self._log = EventLog(self.path)
+        if not events:
+            self._log.append("sweep", identity=sweep.identity(), space=asdict(sweep.space),
+                             search=sweep.search.model_dump(), recipe=resolved.model_dump(mode="json"))
+            events = read_events(self.path)
+        self.recipe = Recipe.model_validate(events[0]["recipe"])
+        self._trials = read_trials(events)
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All rows by number."""
+        with self._lock:
+            return tuple(self._trials.values())
+
+    @property
+    def to_run(self) -> tuple[Trial, ...]:
+        """Rows that a restart goes on with before it proposes any other: proposed or started, and not ended."""
+        return tuple(trial for trial in self.trials if not trial.has_ended)
+
+    def propose(self) -> Trial:
+        """A new row, proposed from all rows finished so far; on disk before it is given out."""
+        with self._lock:
+            number = len(self._trials)
+            rows = _finished(self._trials.values())
+            seed = self.recipe.seed
+            genes = self._propose(self._sweep.space, seed, number, rows)
+            parents = evolution.parents_of(self._sweep.space, seed, number, rows)
+            self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents)
+            return self._trials[number]
+
+    def start(self, number: int) -> None:
+        """A trial's training begins, or begins again after an interruption."""
+        with self._lock:
+            self._append("started", trial=number, attempt=self._trials[number].attempts + 1)
+
+    def finish(self, number: int, fitness: float | None, metrics: Mapping[str, float], losses: Mapping[str, float],
+               epochs: int) -> None:
+        """A trial has ended, or was stopped early, after so many epochs. Without a finite fitness it has failed."""
+        if fitness is None or not math.isfinite(fitness):
+            self.fail(number, f"no finite fitness after {epochs} epochs")
+            return
+        with self._lock:
+            self._append("finished", trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs)
+
+    def fail(self, number: int, reason: str) -> None:
+        """A trial has failed for good."""
+        with self._lock:
+            self._append("failed", trial=number, reason=reason)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._log.close()
+
+    def _append(self, type: str, **fields: Any) -> None:
+        trial = self._trials.get(fields["trial"])
+        assert (trial is None) == (type == "proposed"), f"trial {fields['trial']}: {type} out of turn"
+        assert trial is None or not trial.has_ended, f"trial {fields['trial']} has ended already"
+        self._log.append(type, **fields)
+        _fold(self._trials, {"type": type, **plain(fields)})
+
+
+def read_trials(events: Iterable[Event]) -> dict[int, Trial]:
+    """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
+    trials: dict[int, Trial] = {}
+    for event in events:
+        _fold(trials, event)
+    return trials
+
+
+def read_space_of(events: Sequence[Event]) -> Space:
+    """The space that a ledger was opened with."""
+    space = events[0]["space"]
+    genes = tuple(Gene(**{**gene, "values": tuple(gene["values"])}) for gene in space["genes"])
+    return Space(**{**space, "genes": genes, "starts": tuple(space["starts"])})
+
+
+def verify(events: Sequence[Event], propose: Propose = evolution.propose) -> list[str]:
+    """What in a ledger does not follow from the rows before it; nothing if all is well.
+
+    Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it
+    in the file and are the ones it says it has seen; numbers must count from 0, and no trial may end twice.
+    """
+    space, seed = read_space_of(events), events[0]["recipe"]["seed"]
+    trials: dict[int, Trial] = {}
+    problems: list[str] = []
+    for event in events[1:]:
+        number, trial = event["trial"], trials.get(event["trial"])
+        if event["type"] != "proposed":
+            if trial is None or trial.has_ended:
+                problems.append(f"trial {number}: {event['type']}, though it {'has ended' if trial else 'is unknown'}")
+        elif trial or number != len(trials):
+            problems.append(f"trial {number}: proposed where trial {len(trials)} was to come")
+        else:
+            problems += _check_proposal(event, propose, space, seed, _finished(trials.values()))
+        _fold(trials, event)
+    return problems
+
+
+def _check_proposal(event: Event, propose: Propose, space: Space, seed: int, rows: Sequence[Row]) -> list[str]:
+    number = event["trial"]
+    if event["seen"] != [row.trial for row in rows]:
+        return [f"trial {number}: says it has seen {event['seen']}, but {[row.trial for row in rows]} had finished"]
+    expected = plain(propose(space, seed, number, rows))
+    return [f"trial {number}: {name} is {event['genes'].get(name)!r}, but {value!r} follows from its rows"
+            for name, value in expected.items() if event["genes"].get(name) != value]
+
+
+def _fold(trials: dict[int, Trial], event: Event) -> None:
+    """Bring the rows up to date with one more event."""
+    number = event.get("trial")
+    if event["type"] == "proposed":
+        trials.setdefault(event["trial"], Trial(event["trial"], event["genes"], tuple(event["seen"]),
+                                                tuple(event["parents"])))
+    elif number in trials and not trials[number].has_ended:
+        told = {key: value for key, value in event.items() if key in ("fitness", "metrics", "losses", "epochs", "reason")}
+        state = "running" if event["type"] == "started" else event["type"]
+        trials[number] = replace(trials[number], state=state,
+                                 attempts=event.get("attempt", trials[number].attempts), **told)
+
+
+def _finished(trials: Iterable[Trial]) -> list[Row]:
+    """What proposals may see: the rows with a fitness, by number."""
+    return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
+
+
+def _check_identity(path: Path, first: Event, sweep: Sweep) -> None:
+    if first["type"] != "sweep":
+        raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
+    then, now = first["identity"], sweep.identity()
+    if changed := [part for part in now if then.get(part) != now[part]]:
+        raise InputError(f"{path}: begun with another {' and another '.join(changed)}; give what it was begun with to "
+                         "continue it, or another --name to start a new sweep (nothing was changed)")
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -170,5 +170,5 @@ def _read_points(folder: Path) -> set[tuple[str, int]]:
     """(tag, step) of every scalar in a folder's TensorBoard files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
+    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

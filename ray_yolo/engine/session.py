@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from ray_yolo.config import Placement
@@ -29,6 +30,7 @@ from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
+DETECTIONS_FILE = "detections.npy"
 TERMS = ("box", "obj", "cls")
 
 Emit = Callable[..., None]
@@ -106,8 +108,9 @@ class Session:
         best = score is not None and score > state.best_fitness
         if found is not None:
             state.class_maps = tuple(found.metrics.ap.mean(1).tolist())
-        if best and score is not None:
+        if best and found is not None and score is not None:
             state.best_fitness, state.best_epoch = score, epoch
+            self._keep_detections(found)
         self.stopped_early = self._has_stalled() and not last
         state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
         if self.records:
@@ -188,6 +191,14 @@ class Session:
             return
         self.missed_saves = 0
         self._emit("checkpoint", step=step, epoch=self.state.progress.epoch, path=str(path), kinds=kinds)
+
+    def _keep_detections(self, found: Evaluation) -> None:
+        """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
+        if self.records:
+            try:
+                np.save(self.job.run_dir / DETECTIONS_FILE, found.detections, allow_pickle=False)
+            except OSError as error:
+                self._emit("warning", message=f"{DETECTIONS_FILE} could not be written: {error}")
 
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says of itself beside tensors."""

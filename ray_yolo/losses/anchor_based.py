@@ -18,6 +18,7 @@ from ray_yolo.ops.assign import Assignment, assign
 from ray_yolo.ops.boxes import complete_iou, corners
 
 FOCAL_ALPHA = 0.25  # weight of positive targets under the focal option; negative ones have 1 - 0.25
+TINY = 1e-7  # an exponent below 1 has no gradient at 0, which float32 reaches at a logit of 17
 
 
 class Head(Protocol):
@@ -92,7 +93,7 @@ class AnchorLoss:
         valid = found.valid.float()
         overlap = complete_iou(_decode(picked[:, :4], anchors[found.anchor]), corners(found.boxes))
         box = ((1 - overlap) * valid).sum()
-        best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach().clamp(min=0) * valid, "amax")
+        best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw).sum()
         cls, num_scores = self._classes(picked[:, 5:], found, valid)
         num_valid = valid.sum()
@@ -117,7 +118,7 @@ class AnchorLoss:
         chance = logits.sigmoid()
         miss = targets * (1 - chance) + (1 - targets) * chance
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
-        return loss * alpha * miss**self.config.fl_gamma
+        return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
 
 
 def build_loss(head: Head, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorLoss:

@@ -65,6 +65,8 @@ class WideRow(Row):
 
 @dataclass(frozen=True, config=STRICT)
 class ConvRow(WideRow):
+    """Convolution; padding None: half the kernel."""
+
     kernel: Kernel = 1
     stride: Kernel = 1
     padding: Padding | None = None
@@ -88,6 +90,8 @@ class DWConvRow(WideRow):
 
 @dataclass(frozen=True, config=STRICT)
 class BottleneckRow(WideRow):
+    """Bottlenecks of half width inside."""
+
     shortcut: bool = True
 
     def block(self, channels: int) -> nn.Module:
@@ -109,6 +113,8 @@ class C3Row(WideRow):
 
 @dataclass(frozen=True, config=STRICT)
 class SPPRow(WideRow):
+    """Max-pools of these sizes side by side."""
+
     kernels: tuple[Kernel, ...] = (5, 9, 13)
 
     def block(self, channels: int) -> nn.Module:
@@ -117,6 +123,8 @@ class SPPRow(WideRow):
 
 @dataclass(frozen=True, config=STRICT)
 class SPPFRow(WideRow):
+    """Three max-pools of this size in a chain."""
+
     kernel: Kernel = 5
 
     def block(self, channels: int) -> nn.Module:
@@ -137,6 +145,8 @@ class UpsampleRow(Row):
 
 @dataclass(frozen=True, config=STRICT)
 class ConcatRow(Row):
+    """Joins the channels of its sources."""
+
     dimension: Literal[1] = 1
 
     def build(self, channels: Sequence[int]) -> nn.Module:
@@ -145,6 +155,8 @@ class ConcatRow(Row):
 
 @dataclass(frozen=True, config=STRICT)
 class MaxPoolRow(Row):
+    """Maximum over a square window."""
+
     kernel: Kernel
     stride: Kernel
     padding: Padding = 0
@@ -165,6 +177,8 @@ class ZeroPadRow(Row):
 
 @dataclass(frozen=True, config=STRICT)
 class DetectRow(Row):
+    """The head, one source per level."""
+
     num_classes: Channels = 80
     num_anchors: Count = 3
 

@@ -81,10 +81,20 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
         return _grid_point(space.genes, k)
     if k < len(space.starts):
         return dict(space.starts[k])
-    rng = np.random.default_rng([_STREAM, seed, k])
+    rng = _generator(seed, k)
     if space.algorithm == "random":
         return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
-    return mutate(space.genes, _choose_parent(space, best_rows(rows, NUM_PARENTS), rng), rng)
+    return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
+
+
+def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[int, ...]:
+    """Trials that proposal `k` is a child of: one, the five best where it is a child of their mean, or none."""
+    best = best_rows(rows, NUM_PARENTS)
+    if space.algorithm != "evolve" or k < len(space.starts) or not best:
+        return ()
+    if space.parent == "mean":
+        return tuple(row.trial for row in best)
+    return (_draw_parent(best, _generator(seed, k)).trial,)
 
 
 def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
@@ -146,17 +156,27 @@ def grid_size(genes: Sequence[Gene]) -> int:
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 
-def _choose_parent(space: Space, parents: Sequence[Row], rng: np.random.Generator) -> Mapping[str, GeneValue]:
-    """Genes to mutate: of one of the parents or their mean; the first start while nothing has finished."""
+def _generator(seed: int, k: int) -> np.random.Generator:
+    return np.random.default_rng([_STREAM, seed, k])
+
+
+def _draw_parent(parents: Sequence[Row], rng: np.random.Generator) -> Row:
+    return parents[int(rng.choice(len(parents), p=parent_weights(parents)))]
+
+
+def _parent_genes(space: Space, parents: Sequence[Row], rng: np.random.Generator) -> Mapping[str, GeneValue]:
+    """Genes to mutate: of one of the parents, or their mean; the first start while nothing has finished."""
     if not parents:
         return space.starts[0]
-    weights = parent_weights(parents)
-    chosen = parents[int(rng.choice(len(parents), p=weights))].genes
-    if space.parent == "single":
-        return chosen
-    return {gene.name: chosen[gene.name] if gene.kind == "choice" else nearest(gene, float(sum(
-        weight * float(row.genes[gene.name]) for weight, row in zip(weights, parents, strict=True))))
-        for gene in space.genes}
+    drawn = _draw_parent(parents, rng).genes
+    return drawn if space.parent == "single" else {gene.name: _mean(gene, parents, drawn) for gene in space.genes}
+
+
+def _mean(gene: Gene, parents: Sequence[Row], drawn: Mapping[str, GeneValue]) -> GeneValue:
+    """One gene of the parents' weighted mean; choices have none and come from the drawn parent."""
+    if gene.kind == "choice":
+        return drawn[gene.name]
+    return nearest(gene, float(parent_weights(parents) @ [float(row.genes[gene.name]) for row in parents]))
 
 
 def _grid_point(genes: Sequence[Gene], k: int) -> Genes:

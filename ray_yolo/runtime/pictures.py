@@ -1,11 +1,74 @@
-"""The pictures of a finished run, drawn on the driver from its events and arrays; training never waits for them."""
+"""The pictures of a run, drawn on the driver when training has ended, from its events, labels and detections."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ray_yolo.engine.build import Job
+import numpy as np
+
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.engine.build import Job, train_dataset
+from ray_yolo.engine.evaluate import metrics_of
+from ray_yolo.engine.events import epoch_rows, read_events
+from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.ops.confusion import confusion_matrix
+from ray_yolo.ops.seeding import epoch_order
+from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
+from ray_yolo.plots.confusion import plot_confusion
+from ray_yolo.plots.curves import plot_all_curves
+from ray_yolo.plots.labels import plot_labels
+from ray_yolo.plots.results import plot_results
+from ray_yolo.structures import AnnotationIndex, SampleKey
+
+NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
+TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
+SHOWN_CONFIDENCE = 0.25
 
 
 def draw_plots(run_dir: Path, job: Job) -> None:
-    """Draw what the run folder should show."""
+    """Draw results, labels, training mosaics, and what the best epoch detected, into the run folder."""
+    rows = epoch_rows(read_events(run_dir / EVENTS_FILE))
+    if rows:
+        plot_results(rows, run_dir / "results.png")
+    plot_labels(job.train, run_dir / "labels.jpg")
+    draw_training(run_dir, job)
+    if (run_dir / DETECTIONS_FILE).exists():
+        draw_detections(np.load(run_dir / DETECTIONS_FILE, allow_pickle=False), job.val, job.recipe.imgsz, run_dir)
+
+
+def draw_training(folder: Path, job: Job) -> None:
+    """train_batch0.jpg ...: the first samples of the first epoch, made again from their keys."""
+    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz))
+    order = epoch_order(job.recipe.seed, 0, len(job.train))
+    for number in range(NUM_BATCHES):
+        positions = range(number * TRAIN_PICTURES, min((number + 1) * TRAIN_PICTURES, len(order)))
+        samples = [dataset[SampleKey(0, position, int(order[position]))] for position in positions]
+        pictures = [Picture(sample["image"].permute(1, 2, 0).numpy(), sample["boxes"].numpy(),
+                            sample["classes"].numpy()) for sample in samples]
+        if pictures:
+            plot_pictures(pictures, job.names, folder / f"train_batch{number}.jpg")
+
+
+def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path) -> None:
+    """Curves, confusion matrices, and pictures with labels beside detections, from a table of detections."""
+    plot_all_curves(metrics_of(table, index), index.names, folder)
+    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+    matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
+    plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
+    plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)
+    store = ImageStore(index, imgsz, smooth=True)
+    for number in range(NUM_BATCHES):
+        images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
+        if images:
+            truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
+            plot_truth_and_detections(truth, found, index.names, folder / f"val_batch{number}_pred.jpg")
+
+
+def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:
+    """One validation image with its labels, and with what was detected."""
+    pixels, shown = store.load(image), index[image]
+    scale = pixels.shape[1] / shown.size[1]
+    rows = table[(table[:, 0] == image) & (table[:, 5] > SHOWN_CONFIDENCE)]
+    return (Picture(pixels, shown.boxes * scale, shown.classes, title=Path(shown.path).name),
+            Picture(pixels, rows[:, 1:5] * scale, rows[:, 6].astype(np.int64), rows[:, 5]))

@@ -225,6 +225,11 @@ class TestProjection:
                                    run_log.start(1), run_log.step(2)])
         assert [event["seq"] for event in surviving(events)] == [0, 1, 2, 4, 5]
 
+    def test_going_back_twice_takes_back_to_the_earlier_step(self):
+        events = run_log.numbered([run_log.start(), run_log.step(1), run_log.checkpoint(1), run_log.step(2),
+                                   run_log.checkpoint(2), run_log.start(2), run_log.start(1)])  # checkpoint 2 was damaged
+        assert steps_of(surviving(events)) == [1]
+
     def test_a_row_is_durable_once_a_checkpoint_of_its_step_follows(self):
         events = run_log.numbered([run_log.start(), run_log.step(1), run_log.step(2), run_log.checkpoint(1)])
         assert steps_of(durable(events)) == [1]

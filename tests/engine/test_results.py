@@ -99,7 +99,7 @@ class TestOptions:
 
 
 def scalars(folder):
-    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
+    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     tags = files.Tags()["scalars"]
     return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
 
@@ -152,6 +152,23 @@ class TestTensorBoard:
         board.update(events)
         board.close()
         assert all([step for step, _ in points] == [0, 1] for points in scalars(tmp_path).values())
+
+    def test_points_that_a_failing_writer_lost_are_written_later(self, tmp_path, monkeypatch):
+        from torch.utils.tensorboard import SummaryWriter
+
+        def refuse(*_):
+            raise OSError("no space left")
+
+        events = run_log.numbered(run_log.trained_epoch(0))
+        board = TensorBoard(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(SummaryWriter, "add_scalar", lambda *_, **__: None)
+            patch.setattr(SummaryWriter, "flush", refuse)
+            with pytest.raises(OSError, match="no space"):
+                board.update(events)
+        board.update(events)
+        board.close()
+        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5)]
 
     def test_what_was_not_measured_has_no_point(self, tmp_path):
         board = TensorBoard(tmp_path)

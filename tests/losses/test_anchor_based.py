@@ -255,6 +255,15 @@ def test_the_focal_option_is_torchvisions_focal_loss(gamma: float) -> None:
     torch.testing.assert_close(numerators, torch.stack(expected))
 
 
+def test_the_focal_option_has_finite_gradients_at_certain_predictions() -> None:
+    _, level, targets = one_cell()
+    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=0.5), 3, 640)
+    with torch.no_grad():
+        level[..., 4] = -200
+        level[0, 0, 1, 1, 4:] = torch.tensor([200.0, -200, 200, -200])
+    assert gradient(loss.measure([level], targets, (24, 32)).numerators.sum(), level).isfinite().all()
+
+
 def test_the_focal_option_weighs_classes_too() -> None:
     _, level, targets = one_cell()
     loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=2.0), 3, 640)

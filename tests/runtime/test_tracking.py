@@ -259,13 +259,15 @@ class TestThread:
     def test_files_wait_until_they_are_final(self, uri, client, run_dir):
         tell(run_dir, STORY)
         tracking = Tracking(run_dir, uri, pytest.fail)
-        deadline = time.monotonic() + 10
-        while read_run_file(run_dir) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = time.monotonic() + 20
+        while not client.search_runs(["1"], filter_string="status = 'FINISHED'") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        run_id = read_run_file(run_dir)["run_id"]
+        assert client.list_artifacts(run_id) == []
         (run_dir / "results.csv").write_text("final")
         assert tracking.finish() is None
-        path = client.download_artifacts(read_run_file(run_dir)["run_id"], "results.csv")
-        with open(path) as file:
+        with open(client.download_artifacts(run_id, "results.csv")) as file:
             assert file.read() == "final"
 
     def test_a_dead_server_costs_one_warning_and_leaves_a_note(self, dead_uri, run_dir):
@@ -299,13 +301,14 @@ class TestThread:
         assert time.monotonic() - began < 1.5
 
     def test_a_server_that_comes_back_gets_everything_once(self, uri, client, run_dir, monkeypatch):
-        warnings = []
+        warnings, posted = [], Counter()
         log_batch = MlflowClient.log_batch
         away = threading.Event()
         away.set()
 
         def maybe(self, *args, **kwargs):
             log_batch(self, *args, **kwargs)
+            posted.update((metric.key, metric.step) for metric in kwargs.get("metrics", []))
             if away.is_set():
                 raise ConnectionError("the answer got lost")
 
@@ -317,7 +320,7 @@ class TestThread:
             time.sleep(0.01)
         away.clear()
         assert tracking.finish() is None
-        assert points(client, read_run_file(run_dir)["run_id"]) == EXPECTED
+        assert points(client, read_run_file(run_dir)["run_id"]) == EXPECTED == posted
         assert len(warnings) == 1
 
 

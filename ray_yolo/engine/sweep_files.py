@@ -1,0 +1,158 @@
+"""The files of a sweep that people and YOLOv5's tools know: evolve.csv, hyp_evolve.yaml, the command that repeats a
+row. All are projections of the ledger and can be made again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.config import Recipe
+from ray_yolo.config_fields import config_fields
+from ray_yolo.config_sources import read_config_file
+from ray_yolo.engine.ledger import Trial
+from ray_yolo.engine.results import replace_text
+from ray_yolo.errors import InputError
+from ray_yolo.genes import GENES
+from ray_yolo.ops.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
+from ray_yolo.tune_search import Search
+from ray_yolo.tune_space import overlay, recipe_value, short_name
+from ray_yolo.yaml_files import read_scalar, to_yaml
+
+METRICS = {"metrics/precision": "precision", "metrics/recall": "recall", "metrics/mAP_0.5": "mAP50",
+           "metrics/mAP_0.5:0.95": "mAP50-95"}
+LOSSES = {"val/box_loss": "box", "val/obj_loss": "obj", "val/cls_loss": "cls"}
+"""YOLOv5's names of evolve.csv's first columns -> ours; the genes follow."""
+
+
+def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
+    """The text of evolve.csv: YOLOv5's columns, then all its genes and whatever else was searched.
+
+    One row for each finished trial, by number; cells are right-aligned, numbers exact.
+    """
+    finished = [trial for trial in trials if trial.state == "finished"]
+    genes = _gene_names(finished)
+    lines = [[*METRICS, *LOSSES, *genes]]
+    for trial in finished:
+        trained = overlay(recipe, trial.genes)
+        numbers = [trial.metrics.get(name) for name in METRICS.values()]
+        numbers += [trial.losses.get(name) for name in LOSSES.values()]
+        lines.append(["nan" if number is None else str(number) for number in numbers]
+                     + [str(recipe_value(trained, gene)) for gene in genes])
+    return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
+
+
+def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row; None while no row has finished."""
+    best = best_trial(trials)
+    if best is None:
+        return None
+    trained = overlay(recipe, best.genes)
+    metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items())
+    ended = sum(trial.has_ended for trial in trials)
+    values = {name: recipe_value(trained, name) for name in _gene_names([best])}
+    return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
+            f"# {metrics}\n# {replay_command(recipe, best)}\n{to_yaml(values)}")
+
+
+def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
+    """Make evolve.csv and, once there is a best row, hyp_evolve.yaml anew."""
+    replace_text(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials))
+    if text := format_hyp_evolve(recipe, trials):
+        replace_text(Path(folder) / "hyp_evolve.yaml", text)
+
+
+def best_trial(trials: Iterable[Trial]) -> Trial | None:
+    """The finished trial of the highest fitness; of equal ones the first."""
+    by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
+    best = best_rows((trial.row for trial in by_number.values()), 1)
+    return by_number[best[0].trial] if best else None
+
+
+def replay_command(recipe: Recipe, trial: Trial) -> str:
+    """The command that trains a row again from the sweep's base recipe, on any number of workers (`--num-workers`).
+
+    A row that was stopped early has its fitness at its own last epoch of that training.
+    """
+    return shlex.join(["python", "-m", "ray_yolo.train", *recipe_arguments(overlay(recipe, trial.genes))])
+
+
+def recipe_arguments(recipe: Recipe) -> list[str]:
+    """Command-line arguments that give this recipe: one for every field that is not at its default."""
+    default = Recipe()
+    words: list[str] = []
+    for path in config_fields(Recipe):
+        value = recipe_value(recipe, path)
+        if value == recipe_value(default, path):
+            continue
+        flag = f"--{path.replace('_', '-')}"
+        if "." in path or value is False:
+            words += ["--set", f"{path}={_text(value)}"]
+        elif value is True:
+            words.append(flag)
+        else:
+            words += [flag, *_words(value)]
+    return words
+
+
+def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
+    """The genes in an old evolve.csv (its five best rows by this search's objective) or a hyp file, moved into the
+    space; what a file does not say is as in the space's first start.
+
+    They are trained again, not believed: a fitness of another data set or schedule compares with nothing here.
+
+    Raises:
+        InputError: if the file is neither, or has no row to use.
+    """
+    rows = _read_csv(path, search) if path.endswith(".csv") else [_read_hyp(path)]
+    return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
+             for gene in space.genes} for row in rows]
+
+
+def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
+    """Genes of the best rows of an evolve.csv, best first."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [[cell.strip() for cell in line] for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    header = lines[0] if lines else []
+    if missing := [name for name in METRICS if name not in header]:
+        raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
+                         "ray_yolo.tune, or a hyp file")
+    rows = [dict(zip(header, map(read_scalar, line), strict=False)) for line in lines[1:]]
+    ranked = best_rows((Row(number, row, _old_fitness(row, search)) for number, row in enumerate(rows)), NUM_PARENTS)
+    if not ranked:
+        raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
+    return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]
+
+
+def _old_fitness(row: dict[str, Any], search: Search) -> float | None:
+    measured = {ours: row.get(name) for name, ours in METRICS.items()}
+    return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
+
+
+def _read_hyp(path: str) -> dict[str, Any]:
+    """Genes of a hyp file by the names that spaces use."""
+    return {short_name(name): given.value for name, given in read_config_file(path).items()}
+
+
+def _gene_names(trials: Iterable[Trial]) -> list[str]:
+    """YOLOv5's genes, then what else was searched."""
+    return list(dict.fromkeys([*GENES, *(name for trial in trials for name in trial.genes)]))
+
+
+def _text(value: Any) -> str:
+    """A value as --set reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _words(value: Any) -> list[str]:
+    """A value as its own flag reads it; `--freeze n` means the first n layers."""
+    if isinstance(value, tuple):
+        return [str(len(value))] if value == tuple(range(len(value))) else [str(item) for item in value]
+    return [_text(value)]

@@ -1,0 +1,129 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_yolo.data.description import DatasetDescription, describe, read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.errors import DatasetError
+from tests.support.pictures import write_dataset
+
+CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]
+
+
+def content(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    images = [{"id": number, "file_name": f"{name}.png", "height": 48, "width": 64} for number, name in enumerate("ab")]
+    return {"images": images, "categories": CATEGORIES,
+            "annotations": [{"id": number, "image_id": 0, "category_id": 3, **row} for number, row in enumerate(rows)],
+            **changes}
+
+
+def write(root: Path, value: object, file: str = "annotations/instances_train.json") -> DatasetDescription:
+    write_dataset(root, dict.fromkeys("ab"))
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).write_text(value if isinstance(value, str) else json.dumps(value))
+    return describe({"train": file, "names": ["cat", "dog"]}, root / "data.yaml")
+
+
+def test_the_same_boxes_as_text_files_and_as_json_are_the_same_annotations(tmp_path: Path) -> None:
+    """16 x 12 px boxes are exact shares of 64 x 48 pixels."""
+    rows = [{"bbox": [16, 12, 32, 24]}, {"bbox": [0, 0, 8, 6], "category_id": 7},
+            {"bbox": [8, 12, 8, 24], "segmentation": [[8, 12, 16, 12, 12, 36]]}]
+    read = read_index(write(tmp_path / "json", content(rows)), "train")
+    text = "0 0.5 0.5 0.5 0.5\n1 0.0625 0.0625 0.125 0.125\n0 0.125 0.25 0.25 0.25 0.1875 0.75\n"
+    expected = read_index(write_dataset(tmp_path / "text", {"a": text, "b": None}), "train")
+    assert read.digest == expected.digest
+    assert [len(outline) for outline in read.polygons[0]] == [0, 0, 3]
+    assert np.allclose(read.polygons[0][2], expected.polygons[0][2])
+
+
+def test_a_folder_of_annotations_is_recognised(tmp_path: Path) -> None:
+    write(tmp_path, content([{"bbox": [16, 12, 32, 24]}]))
+    description = describe({"train": "annotations", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    assert read_index(description, "train").boxes.tolist() == [[16, 12, 48, 36]]
+
+
+def test_categories_belong_by_name_else_by_order_of_their_ids(tmp_path: Path) -> None:
+    rows = [{"bbox": [0, 0, 9, 9], "category_id": 7}]
+    assert read_index(write(tmp_path / "a", content(rows)), "train").classes.tolist() == [1]
+    renamed = [{"id": 9, "name": "Katze"}, {"id": 7, "name": "Hund"}]
+    assert read_index(write(tmp_path / "b", content(rows, categories=renamed)), "train").classes.tolist() == [0]
+    with pytest.raises(DatasetError, match="make `names` agree"):
+        read_index(write(tmp_path / "c", content(rows, categories=[*renamed, {"id": 8, "name": "Maus"}])), "train")
+
+
+def test_crowds_are_no_labels_and_pieces_no_outlines(tmp_path: Path) -> None:
+    rows = [{"bbox": [0, 0, 9, 9], "iscrowd": 1}, {"bbox": [0, 0, 8, 8], "segmentation": [[0, 0, 1, 1, 2, 2]] * 2},
+            {"bbox": [0, 0, 7, 7], "segmentation": {"counts": "abc", "size": [48, 64]}}]
+    index = read_index(write(tmp_path, content(rows)), "train")
+    assert index.boxes.tolist() == [[0, 0, 8, 8], [0, 0, 7, 7]]
+    assert index.polygons == {}
+
+
+def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tmp_path: Path) -> None:
+    rows = [{"bbox": [-4, -4, 14, 14]}, {"bbox": [5, 5, 0, 9]}, {"bbox": [60, 40, 90, 90]}, {"bbox": [60, 40, 90, 90]},
+            {"bbox": [70, 5, 5, 5]}]
+    index = read_index(write(tmp_path, content(rows)), "train")
+    assert index.boxes.tolist() == [[0, 0, 10, 10], [60, 40, 64, 48]]
+    assert [finding.dropped for finding in index.findings] == [True, False, True]
+
+
+@pytest.mark.parametrize("row", [
+    {}, {"bbox": None}, {"bbox": [1, 2, 3]}, {"bbox": [1, 2, 3, "x"]}, {"bbox": [1, 2, 3, float("nan")]},
+    {"bbox": [1, 2, float("inf"), 3]}, {"bbox": [1, 2, -3, 3]}, {"bbox": "1234"}, {"bbox": {"x": 1}},
+])
+def test_a_row_without_plain_meaning_leaves_its_image_out(tmp_path: Path, row: dict[str, Any]) -> None:
+    index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, row])), "train")
+    assert [Path(path).name for path in index.paths] == ["b.png"]
+    assert [finding.where for finding in index.findings] == [f"{tmp_path}/annotations/instances_train.json: annotation 1"]
+
+
+@pytest.mark.parametrize("change", [
+    {"categories": [{"id": 3, "name": "cat"}]}, {"annotations": [{"image_id": 0, "category_id": [], "bbox": [1, 1, 9, 9]}]},
+])
+def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(DatasetError, match="category"):
+        read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9], "category_id": 7}], **change)), "train")
+
+
+@pytest.mark.parametrize("value", [
+    "", "{", "[]", "[" * 100_000, "{}", {"images": [], "annotations": []}, {"images": 1, "annotations": [], "categories": []},
+    {"images": [3], "annotations": [], "categories": []}, {"images": [{}], "annotations": [], "categories": []},
+    {"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES},
+    {"images": [{"id": 1, "file_name": "z.png"}], "annotations": [], "categories": CATEGORIES},
+    {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{}], "categories": CATEGORIES},
+    {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{}]},
+])
+def test_what_is_no_coco_file_is_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(DatasetError, match=r"instances_train\.json"):
+        read_index(write(tmp_path, value), "train")
+
+
+def test_images_that_are_missing_or_of_another_size_are_left_out(tmp_path: Path) -> None:
+    images = [{"id": 0, "file_name": "a.png", "height": 64, "width": 48}, {"id": 1, "file_name": "b.png"},
+              {"id": 2, "file_name": "gone.png", "height": 9, "width": 9}]
+    index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}], images=images)), "train")
+    assert [Path(path).name for path in index.paths] == ["b.png"]
+    assert "says 48 x 64" in index.findings[0].what
+    assert "gone.png" in index.findings[1].where
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    description = write(tmp_path, content([{"bbox": [1, 1, 9, 9]}]))
+    assert len(read_index(description, "train").classes) == 1
+    write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, {"bbox": [2, 2, 9, 9]}]))
+    assert len(read_index(description, "train").classes) == 2
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_real_data_reads_the_same_from_both_kinds_of_files(split: str) -> None:
+    file = Path(__file__).parents[3] / "shared" / "data" / "bccd" / "data.yaml"
+    description = read_description(file)
+    as_json = describe({"train": "annotations", "val": "annotations", "names": list(description.names)}, file)
+    text, coco = read_index(description, split), read_index(as_json, split)
+    assert text.paths == coco.paths
+    assert np.array_equal(text.classes, coco.classes)
+    assert np.abs(text.boxes - coco.boxes).max() < 1e-3  # the text files have six decimals

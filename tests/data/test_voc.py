@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_yolo.data.description import describe
+from ray_yolo.data.index import read_index
+from ray_yolo.data.voc import parse_voc
+from ray_yolo.data.yolo_txt import UnreadableLabelsError
+from ray_yolo.errors import DatasetError
+from tests.support.pictures import smooth_picture, write_dataset, write_image
+
+NAMES = ("cat", "dog")
+
+
+def item(name: str, *sides: object) -> str:
+    tags = "".join(f"<{tag}>{side}</{tag}>" for tag, side in zip(("xmin", "ymin", "xmax", "ymax"), sides, strict=False))
+    return f"<object><name>{name}</name><part><name>head</name></part><bndbox>{tags}</bndbox></object>"
+
+
+def parse(*items: str) -> tuple[list[int], list[list[float]], list[bool]]:
+    text = f"<annotation><size><width>64</width></size>{''.join(items)}</annotation>"
+    labels, findings = parse_voc(text.encode(), (48, 64), NAMES, "a.xml")
+    return labels.classes.tolist(), labels.boxes.tolist(), [finding.dropped for finding in findings]
+
+
+def test_pixels_count_from_one_and_include_the_last() -> None:
+    assert parse(item("dog", 1, 1, 64, 48), item("cat", 17, 13, "48.0", 36)) == (
+        [1, 0], [[0, 0, 64, 48], [16, 12, 48, 36]], [])
+
+
+def test_an_annotation_without_objects_is_background() -> None:
+    assert parse() == ([], [], [])
+
+
+def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once() -> None:
+    assert parse(item("cat", -5, 1, 10, 99), item("cat", 90, 1, 95, 9), item("dog", 5, 5, 9, 9), item("dog", 5, 5, 9, 9)) \
+        == ([0, 1], [[0, 0, 10, 48], [4, 4, 9, 9]], [True, False])
+
+
+@pytest.mark.parametrize("sides", [(), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)])
+def test_an_object_without_a_plain_box_is_refused(sides: tuple[object, ...]) -> None:
+    with pytest.raises(UnreadableLabelsError, match=r"a\.xml: object 2"):
+        parse(item("cat", 1, 1, 5, 5), item("cat", *sides))
+
+
+def test_an_unnamed_class_is_an_error() -> None:
+    with pytest.raises(DatasetError, match=r"a\.xml: object 1: class 'Cat'"):
+        parse(item("Cat", 1, 1, 5, 5))
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"<a>", b"<a></b>", b"not xml", b"\xff\xfe\x00",
+    b'<!DOCTYPE a [<!ENTITY x "y">]><a>&x;</a>',
+    b'<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><annotation>&b;</annotation>',
+    b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>',
+    b'<!DOCTYPE annotation SYSTEM "http://example.com/a.dtd"><annotation/>',
+])
+def test_entities_and_broken_files_are_refused(content: bytes) -> None:
+    with pytest.raises(UnreadableLabelsError):
+        parse_voc(content, (48, 64), NAMES, "a.xml")
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_end_in_labels_or_in_one_of_the_two_errors(content: bytes) -> None:
+    for wrapped in (content, b"<annotation><object>" + content + b"</object></annotation>"):
+        try:
+            parse_voc(wrapped, (48, 64), NAMES, "a.xml")
+        except (UnreadableLabelsError, DatasetError):
+            continue
+
+
+@pytest.mark.parametrize("folder", ["pictures", "VOC2012/JPEGImages"])
+def test_xml_beside_images_or_in_annotations_equals_text_files(tmp_path: Path, folder: str) -> None:
+    write_image(tmp_path / folder / "a.png", smooth_picture(48, 64))
+    place = tmp_path / folder.replace("JPEGImages", "Annotations")
+    place.mkdir(exist_ok=True)
+    (place / "a.xml").write_text(f"<annotation>{item('dog', 17, 13, 48, 36)}</annotation>")
+    read = read_index(describe({"train": folder, "names": list(NAMES)}, tmp_path / "data.yaml"), "train")
+    text = read_index(write_dataset(tmp_path / "text", {"a": "1 0.5 0.5 0.5 0.5\n"}), "train")
+    assert read.digest == text.digest
+    (place / "a.xml").write_text("<annotation></annotation>")
+    again = read_index(describe({"train": folder, "names": list(NAMES)}, tmp_path / "data.yaml"), "train")
+    assert len(again.classes) == 0
