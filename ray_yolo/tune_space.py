@@ -239,7 +239,8 @@ def _check_algorithm(space: Space, where: str) -> None:
 def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
     if warning := search.rung_warning(recipe.epochs):
         yield warning
-    zeros = [gene.name for gene in space.genes if gene.kind != "choice" and space.starts[0][gene.name] == 0]
+    zeros = [gene.name for gene in space.genes
+             if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
     if space.algorithm == "evolve" and zeros:
         yield (f"evolve: {', '.join(zeros)} start at 0 and stay there, because mutation multiplies; give them another "
                "start (--hyp, --set) to search them")

@@ -15,8 +15,6 @@ from ray_yolo.data.yolo_txt import UnreadableLabelsError
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
-MAX_BYTES = 4 * 2**30
-
 
 class CocoFile:
     """One annotation file: its images' paths, and the labels of each.
@@ -71,7 +69,7 @@ class CocoFile:
 
     def _class(self, row: dict[str, Any], place: str) -> int:
         category = row.get("category_id")
-        if category not in self._classes:
+        if not isinstance(category, (int, str)) or category not in self._classes:
             raise DatasetError(f"{place}: category {category}, which the file's categories do not list")
         return self._classes[category]
 
@@ -100,7 +98,8 @@ def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path)
     if set(named.values()) <= set(names):
         return {number: names.index(name) for number, name in named.items()}
     if len(named) == len(names):
-        return {number: place for place, number in enumerate(sorted(named))}
+        ordered = sorted(named, key=lambda number: (isinstance(number, str), number))
+        return {number: place for place, number in enumerate(ordered)}
     raise DatasetError(f"{file}: its {len(named)} categories ({', '.join(named.values())[:200]}) are not the "
                        f"{len(names)} classes of the description; make `names` agree")
 
@@ -119,6 +118,8 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
 def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> tuple[float, float, float, float]:
     """xyxy, cut at the picture's edges."""
     try:
+        if not isinstance(row["bbox"], list):
+            raise TypeError
         x, y, width, height = map(float, row["bbox"])
         if not np.isfinite([x, y, width, height]).all() or width < 0 or height < 0:
             raise ValueError

@@ -7,6 +7,7 @@ Every worker runs the same code on the same numbers; only the recording worker (
 from __future__ import annotations
 
 import json
+import os
 import platform
 import socket
 import time
@@ -100,7 +101,7 @@ class Session:
         trained = time.perf_counter()
         self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
                    images=self.clock.images, wait_seconds=self.clock.wait_seconds,
-                   seconds=trained - self.clock.began, node=socket.gethostname())
+                   seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid())
         losses = state.close_epoch()
         last = epoch + 1 == recipe.epochs
         found = self.validate() if last or not recipe.noval else None

@@ -202,10 +202,10 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
         probability = min(1.0, CHOICE_PROBABILITY * gene.gain)
         others = [other for other in gene.values if other != value]
         return others[int(chance / probability * len(others))] if others and chance < probability else value
+    if factor == 1:
+        return value  # as it is, so that a child never differs by its rounding alone
     scaled = float(value) * factor
-    if gene.kind == "int":
-        return int(_clip(math.floor(scaled + chance), gene)) if factor != 1 else value
-    return _clip(round(scaled, DECIMALS), gene)
+    return int(_clip(math.floor(scaled + chance), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
 
 
 def _draw(gene: Gene, chance: float) -> GeneValue:

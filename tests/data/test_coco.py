@@ -77,11 +77,13 @@ def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tm
 def test_a_row_without_plain_meaning_leaves_its_image_out(tmp_path: Path, row: dict[str, Any]) -> None:
     index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, row])), "train")
     assert [Path(path).name for path in index.paths] == ["b.png"]
-    assert [finding.where for finding in index.findings] == [f"{tmp_path}/annotations/instances_train.json: annotation 1"]
+    where = f"{tmp_path}/annotations/instances_train.json: annotation 1"
+    assert [finding.where for finding in index.findings] == [where]
 
 
 @pytest.mark.parametrize("change", [
-    {"categories": [{"id": 3, "name": "cat"}]}, {"annotations": [{"image_id": 0, "category_id": [], "bbox": [1, 1, 9, 9]}]},
+    {"categories": [{"id": 3, "name": "cat"}]},
+    {"annotations": [{"image_id": 0, "category_id": [], "bbox": [1, 1, 9, 9]}]},
 ])
 def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match="category"):
@@ -89,7 +91,8 @@ def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]
 
 
 @pytest.mark.parametrize("value", [
-    "", "{", "[]", "[" * 100_000, "{}", {"images": [], "annotations": []}, {"images": 1, "annotations": [], "categories": []},
+    "", "{", "[]", "[" * 100_000, "{}", {"images": [], "annotations": []},
+    {"images": 1, "annotations": [], "categories": []},
     {"images": [3], "annotations": [], "categories": []}, {"images": [{}], "annotations": [], "categories": []},
     {"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "z.png"}], "annotations": [], "categories": CATEGORIES},

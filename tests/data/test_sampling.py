@@ -15,8 +15,8 @@ def test_class_weights_are_the_inverse_counts() -> None:
 
 def test_image_weights_by_hand(tmp_path: Path) -> None:
     row = "{} 0.5 0.5 0.5 {}\n"
-    index = read_index(write_dataset(tmp_path, {
-        "a": row.format(0, 0.5), "b": row.format(0, 0.5) + row.format(0, 0.25) + row.format(1, 0.5), "c": None}), "train")
+    three = row.format(0, 0.5) + row.format(0, 0.25) + row.format(1, 0.5)
+    index = read_index(write_dataset(tmp_path, {"a": row.format(0, 0.5), "b": three, "c": None}), "train")
     assert np.allclose(image_weights(index, np.zeros(2)), [0.25, 0.25 + 0.25 + 0.75, 0])
     assert np.allclose(image_weights(index, np.array([0.0, 0.8])), [0.25, 0.5 + 0.75 * 0.04, 0])
 

@@ -35,8 +35,9 @@ def test_an_annotation_without_objects_is_background() -> None:
 
 
 def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once() -> None:
-    assert parse(item("cat", -5, 1, 10, 99), item("cat", 90, 1, 95, 9), item("dog", 5, 5, 9, 9), item("dog", 5, 5, 9, 9)) \
-        == ([0, 1], [[0, 0, 10, 48], [4, 4, 9, 9]], [True, False])
+    double = item("dog", 5, 5, 9, 9)
+    assert parse(item("cat", -5, 1, 10, 99), item("cat", 90, 1, 95, 9), double, double) == (
+        [0, 1], [[0, 0, 10, 48], [4, 4, 9, 9]], [True, False])
 
 
 @pytest.mark.parametrize("sides", [(), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)])

@@ -159,8 +159,9 @@ class TestTensorBoard:
         def refuse(*_):
             raise OSError("no space left")
 
-        events = run_log.numbered(run_log.trained_epoch(0))
+        events = run_log.numbered([*run_log.trained_epoch(0), *run_log.trained_epoch(1)])
         board = TensorBoard(tmp_path)
+        board.update(events[:2])
         with monkeypatch.context() as patch:
             patch.setattr(SummaryWriter, "add_scalar", lambda *_, **__: None)
             patch.setattr(SummaryWriter, "flush", refuse)
@@ -168,7 +169,7 @@ class TestTensorBoard:
                 board.update(events)
         board.update(events)
         board.close()
-        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5)]
+        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
 
     def test_what_was_not_measured_has_no_point(self, tmp_path):
         board = TensorBoard(tmp_path)

@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ray_yolo.ops.anchors import best_possible_recall, best_ratios, cluster, fit_anchors
 
-OWN = np.array([[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]], float)
+OWN = np.array([
+    [[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]], float)
 
 
 def test_the_fit_is_the_worse_sides_ratio_to_the_best_anchor() -> None:
@@ -61,10 +60,11 @@ def test_clusters_are_found_where_the_points_are() -> None:
     assert np.allclose(centres[np.argsort(centres[:, 0])], [[10, 200], [100, 20], [300, 300]], atol=1)
 
 
-@given(st.integers(0, 1000))
-def test_new_anchors_never_reach_fewer_labels(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = np.exp(rng.uniform(0, 7, (20, 2)))
+@pytest.mark.parametrize("seed", range(4))
+def test_new_anchors_reach_more_labels_and_are_never_below_two_pixels(seed: int) -> None:
+    sizes = np.exp(np.random.default_rng(seed).uniform(0, 7, (40, 2)))
     found = fit_anchors(OWN, sizes, 2.0, seed)
-    if found is not None:
-        assert (found >= 2).all()
+    assert found is not None
+    assert (found >= 2).all()
+    before, after = (best_possible_recall(sizes, anchors.reshape(-1, 2), 2.0) for anchors in (OWN, found))
+    assert after > before

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from ray_yolo.config import Recipe, recipe_digest, resolve
+from ray_yolo.config import Recipe, RunConfig, recipe_digest, resolve
 from ray_yolo.engine.build import Job
 from ray_yolo.structures import AnnotationIndex
 
@@ -49,6 +50,32 @@ def make_index(folder: Path, num_images: int, seed: int = 0) -> AnnotationIndex:
         cv2.imwrite(paths[-1], image)
     return AnnotationIndex(tuple(paths), np.array([[48, 64]] * num_images, np.int32), np.array(offsets, np.int64),
                            np.array(classes, np.int64), np.array(boxes, np.float32), NAMES)
+
+
+def make_dataset(folder: Path, num_images: int = 37) -> Path:
+    """The same pictures as a YOLO data set on disk. Returns its YAML file."""
+    for split, count, seed in (("train", num_images, 0), ("val", 11, 1)):
+        index = make_index(folder / "images" / split, count, seed)
+        labels = folder / "labels" / split
+        labels.mkdir(parents=True, exist_ok=True)
+        for shown in (index[i] for i in range(len(index))):
+            height, width = shown.size
+            rows = [f"{kind} {(x1 + x2) / 2 / width} {(y1 + y2) / 2 / height} {(x2 - x1) / width} {(y2 - y1) / height}"
+                    for kind, (x1, y1, x2, y2) in zip(shown.classes, shown.boxes.tolist(), strict=True)]
+            (labels / f"{Path(shown.path).stem}.txt").write_text("\n".join(rows))
+    yaml = folder / "data.yaml"
+    yaml.write_text(f"train: images/train\nval: images/val\nnames: [{', '.join(NAMES)}]\n")
+    return yaml
+
+
+def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None = None, **recipe: Any) -> RunConfig:
+    """A training of the tiny model on a data set on disk, as a user would configure it; nothing is printed or tracked."""
+    model = folder / "tiny.yaml"
+    model.write_text(json.dumps(TINY))
+    return RunConfig.model_validate({
+        "recipe": {**STEADY, "data": str(make_dataset(folder / "data")), "model": str(model), **recipe},
+        "placement": {"num_workers": num_workers, "storage_path": str(folder), "mlflow_uri": "off", "noplots": True,
+                      **(placement or {})}})
 
 
 def make_job(folder: Path, num_images: int = 37, **recipe: Any) -> Job:

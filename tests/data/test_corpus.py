@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.config import AugmentConfig
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.data.dataset import TrainDataset
+from ray_yolo.data.description import read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.errors import InputError
+from ray_yolo.structures import SampleKey
+from tests.support.corpus import CASES, Case
+
+
+def test_the_corpus_is_large_and_its_cases_have_names_of_their_own() -> None:
+    assert len(CASES) >= 100
+    assert len({(case.kind, case.name) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=f"{case.kind}: {case.name}") for case in CASES])
+def test_every_hostile_file_is_read_left_out_or_refused_as_agreed(case: Case, tmp_path: Path) -> None:
+    file = case.write(tmp_path)
+    if case.outcome == "refused":
+        with pytest.raises(InputError) as caught:
+            read_index(read_description(file), "train")
+        assert str(tmp_path) in str(caught.value), "the message names the file"
+        assert "\n" not in str(caught.value)
+        return
+    index = read_index(read_description(file), "train")
+    names = [Path(path).stem for path in index.paths]
+    assert names[:2] == ["good1", "good2"]
+    if case.outcome == "left out":
+        assert "hostile" not in names
+        (finding,) = index.findings
+        assert finding.dropped
+        assert "hostile" in finding.where
+        with pytest.raises(InputError):
+            read_index(read_description(file), "train", strict=True)
+    elif case.kind != "yaml":
+        assert len(index[2].classes) == case.labels
+        sample = TrainDataset(index, ImageStore(index, 64), AugmentConfig(), 64, 0, 1)[SampleKey(0, 0, 2)]
+        assert sample["image"].shape == (3, 64, 64)

@@ -1,0 +1,135 @@
+"""Trainings through Ray: the same as without it, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.engine.events import read_events
+from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError
+from ray_yolo.runtime.trainer import TrainResult, fit
+from tests.support.jobs import make_config
+
+EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
+
+
+def weights(result: TrainResult) -> dict[str, Any]:
+    state = torch.load(result.last, weights_only=True)
+    return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()}
+
+
+def assert_same(one: TrainResult, other: TrainResult) -> None:
+    first, second = weights(one), weights(other)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert one.metrics == other.metrics
+
+
+def events(result: TrainResult, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(result.run_dir / "events.jsonl") if event["type"] == kind]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    return fit(make_config(tmp_path_factory.mktemp("calm"), 0, **EXACT), quiet=True)
+
+
+def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
+    assert calm.best.exists()
+    assert calm.last.exists()
+    assert calm.epochs == 3
+    assert set(calm.metrics) == {"precision", "recall", "mAP50", "mAP50-95"}
+    rows = (calm.run_dir / "results.csv").read_text().splitlines()
+    assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+    assert events(calm, "end")[-1]["status"] == "done"
+    for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
+        assert (calm.run_dir / name).exists()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_two_ray_workers_share_the_work_and_end_with_the_same_bits(calm: TrainResult, tmp_path: Path) -> None:
+    result = fit(make_config(tmp_path, 2, **EXACT), quiet=True)
+    assert_same(result, calm)
+    for epoch in range(3):
+        shares = {event["worker"]: event["images"] for event in events(result, "share") if event["epoch"] == epoch}
+        assert set(shares) == {0, 1}
+        assert sum(shares.values()) == 37
+        assert min(shares.values()) > 10
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 2, {"save_steps": 1}, **EXACT)
+    log = tmp_path / "runs" / "train" / "exp" / "events.jsonl"
+    killer = threading.Thread(target=kill_a_worker_after_an_epoch, args=(log,))
+    killer.start()
+    result = fit(config, quiet=True)
+    killer.join()
+    assert_same(result, calm)
+    starts = events(result, "start")
+    assert len(starts) == 2
+    assert starts[1]["step"] >= 1
+    rows = (result.run_dir / "results.csv").read_text().splitlines()
+    assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+
+
+def kill_a_worker_after_an_epoch(log: Path) -> None:
+    pids: list[int] = []
+    while not pids:
+        time.sleep(0.01)
+        seen = read_events(log) if log.exists() else []
+        pids = [event["pid"] for event in seen if event["type"] == "share" and event["worker"] == 1]
+    os.kill(pids[0], signal.SIGKILL)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_path: Path) -> None:
+    began = time.monotonic()
+    config = make_config(tmp_path, 4, {"cpus_per_worker": 2, "wait_for_resources": 1})
+    with pytest.raises(ResourcesError, match=r"4 workers need 8 CPU, the cluster has 4; use --num-workers"):
+        fit(config, quiet=True)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("recipe", "error", "message"), [
+    ({"data": "nowhere.yaml"}, InputError, r"nowhere\.yaml"),
+    ({"model": "yolov5z"}, ConfigError, "yolov5"),
+    ({"weights": "nowhere.pt"}, InputError, r"nowhere\.pt"),
+])
+def test_bad_input_is_refused_before_any_worker(
+        tmp_path: Path, recipe: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        fit(make_config(tmp_path, 0, **recipe), quiet=True)
+
+
+def test_more_workers_than_parts_of_a_step_are_refused_with_the_legal_numbers(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 16)
+    with pytest.raises(ConfigError, match=r"only 4 parts; use 1 to 4 workers"):
+        fit(config, quiet=True)
+
+
+def test_a_changed_data_set_is_not_resumed(calm: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "mine"}, **EXACT)
+    result = fit(config, quiet=True)
+    (result.run_dir / "finished").unlink()
+    label = next((tmp_path / "data" / "labels" / "train").iterdir())
+    label.write_text("0 0.5 0.5 0.2 0.2\n")
+    with pytest.raises(DatasetError, match="changed"):
+        fit(config.model_copy(), quiet=True)
+
+
+def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:
+    record = json.loads((calm.run_dir / "run.json").read_text())
+    assert record["asked"]["precision"] == "auto"
+    assert record["recipe"]["precision"] == "fp32"
+    assert record["architecture"]["nc"] == 2

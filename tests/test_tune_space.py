@@ -1,0 +1,200 @@
+"""Search spaces: what may be written, what it becomes, and what every mistake is told."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ray_yolo.config import Recipe
+from ray_yolo.config_fields import canonical
+from ray_yolo.errors import ConfigError
+from ray_yolo.genes import GENES
+from ray_yolo.ops.evolution import Gene, propose
+from ray_yolo.tune_search import Asha
+from ray_yolo.tune_space import load_space, overlay, read_space, recipe_value, short_name
+
+SPACES = sorted((Path(__file__).parents[1] / "tune_spaces").glob("*.yaml"))
+PUBLISHED = {  # gene: (gain, low, high) of YOLOv5 v7.0
+    "lr0": (1, 1e-5, 0.1), "lrf": (1, 0.01, 1), "momentum": (0.3, 0.6, 0.98), "weight_decay": (1, 0, 0.001),
+    "warmup_epochs": (1, 0, 5), "warmup_momentum": (1, 0, 0.95), "warmup_bias_lr": (1, 0, 0.2), "box": (1, 0.02, 0.2),
+    "cls": (1, 0.2, 4), "cls_pw": (1, 0.5, 2), "obj": (1, 0.2, 4), "obj_pw": (1, 0.5, 2), "anchor_t": (1, 2, 8),
+    "fl_gamma": (0, 0, 2), "hsv_h": (1, 0, 0.1), "hsv_s": (1, 0, 0.9), "hsv_v": (1, 0, 0.9), "degrees": (1, 0, 45),
+    "translate": (1, 0, 0.9), "scale": (1, 0, 0.9), "shear": (1, 0, 10), "perspective": (0, 0, 0.001),
+    "flipud": (1, 0, 1), "fliplr": (0, 0, 1), "mosaic": (1, 0, 1), "mixup": (1, 0, 1), "copy_paste": (1, 0, 1),
+}
+
+
+def genes_of(data, recipe=None):
+    return read_space({"mosaic": [0, 1], **data}, recipe or Recipe()).space.genes[1:]
+
+
+class TestForms:
+    @pytest.mark.parametrize(("entry", "gene"), [
+        ({"low": 1e-5, "high": 0.1, "gain": 2}, Gene("lr0", low=1e-5, high=0.1, gain=2.0)),
+        ({"type": "uniform", "low": 0.01, "high": 0.1}, Gene("lr0", low=0.01, high=0.1)),
+        ({"type": "loguniform", "low": 0.01, "high": 0.1}, Gene("lr0", low=0.01, high=0.1, log=True)),
+        ([0.01, 0.1], Gene("lr0", low=0.01, high=0.1)),
+        ([0.01, 0.1, "log"], Gene("lr0", low=0.01, high=0.1, log=True)),
+        ({"type": "choice", "values": [0.01, 0.1]}, Gene("lr0", "choice", values=(0.01, 0.1))),
+        ({"type": "fixed", "value": 0.02}, Gene("lr0", "choice", gain=0.0, values=(0.02,))),
+    ])
+    def test_every_form_of_a_gene(self, entry, gene):
+        assert genes_of({"lr0": entry}) == (gene,)
+
+    def test_ranges_of_whole_number_fields_are_whole(self):
+        assert genes_of({"augment.close_mosaic": [0, 10]}) == (Gene("augment.close_mosaic", "int", 0.0, 10.0),)
+        assert genes_of({"batch_size": {"type": "int", "low": 4, "high": 8}})[0].kind == "int"
+
+    @pytest.mark.parametrize("key", ["lr0", "optimizer.lr0", "recipe.optimizer.lr0"])
+    def test_a_gene_has_one_name_however_it_is_written(self, key):
+        assert genes_of({key: [0.01, 0.1]})[0].name == "lr0"
+
+    def test_words_and_switches_can_be_chosen(self):
+        data = {"optimizer.name": {"type": "choice", "values": ["SGD", "AdamW"]},
+                "schedule.cos_lr": {"type": "choice", "values": [True, False]}}
+        assert [gene.values for gene in genes_of(data)] == [("SGD", "AdamW"), (True, False)]
+
+    def test_trial_zero_is_the_recipe_moved_into_the_space(self):
+        data = {"lr0": [0.02, 0.1], "scale": [0.1, 0.9], "optimizer.name": {"type": "choice", "values": ["AdamW"]}}
+        space = read_space(data, Recipe()).space
+        assert propose(space, 0, 0, []) == {"lr0": 0.02, "scale": 0.5, "optimizer.name": "AdamW"}
+
+
+class TestOverlay:
+    def test_it_changes_the_genes_and_nothing_else(self):
+        base = Recipe(epochs=7)
+        trial = overlay(base, {"lr0": 0.02, "augment.close_mosaic": 3, "imgsz": 320})
+        assert (trial.optimizer.lr0, trial.augment.close_mosaic, trial.imgsz, trial.epochs) == (0.02, 3, 320, 7)
+        assert overlay(trial, {"lr0": 0.01, "augment.close_mosaic": 0, "imgsz": 640}) == base
+        assert base == Recipe(epochs=7)
+
+    def test_no_genes_no_change(self):
+        base = Recipe(freeze=(1, 2), imgsz=96)
+        assert overlay(base, {}) == base
+
+    def test_values_outside_are_refused(self):
+        with pytest.raises(ValidationError):
+            overlay(Recipe(), {"lr0": 5.0})
+
+    def test_short_names_are_yolov5s(self):
+        assert [short_name(name) for name in ("optimizer.lr0", "lr0", "epochs")] == ["lr0", "lr0", "epochs"]
+        assert recipe_value(Recipe(), "lr0") == 0.01
+
+
+class TestFiles:
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_every_proposal_of_a_shipped_space_is_a_recipe(self, path):
+        base = Recipe(epochs=30)
+        space = load_space(path, base).space
+        for k in range(40):
+            overlay(base, propose(space, 0, k, []))
+
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_a_shipped_space_says_how_it_is_run(self, path):
+        assert f"--space tune_spaces/{path.name}" in path.read_text()
+
+    def test_there_is_a_space_for_each_way_to_search(self):
+        searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
+        assert {name: (search.algorithm, search.scheduler.name) for name, search in searches.items()} == {
+            "evolve": ("evolve", "none"), "asha": ("evolve", "asha"), "pbt": ("random", "pbt"),
+            "quick": ("evolve", "none")}
+
+    def test_evolve_has_the_published_genes_ranges_and_gains(self):
+        space = load_space(next(path for path in SPACES if path.stem == "evolve"), Recipe()).space
+        assert {gene.name: (gene.gain, gene.low, gene.high) for gene in space.genes} == PUBLISHED
+        assert set(PUBLISHED) == set(GENES) - {"label_smoothing"}  # which YOLOv5 does not evolve
+        assert (space.parent, space.algorithm) == ("single", "evolve")
+
+    def test_numbers_in_exponent_form_are_numbers(self, tmp_path):
+        path = tmp_path / "space.yaml"
+        path.write_text("lr0: [1e-5, 1e-1, log]\n")
+        assert load_space(path, Recipe()).space.genes == (Gene("lr0", low=1e-5, high=0.1, log=True),)
+
+
+MISTAKES = {
+    "lr_0: [0.1, 0.2]": r"space.yaml:2: unknown setting 'lr_0'; did you mean optimizer.lr0\?",
+    "optimizer: [0.1, 0.2]": "space.yaml:2: 'optimizer' is a section; give one of its fields: optimizer.name, ",
+    "num_workers: [1, 4]": "space.yaml:2: num_workers decides where a trial is trained, not what; a space names fields",
+    "placement.cache: [1, 4]": "space.yaml:2: placement.cache decides where",
+    "iou_t: [0.1, 0.7]": "space.yaml:2: iou_t cannot be searched: YOLOv5's loss does not read it either",
+    "lr0: {low: 0.1, high: 0.01}": "space.yaml:2: lr0: low 0.1 is above high 0.01; exchange them",
+    "lr0: [0.1, 0.01]": "space.yaml:2: lr0: low 0.1 is above high 0.01",
+    "lr0: [0, 0.1, log]": "space.yaml:2: lr0: loguniform needs a low above 0, not 0",
+    "lr0: [0.01, 5.0]": "space.yaml:2: lr0: 5.0 is outside of the recipe's bounds: optimizer.lr0 is a number .*<= 1.0",
+    "anchor_t: [0.5, 5.0]": "space.yaml:2: anchor_t: 0.5 is outside of the recipe's bounds: loss.anchor_t is a number > 1",
+    "optimizer.name: {type: choice, values: [SGD, Adom]}":
+        "space.yaml:2: optimizer.name: 'Adom' is outside of .*: optimizer.name is one of SGD, Adam, AdamW",
+    "imgsz: {type: choice, values: [320, 333]}": "space.yaml:2: imgsz: 333 is outside",
+    "optimizer.name: [1, 2]": "space.yaml:2: optimizer.name: 1.0 is outside",
+    "lr0: 0.1": r"space.yaml:2: lr0: got 0.1; write \{low: 0.1, high: 0.9\}, \[0.1, 0.9\]",
+    "lr0: [0.1]": r"space.yaml:2: lr0: got \[0.1\]; write",
+    "lr0: {low: 0.1}": "space.yaml:2: lr0.high: is missing",
+    "lr0: {low: 0.1, high: x}": "space.yaml:2: lr0.high: got 'x': .*number",
+    "lr0: {low: 0.1, high: 0.2, gian: 1}": r"space.yaml:2: lr0.gian: unknown key; did you mean gain\?",
+    "lr0: {low: 0.1, high: 0.2, gain: -1}": "space.yaml:2: lr0.gain: got -1: .*greater than or equal to 0",
+    "lr0: {type: normal, low: 0.1, high: 0.2}":
+        "space.yaml:2: lr0: unknown type 'normal'; the types are uniform, loguniform, int, choice, fixed",
+    "lr0: {type: choice, values: []}": "space.yaml:2: lr0.values: got .*at least 1 item",
+    "close_mosaic: [0, 3]": r"space.yaml:2: unknown setting 'close_mosaic'; did you mean augment.close_mosaic\?",
+    "augment.close_mosaic: {type: int, low: 0, high: 2.5}":
+        "space.yaml:2: augment.close_mosaic: a whole number needs whole limits, not 0 and 2.5",
+    "augment.close_mosaic: {type: uniform, low: 0, high: 5}":
+        "space.yaml:2: augment.close_mosaic: the field takes whole numbers; write type: int",
+    "optimizer.lr0: [0.1, 0.2]\nlr0: [0.1, 0.2]": "space.yaml:3: lr0: lr0 is in this space already; remove one",
+    "batch_size: {type: choice, values: [8, 16]}\nmicrobatch: {type: choice, values: [3, 16]}":
+        "space.yaml:1: .*batch_size 8, microbatch 3 make no recipe: microbatch 3 does not divide batch_size 8",
+    "search: {algorithm: genetic}": "space.yaml:2: search.algorithm: got 'genetic': .*'evolve', 'random'",
+    "search: {sheduler: asha}": r"space.yaml:2: search.sheduler: unknown key; did you mean scheduler\?",
+    "search: {scheduler: {name: asha, grace: 3}}": r"space.yaml:2: search.scheduler.grace: unknown key; did you mean grace",
+    "search: {scheduler: hyperband}": "space.yaml:2: search.scheduler: got .*hyperband",
+    "search: {objective: {map: 1}}": "space.yaml:2: search.objective: unknown metric 'map'; the metrics are precision, ",
+    "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
+    "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
+    "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range; write",
+    "degrees: [0, 45]": "space.yaml:1: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or has",
+    "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: nothing here can evolve",
+    "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES, ids=[text.partition("\n")[0] for text in MISTAKES])
+def test_a_mistake_is_told_with_its_place(text, tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text(f"# a space\n{text}\n")
+    with pytest.raises(ConfigError, match=MISTAKES[text]) as error:
+        load_space(path, Recipe(microbatch=None))
+    assert "\n" not in str(error.value)
+
+
+def test_a_mapping_without_a_file_says_space():
+    with pytest.raises(ConfigError, match="^space: unknown setting 'lr'"):
+        read_space({"lr": [0, 1]}, Recipe())
+
+
+class TestWarnings:
+    def test_genes_that_cannot_evolve_are_named(self):
+        (warning,) = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
+                                Recipe()).warnings
+        assert warning.startswith("evolve: degrees start at 0 and stay there")
+
+    def test_random_search_moves_them(self):
+        assert read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).warnings == ()
+
+    def test_a_first_rung_much_shorter_than_the_schedule_is_warned_of(self):
+        data = {"lr0": [0.001, 0.1], "search": {"scheduler": {"name": "asha", "grace_epochs": 3}}}
+        assert read_space(data, Recipe(epochs=27)).warnings == ()
+        (warning,) = read_space(data, Recipe(epochs=100)).warnings
+        assert "the first rung, 3 of 100 epochs, is much shorter than the schedule" in warning
+        assert "grace_epochs 12 or more" in warning
+
+
+@pytest.mark.parametrize("name", GENES)
+def test_every_gene_of_yolov5_can_be_searched(name):
+    value = recipe_value(Recipe(), name)
+    genes = genes_of({name: [value, value]}) if name != "mosaic" else genes_of({"scale": [0.5, 0.5]})
+    assert canonical(genes[0].name) in GENES.values()
+
+
+def test_settings_of_a_scheduler_are_read():
+    search = read_space({"lr0": [0.01, 0.1], "search": {"scheduler": {"name": "asha", "reduction": 4}}}, Recipe()).search
+    assert search.scheduler == Asha(grace_epochs=0, reduction=4)
