@@ -38,7 +38,7 @@ TRAIN = Command(
     ),
     switches={"--noautoanchor": ("autoanchor", "false")},
     answers={
-        "--bucket": "use --storage-path gs://BUCKET/FOLDER (or s3://...)",
+        "--bucket": "use --storage-path FOLDER, with the bucket mounted there on every node",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
         "--local_rank": "not needed: Ray starts the workers; run this command once, with --num-workers N",

@@ -59,6 +59,13 @@ def tell(run_dir, events):
                                           for event in events])
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def points(client, run_id):
     """How often each (key, epoch) is there."""
     keys = client.get_run(run_id).data.metrics
@@ -259,9 +266,7 @@ class TestThread:
     def test_files_wait_until_they_are_final(self, uri, client, run_dir):
         tell(run_dir, STORY)
         tracking = Tracking(run_dir, uri, pytest.fail)
-        deadline = time.monotonic() + 20
-        while not client.search_runs(["1"], filter_string="status = 'FINISHED'") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: client.search_runs(["1"], filter_string="status = 'FINISHED'"))
         time.sleep(0.5)
         run_id = read_run_file(run_dir)["run_id"]
         assert client.list_artifacts(run_id) == []
@@ -304,7 +309,6 @@ class TestThread:
         warnings, posted = [], Counter()
         log_batch = MlflowClient.log_batch
         away = threading.Event()
-        away.set()
 
         def maybe(self, *args, **kwargs):
             log_batch(self, *args, **kwargs)
@@ -313,11 +317,12 @@ class TestThread:
                 raise ConnectionError("the answer got lost")
 
         monkeypatch.setattr(MlflowClient, "log_batch", maybe)
-        tell(run_dir, STORY)
+        tell(run_dir, STORY[:4])
         tracking = Tracking(run_dir, uri, warnings.append)
-        deadline = time.monotonic() + 10
-        while not warnings and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: posted)
+        away.set()
+        tell(run_dir, STORY[4:])
+        wait_until(lambda: warnings)
         away.clear()
         assert tracking.finish() is None
         assert points(client, read_run_file(run_dir)["run_id"]) == EXPECTED == posted
@@ -368,12 +373,10 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
         server.wait_until_up()
         tell(run_dir, STORY[:4])
         tracking = Tracking(run_dir, server.uri, warnings.append)
-        while read_run_file(run_dir) is None:
-            time.sleep(0.1)
+        wait_until(lambda: read_run_file(run_dir))
         server.signal(signal.SIGSTOP)
         tell(run_dir, STORY[4:6])
-        while not warnings:
-            time.sleep(0.1)
+        wait_until(lambda: warnings)
         server.stop()
         tell(run_dir, STORY[6:])
         server.start()
