@@ -3,6 +3,8 @@
     model = YOLO("yolov5n", nc=3)
     result = model.train(data="data.yaml", epochs=50, num_workers=2)
     model.val().metrics["mAP50"]
+    model.predict("pictures/").predictions
+    model.export(format="onnx").path
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from ray_yolo.config import RunConfig
 from ray_yolo.config_sources import given_by_keyword, resolve_config
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.errors import InputError
+from ray_yolo.export_config import ExportConfig
 from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters, gflops
+from ray_yolo.predict_config import PredictConfig
 from ray_yolo.val_config import ValConfig
 from ray_yolo.yaml_files import load_yaml
 
 if TYPE_CHECKING:
+    from ray_yolo.engine.export import ExportResult
+    from ray_yolo.runtime.predictor import PredictResult
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
 
@@ -80,15 +86,43 @@ class YOLO:
         """
         from ray_yolo.runtime.validator import validate
 
-        if not self._weights and "weights" not in settings:
-            raise InputError("val: this model has no weights yet; train it, or open it as YOLO('best.pt')")
-        config, _ = resolve_config(ValConfig, given_by_keyword({"weights": self._weights, **settings}))
+        config, _ = resolve_config(ValConfig, given_by_keyword(self._with_weights("val", settings)))
         return validate(config)
+
+    def predict(self, source: str, **settings: Any) -> PredictResult:
+        """Detect in pictures and videos, with the settings of `python -m ray_yolo.predict` by name.
+
+        Raises:
+            InputError: if there are no weights yet, the source names nothing, or for settings that cannot be used.
+        """
+        from ray_yolo.runtime.predictor import predict
+
+        given = self._with_weights("predict", {"source": source, **settings})
+        config, _ = resolve_config(PredictConfig, given_by_keyword(given))
+        return predict(config)
+
+    def export(self, **settings: Any) -> ExportResult:
+        """Write the weights for other programs, with the settings of `python -m ray_yolo.export` by name.
+
+        Raises:
+            InputError: if there are no weights yet, or for settings that cannot be used.
+            RayYoloError: if the new file gives other numbers than torch.
+        """
+        from ray_yolo.engine.export import export
+
+        config, _ = resolve_config(ExportConfig, given_by_keyword(self._with_weights("export", settings)))
+        return export(config)
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""
         return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
                          self.model.head.strides)
+
+    def _with_weights(self, call: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """Settings with this model's weights, unless they name others."""
+        if not self._weights and "weights" not in settings:
+            raise InputError(f"{call}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
+        return {"weights": self._weights, **settings}
 
     def _load(self, weights: Path) -> None:
         trained = load_trained(weights)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from ray_yolo.config import RunConfig
 from ray_yolo.config_fields import config_fields
 from ray_yolo.errors import RayYoloError
+from ray_yolo.export_config import ExportConfig
 from ray_yolo.flags import Command, Parsed, parse
+from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import redact
 from ray_yolo.val_config import ValConfig
 
@@ -64,6 +66,38 @@ VAL = Command(
 )
 
 
+PREDICT = Command(
+    prog="python -m ray_yolo.predict",
+    description="Detect in pictures and videos. What is found does not depend on the number of workers.",
+    model=PredictConfig,
+    paths=(
+        "weights", "source", "imgsz", "confidence", "iou", "max_detections", "agnostic_nms", "classes", "precision",
+        "save_txt", "save_conf", "save_json", "nosave", "num_workers", "gpus_per_worker", "cpus_per_worker", "address",
+        "project", "name", "exist_ok", "storage_path",
+    ),
+    switches={"--half": ("precision", "fp16")},
+    answers={
+        "--data": "not needed: the weights know the names of their classes",
+        "--view-img": "not supported: look at the pictures in the folder that the command names at its end",
+        "--augment": "not supported: a larger --imgsz does most of what it did",
+    },
+)
+
+EXPORT = Command(
+    prog="python -m ray_yolo.export",
+    description="Write trained weights as a file for other programs, checked against torch.",
+    model=ExportConfig,
+    paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
+           "max_detections", "agnostic_nms"),
+    switches={},
+    answers={
+        "--data": "not needed: the weights know the names of their classes",
+        "--half": "not supported: the program that runs the file chooses its precision",
+        "--simplify": "not needed: constants are folded already",
+    },
+)
+
+
 def parse_train(argv: Sequence[str] | None = None) -> Parsed[RunConfig]:
     """The training that a command line asks for; see `flags.parse`."""
     return parse(TRAIN, argv)
@@ -72,6 +106,16 @@ def parse_train(argv: Sequence[str] | None = None) -> Parsed[RunConfig]:
 def parse_val(argv: Sequence[str] | None = None) -> Parsed[ValConfig]:
     """The validation that a command line asks for; see `flags.parse`."""
     return parse(VAL, argv)
+
+
+def parse_predict(argv: Sequence[str] | None = None) -> Parsed[PredictConfig]:
+    """The prediction that a command line asks for; see `flags.parse`."""
+    return parse(PREDICT, argv)
+
+
+def parse_export(argv: Sequence[str] | None = None) -> Parsed[ExportConfig]:
+    """The export that a command line asks for; see `flags.parse`."""
+    return parse(EXPORT, argv)
 
 
 def run(main: Callable[[], int]) -> int:

@@ -33,13 +33,17 @@ ALIASES = {
     "evaluate.iou": ("--iou-thres",),
     "evaluate.max_detections": ("--max-det",),
     "evaluate.batch_size": ("--batch-size", "--batch"),
+    "confidence": ("--conf-thres",),
+    "iou": ("--iou-thres",),
+    "max_detections": ("--max-det",),
+    "format": ("--include",),
 }
 """YOLOv5's spellings of fields, beside the field's own name where that is a flag."""
 
 ALONE = {"cache": "ram", "resume": "auto"}
 """Flags that may be given without a value, and the value they then have."""
 
-SEVERAL = ("imgsz", "freeze")
+SEVERAL = ("imgsz", "freeze", "classes")
 """Flags that take one or more values."""
 
 FILES = {
@@ -150,15 +154,19 @@ def _one_size(sizes: list[str], flag: str | None) -> str:
 
 
 class _Device(argparse.Action):
-    """YOLOv5's --device: Ray decides which GPUs a worker sees, so only 'cpu' and '' can be meant."""
+    """YOLOv5's --device: Ray decides which GPUs a worker sees, so only 'cpu' and '' can be meant.
+
+    `const` says whether the command can use GPUs at all.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
-        if values == "cpu":
+        if values == "cpu" and self.const:
             namespace.given["gpus_per_worker"] = Given("0", "--device cpu")
-        elif values:
-            raise InputError(f"--device {values}: Ray chooses the devices; say how many with --num-workers and "
-                             "--gpus-per-worker")
+        elif values not in ("cpu", ""):
+            advice = ("Ray chooses the devices; say how many with --num-workers and --gpus-per-worker" if self.const
+                      else "this command runs on the CPU; leave it out")
+            raise InputError(f"--device {values}: {advice}")
 
 
 class _Answer(argparse.Action):
@@ -195,7 +203,9 @@ def _help(field: ConfigField) -> str:
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
         group.add_argument(flag, dest=path, action=_Record, nargs=0, const=value, help=f"same as --set {path}={value}")
-    group.add_argument("--device", action=_Device, help="cpu: same as --gpus-per-worker 0; Ray chooses GPUs itself")
+    gpus = "gpus_per_worker" in config_fields(command.model)
+    group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
+                       "GPUs itself" if gpus else "cpu is all that this command uses")
     for flag, answer in command.answers.items():
         group.add_argument(flag, action=_Answer, nargs="?", metavar="X", help=answer)
 

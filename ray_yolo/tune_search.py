@@ -55,6 +55,9 @@ class Pbt(Frozen):
     """Probability that a gene is drawn anew instead of being moved."""
 
 
+SCHEDULERS: dict[str, type[Frozen]] = {"none": Nothing, "asha": Asha, "median": MedianStop, "pbt": Pbt}
+
+
 def _by_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 

@@ -26,7 +26,7 @@ from ray_yolo.config_fields import canonical, config_fields, did_you_mean, expla
 from ray_yolo.errors import ConfigError
 from ray_yolo.genes import GENES, LEGACY_GENES
 from ray_yolo.ops.evolution import Gene, GeneValue, Space, can_move, nearest
-from ray_yolo.tune_search import Search
+from ray_yolo.tune_search import SCHEDULERS, Search
 from ray_yolo.yaml_files import load_yaml
 
 SEARCH = "search"
@@ -165,13 +165,17 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    entry = _spelled_out(raw, whole=_RECIPE[path].types == (int,))
+    whole = _RECIPE[path].types == (int,)
+    entry = _spelled_out(raw, whole)
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where()}: {key}: got {short(raw)}; write {{low: 0.1, high: 0.9}}, [0.1, 0.9], "
                           "[0.001, 0.1, log], or a mapping with a type")
     if (kind := entry["type"]) not in _FORMS:
         raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
-    return _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
+    gene = _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
+    if whole and gene.kind == "float":
+        raise ConfigError(f"{where('type')}: {key}: the field takes whole numbers; write type: int")
+    return gene
 
 
 def _spelled_out(raw: Any, whole: bool) -> Any:
@@ -189,17 +193,18 @@ def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Mo
         return model.model_validate(data)
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-    # A scheduler's errors name the scheduler's kind among their keys, where the user wrote none.
-    keys = [key for key in detail["loc"] if key not in ("none", "asha", "median", "pbt")]
+    # Pydantic puts the scheduler's name among the keys of an error in its settings; the user did not.
+    keys = [str(key) for key in detail["loc"] if key not in SCHEDULERS]
+    owner = next((SCHEDULERS[str(key)] for key in detail["loc"] if key in SCHEDULERS), model)
     if detail["type"] == "extra_forbidden":
-        text = "unknown key" + did_you_mean(str(keys[-1]), {field: field for field in model.model_fields})
+        text = "unknown key" + did_you_mean(keys[-1], {field: field for field in owner.model_fields})
     elif detail["type"] == "missing":
         text = "is missing"
     elif detail["type"] == "value_error":
         text = str(detail["ctx"]["error"])
     else:
         text = f"got {short(detail['input'])}: {detail['msg']}"
-    raise ConfigError(f"{where(*keys)}: {'.'.join(map(str, (name, *keys)))}: {text}")
+    raise ConfigError(f"{where(*keys)}: {'.'.join((name, *keys))}: {text}")
 
 
 def _ends(gene: Gene) -> tuple[GeneValue, ...]:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_yolo.cli import TRAIN, VAL, parse_train, parse_val
+from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL, parse_export, parse_predict, parse_train, parse_val
 from ray_yolo.config import RunConfig
 from ray_yolo.config_fields import config_fields
 from ray_yolo.errors import InputError
+from ray_yolo.export_config import ExportConfig
 from ray_yolo.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser
+from ray_yolo.predict_config import PredictConfig
 from ray_yolo.val_config import ValConfig
 
 TRAIN_FLAGS = frozenset([
@@ -36,6 +38,23 @@ VAL_FLAGS = frozenset([
     "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
+PREDICT_FLAGS = frozenset([
+    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
+    "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
+    "--save-json", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker", "--address", "--project",
+    "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
+    "--set", "--dry-run", "--device", "--help",
+])
+
+EXPORT_FLAGS = frozenset([
+    "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
+    "--nms", "--opset", "--confidence", "--conf-thres", "--iou", "--iou-thres", "--max-detections", "--max-det",
+    "--agnostic-nms", "--data", "--half", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--help",
+])
+
+COMMANDS = [TRAIN, VAL, PREDICT, EXPORT]
+
 
 def origins_of(argv: list[str]) -> dict[str, str]:
     return {path: origin for path, origin in parse_train(argv).origins.items() if origin != "default"}
@@ -44,9 +63,11 @@ def origins_of(argv: list[str]) -> dict[str, str]:
 def test_the_flags_are_these() -> None:
     assert set(TRAIN.flags) == TRAIN_FLAGS
     assert set(VAL.flags) == VAL_FLAGS
+    assert set(PREDICT.flags) == PREDICT_FLAGS
+    assert set(EXPORT.flags) == EXPORT_FLAGS
 
 
-@pytest.mark.parametrize("command", [TRAIN, VAL])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_names_a_field_and_the_parser_knows_no_other(command: Command[Any]) -> None:
     fields = config_fields(command.model)
     parser_knows = set(build_parser(command)._option_string_actions) - {"-h"}
@@ -54,7 +75,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other(command: Command
     assert {path for path in command.flags.values() if path not in fields} == {*OPTIONS, *command.answers}
 
 
-@pytest.mark.parametrize("command", [TRAIN, VAL])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_every_field_that_can_be_given(command: Command[Any]) -> None:
     text = " ".join(build_parser(command).format_help().split())
     for path, field in config_fields(command.model).items():
@@ -63,8 +84,8 @@ def test_help_explains_every_field_that_can_be_given(command: Command[Any]) -> N
 
 
 def test_every_alias_is_of_a_field_that_some_command_has() -> None:
-    assert set(ALIASES) <= {*TRAIN.paths, *VAL.paths}
-    assert set(SEVERAL) <= set(TRAIN.paths)
+    assert set(ALIASES) <= {path for command in COMMANDS for path in command.paths}
+    assert set(SEVERAL) <= {*TRAIN.paths, *PREDICT.paths}
 
 
 @pytest.mark.parametrize(("yolov5", "ours"), [
@@ -93,6 +114,33 @@ def test_yolov5s_spelling_means_ours(yolov5: str, ours: str) -> None:
 def test_validation_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
     config = parse_val(["--weights", "w.pt", *yolov5.split()]).config
     assert config == ValConfig.model_validate({"weights": "w.pt", **changes})
+
+
+@pytest.mark.parametrize(("yolov5", "changes"), [
+    ("--conf-thres 0.1 --iou-thres 0.5", {"confidence": 0.1, "iou": 0.5}), ("--max-det 9", {"max_detections": 9}),
+    ("--classes 0", {"classes": (0,)}), ("--classes 0 2", {"classes": (0, 2)}), ("--half", {"precision": "fp16"}),
+    ("--img 320 --save-txt --save-conf", {"imgsz": 320, "save_txt": True, "save_conf": True}),
+    ("--agnostic-nms --nosave", {"agnostic_nms": True, "placement": {"nosave": True}}),
+    ("--device cpu", {"placement": {"gpus_per_worker": 0}}),
+])
+def test_prediction_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
+    config = parse_predict(["--weights", "w.pt", "--source", "s", *yolov5.split()]).config
+    assert config == PredictConfig.model_validate({"weights": "w.pt", "source": "s", **changes})
+
+
+@pytest.mark.parametrize(("yolov5", "changes"), [
+    ("--include torchscript", {"format": "torchscript"}), ("--batch 4 --dynamic", {"batch_size": 4, "dynamic": True}),
+    ("--nms --iou-thres 0.5", {"nms": True, "iou": 0.5}), ("--device cpu", {}),
+])
+def test_export_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
+    config = parse_export(["--weights", "w.pt", *yolov5.split()]).config
+    assert config == ExportConfig.model_validate({"weights": "w.pt", **changes})
+
+
+def test_a_command_without_gpus_says_so() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_export(["--weights", "w.pt", "--device", "0"])
+    assert str(caught.value) == "--device 0: this command runs on the CPU; leave it out"
 
 
 def test_validation_runs_in_this_process_unless_asked_otherwise() -> None:
@@ -162,7 +210,7 @@ REFUSED = {
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
     "--device 0": "--device 0: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
     "--device 0,1": "--device 0,1: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
-    "--bucket b": "--bucket: use --storage-path gs://BUCKET/FOLDER (or s3://...)",
+    "--bucket b": "--bucket: use --storage-path FOLDER, with the bucket mounted there on every node",
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",

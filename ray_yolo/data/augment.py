@@ -15,32 +15,31 @@ from ray_yolo.data.labels import Labels, covered, join, mirror_x
 
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
-_LEVELS = np.arange(256.0)
-_UNCHANGED = np.stack([_LEVELS % 180, _LEVELS, _LEVELS]).astype(np.uint8)
-_BAND_ROWS = 64  # bands stay in the processor's cache and need no fresh memory
+_BAND_PIXELS = 2**16  # bands stay in the processor's cache and need no fresh memory
 
 
-def draw_colour_tables(rng: np.random.Generator, augment: AugmentConfig) -> np.ndarray:
-    """Tables (3, 256) uint8 that multiply hue (modulo 180), saturation and value by 1 + uniform(-1, 1) x gain."""
-    gains = 1 + rng.uniform(-1, 1, 3) * (augment.hsv_h, augment.hsv_s, augment.hsv_v)
-    tables = _LEVELS * gains[:, None]
-    tables[0] %= 180
-    return np.minimum(tables, 255).astype(np.uint8)
+def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:
+    """Factors of hue, saturation and value: 1 + uniform(-1, 1) x gain each."""
+    hue, saturation, value = (1 + rng.uniform(-1, 1, 3) * (augment.hsv_h, augment.hsv_s, augment.hsv_v)).tolist()
+    return hue, saturation, value
 
 
-def recolour(image: np.ndarray, tables: np.ndarray) -> None:
-    """Look up each of the image's hue, saturation and value in `tables`, in place; (h, w, 3) uint8 RGB.
+def recolour(image: np.ndarray, gains: tuple[float, float, float]) -> None:
+    """Multiply hue (modulo 180), saturation and value of an image (h, w, 3) uint8 RGB in place.
 
-    Tables that change nothing are skipped, because the way to whole hues and back would not be exact.
+    Gains of 1 are skipped, because the way to whole hues and back would not be exact.
     """
-    if np.array_equal(tables, _UNCHANGED):
+    if gains == (1, 1, 1):
         return
-    for top in range(0, len(image), _BAND_ROWS):
-        band = image[top:top + _BAND_ROWS]
-        channels = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))
-        for channel, table in zip(channels, tables, strict=True):
-            cv2.LUT(channel, table, dst=channel)
-        cv2.cvtColor(cv2.merge(channels, band), cv2.COLOR_HSV2RGB, dst=band)
+    hues = (np.arange(256) * gains[0] % 180).astype(np.uint8)
+    num_rows = max(1, _BAND_PIXELS // image.shape[1])
+    for top in range(0, len(image), num_rows):
+        band = image[top:top + num_rows]
+        hue, saturation, value = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))
+        cv2.LUT(hue, hues, dst=hue)
+        cv2.convertScaleAbs(saturation, dst=saturation, alpha=gains[1])
+        cv2.convertScaleAbs(value, dst=value, alpha=gains[2])
+        cv2.cvtColor(cv2.merge([hue, saturation, value], band), cv2.COLOR_HSV2RGB, dst=band)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],

@@ -62,7 +62,7 @@ class TrainDataset(Dataset[Sample]):
                 image, labels = self._mixup(rng, image, labels)
         else:
             image, labels = self._single(rng, key.image)
-        effects.recolour(image, effects.draw_colour_tables(rng, self.augment))
+        effects.recolour(image, effects.draw_colour_gains(rng, self.augment))
         image, labels = self._flip(rng, image, labels)
         return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
                 "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}

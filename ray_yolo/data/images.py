@@ -93,7 +93,7 @@ def _header(path: str) -> tuple[int, int, bool]:
                 whole = width * height <= MAX_PIXELS and b"eXIf" not in Path(path).read_bytes()
                 file.verify()
                 return height, width, whole
-            turned = file.getexif().get(0x0112) in _TURNED and kind != "TIFF"  # Pillow turns TIFF sizes itself
+            turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:

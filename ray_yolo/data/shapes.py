@@ -20,7 +20,7 @@ import numpy as np
 from ray_yolo.data.user_cache import cache_folder, publish_folder
 from ray_yolo.structures import Annotation
 
-VERSION = 1  # raise it whenever a drawn pixel or a label changes: tables of results name it
+VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
 _SUBPIXEL_BITS = 4
 
@@ -35,12 +35,13 @@ class Drawing(NamedTuple):
     num_classes: int
     scale: tuple[float, float]  # figure diameter as a share of the image side
     max_figures: int
+    turn_degrees: float  # figures stand upright +- so much
 
 
 BUILT_IN = {
-    "shapes": Drawing(1, 128, 64, 160, 3, (0.20, 0.45), 4),
-    "shapes8": Drawing(8, 8, 8, 160, 3, (0.20, 0.45), 4),
-    "shapes1k": Drawing(1000, 1000, 100, 256, 6, (0.05, 0.40), 8),
+    "shapes": Drawing(1, 128, 64, 160, 3, (0.20, 0.45), 4, 25),
+    "shapes8": Drawing(8, 8, 8, 160, 3, (0.20, 0.45), 4, 25),
+    "shapes1k": Drawing(1000, 1000, 100, 256, 6, (0.05, 0.40), 8, 180),
 }
 
 
@@ -90,7 +91,8 @@ def _unit_outline(kind: int) -> np.ndarray:
         return np.array([(a, 1), (a, a), (1, a), (1, -a), (a, -a), (a, -1), (-a, -1), (-a, -a),
                          (-1, -a), (-1, a), (-a, a), (-a, 1)], float)
     corners = {"square": 4, "triangle": 3, "star": 10}.get(CLASSES[kind], 64)
-    angles = np.arange(corners) * (2 * np.pi / corners)
+    first = np.pi / 4 if CLASSES[kind] == "square" else -np.pi / 2  # upright; y points down
+    angles = first + np.arange(corners) * (2 * np.pi / corners)
     radius = np.where(np.arange(corners) % 2, 0.42, 1.0) if CLASSES[kind] == "star" else np.ones(corners)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radius[:, None]
 
@@ -100,7 +102,7 @@ def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.nd
     low, high = drawing.scale
     radius = drawing.side_px * (low + (high - low) * rng.random()) / 2
     stretch = np.array([rng.uniform(0.85, 1.18), 1.0])
-    angle = rng.uniform(0, 2 * np.pi)
+    angle = np.radians(rng.uniform(-1, 1) * drawing.turn_degrees)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     outline = (_unit_outline(kind) * stretch * radius) @ turn.T
     lowest, highest = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)

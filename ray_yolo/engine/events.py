@@ -29,9 +29,6 @@ Event = dict[str, Any]
 
 ROW_TYPES = frozenset({"step", "share", "epoch"})
 """Events that report on training up to their `step`, and are void if training goes back before it."""
-COMMIT_TYPES = frozenset({"checkpoint", "start", "end"})
-"""Events after which training never goes back before their `step`."""
-
 _RESERVED = frozenset({"seq", "time", "type"})
 _TAIL_BYTES = 1 << 16
 # While the disk refuses: some 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, and the
@@ -129,9 +126,9 @@ def surviving(events: Sequence[Event]) -> list[Event]:
 def durable(events: Sequence[Event]) -> list[Event]:
     """The surviving events without the rows that training might still take back.
 
-    A row is durable once a checkpoint, start or end with a step at or above its own follows. A durable row stays
-    durable however the log goes on, as long as training goes back to committed steps only: so what is published
-    from here never has to be withdrawn.
+    A row is durable once a checkpoint, a start or a good end with a step at or above its own follows. A durable row
+    stays durable however the log goes on, as long as training goes back to saved steps only: so what is published from
+    here never has to be withdrawn.
     """
     return _project(events, committed=-1)
 
@@ -143,6 +140,11 @@ def epoch_rows(events: Sequence[Event]) -> list[Event]:
         if event["type"] == "epoch":
             rows.setdefault(event["epoch"], event)
     return [rows[epoch] for epoch in sorted(rows)]
+
+
+def best_row(rows: Sequence[Event]) -> Event | None:
+    """The best of the epoch rows: the last one that was better than all before it."""
+    return next((row for row in reversed(rows) if row["best"]), None)
 
 
 def plain(value: Any) -> Any:
@@ -169,13 +171,18 @@ def _project(events: Sequence[Event], committed: float) -> list[Event]:
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):
-        if event["type"] in COMMIT_TYPES:
+        if _commits(event):
             committed = max(committed, event["step"])
         if event["type"] == "start":
             limit = min(limit, event["step"])
         if event["type"] not in ROW_TYPES or event["step"] <= min(limit, committed):
             kept.append(event)
     return kept[::-1]
+
+
+def _commits(event: Event) -> bool:
+    """Whether training never goes back before this event's step. After a failure it does: to the last checkpoint."""
+    return event["type"] in ("checkpoint", "start") or (event["type"] == "end" and event["status"] == "done")
 
 
 def _open_and_repair(path: Path) -> tuple[int, int]:

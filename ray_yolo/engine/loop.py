@@ -61,10 +61,10 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
             result = take_step(parts, step, batches, state.progress.step)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
+            after_step(step, rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     "a row; lower optimizer.lr0, or use --set precision=fp32")
-            after_step(step, rates, result)
         state.progress = Progress(epoch + 1, 0, state.progress.step)
         if after_epoch(epoch):
             return

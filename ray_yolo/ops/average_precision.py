@@ -145,11 +145,10 @@ def _mean(values: Floats) -> Floats:
 def _envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
     """Recall and the highest precision at that recall or above, from (0, 1) to (1, 0).
 
-    A curve that reaches recall 1 ends there with its own precision, so that a perfect detector has area 1.
+    The last point is there for curves that reach recall 1 too, as in YOLOv5: a perfect detector has area 0.995.
     """
-    last = [] if recall[-1] == 1.0 else [1.0]
-    recall = np.concatenate([[0.0], recall, last])
-    precision = np.concatenate([[1.0], precision, [0.0] * len(last)])
+    recall = np.concatenate([[0.0], recall, [1.0]])
+    precision = np.concatenate([[1.0], precision, [0.0]])
     return recall, np.maximum.accumulate(precision[::-1])[::-1]
 
 

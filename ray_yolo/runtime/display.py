@@ -33,9 +33,9 @@ class Display:
         self._told_at = clock()
 
     def recall(self, events: Sequence[Event]) -> None:
-        """Learn what happened before, without a word."""
-        for event in events:
-            self._narrator.observe(event)
+        """Learn what happened before, and tell no more of it than which run this is."""
+        lines = [line for event in events for line in self._narrator.observe(event) if event["type"] == "run"]
+        self._write("".join(f"{line}\n" for line in lines), "")
 
     def update(self, events: Sequence[Event]) -> None:
         """Tell what is new."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from ray_yolo.engine.events import Event, epoch_rows, surviving
+from ray_yolo.engine.events import Event, best_row, epoch_rows, surviving
 from ray_yolo.engine.results import number_at
 from ray_yolo.runtime.tracking import read_run_file
 
@@ -43,7 +43,7 @@ class Narrator:
 
     def progress(self) -> str:
         """One line: where training is now, with the time that is left. Empty while that is not known."""
-        if self._batch is None or not self._images_per_second:
+        if self._batch is None or not self._images_per_second or self._epoch >= self._epochs:
             return ""
         means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
@@ -91,6 +91,7 @@ class Narrator:
         self._epoch, self._memory_gb = event["epoch"], event["memory_gb"]
         lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
         self._begin_epoch(event["epoch"] + 1)
+        self._batch = self._epoch * self._batches
         return lines
 
     def _on_warning(self, event: Event) -> list[str]:
@@ -137,7 +138,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     """
     rows = epoch_rows(surviving(events))
     end = next((event for event in reversed(events) if event["type"] == "end"), None)
-    best = next((row for row in rows if end and row["epoch"] == end["best_epoch"] and row["metrics"]), None)
+    best = best_row(rows)
     lines = [_outcome(end, rows)]
     if best:
         table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import platform
 import shlex
+import shutil
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -80,8 +82,9 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
 
 
 def provenance() -> dict[str, Any]:
-    """Versions that a result depends on."""
-    return {"python": platform.python_version(), "ray_yolo": __version__,
+    """Versions that a result depends on, and the commit of the folder that the command was run in, if it is one."""
+    asked = subprocess.run([shutil.which("git") or "true", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": asked.stdout.strip(),
             **{name: version(name) for name in ("torch", "ray")}}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.config import Recipe, recipe_digest
-from ray_yolo.engine.events import Event, durable, epoch_rows
+from ray_yolo.engine.events import Event, best_row, durable, epoch_rows
 from ray_yolo.engine.results import number_at
 
 RUN_ID_TAG = "ray_yolo.run_id"
@@ -85,14 +85,14 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
     last = next((event for event in reversed(events) if event["type"] in ("start", "end")), run)
     end = last if last["type"] == "end" else None
     rows = epoch_rows(durable(events))
-    best = [row for row in rows if end is not None and row["epoch"] == end["best_epoch"]]
+    best = best_row(rows) if end else None
     return Plan(
         name=run["name"],
         experiment=Path(run["placement"]["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params={path: text[:_LONGEST_PARAM] for path, text in _params(run).items()},
         tags=_tags(run, starts),
-        points=[*_points(rows, METRICS), *_points(best, BEST)],
+        points=[*_points(rows, METRICS), *_points([best] if best else [], BEST)],
         status=_STATUS[end["status"]] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         version=str(last["seq"]),

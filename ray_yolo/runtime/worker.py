@@ -14,7 +14,7 @@ from ray_yolo.config import Placement, Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
-from ray_yolo.runtime.recorder import emitter
+from ray_yolo.runtime.recorder import emitter, flush_recorder
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -46,4 +46,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         cache=placement.cache,
     )
     torch.set_num_threads(host.threads)
-    return run_session(from_wire(config["job"]), host, placement, emitter(config["recorder"]), ray.train.report)
+    try:
+        return run_session(from_wire(config["job"]), host, placement, emitter(config["recorder"]), ray.train.report)
+    finally:
+        flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this

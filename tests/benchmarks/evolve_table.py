@@ -22,8 +22,8 @@ import numpy as np
 from ray_yolo.config import Recipe
 from ray_yolo.ops.evolution import Gene, Genes, GeneValue, Space, mutate
 from ray_yolo.tune_space import read_space
+from tests.benchmarks.record_curves import FORMAT
 
-FORMAT = 1
 LENGTHS = 0.1 * 2.0 ** np.arange(7)  # of the process, in units of a gene's range
 JITTER = 1e-8
 

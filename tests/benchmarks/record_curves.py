@@ -1,9 +1,10 @@
-"""Record the table that `run.py evolve` replays: small trainings of our own, one row each.
+"""Record the table that `evolve_simulation.py` replays: small trainings of our own, one row each.
 
-    python tests/benchmarks/record_curves.py --table tests/benchmarks/yolo_curves.json
+    python -m tests.benchmarks.record_curves --table tests/benchmarks/yolo_curves.json
 
-Can be stopped and started again at any time: finished rows are kept, a started one goes on from its checkpoint. The
-first training, longer than the others, makes the weights that all of them start from.
+May be stopped and started again at any time: rows that are there are kept, a training that was begun goes on from its
+checkpoint, and the table is whole after every row. The first training, on more data, makes the weights that all rows
+start from: from scratch, nothing is learnt in 15 seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import platform
 import statistics
-import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +22,40 @@ from typing import Any
 import numpy as np
 
 from ray_yolo.config import Placement, Recipe, RunConfig
-from ray_yolo.engine.events import EventLog, read_events
+from ray_yolo.engine.events import EventLog, epoch_rows, read_events, surviving
+from ray_yolo.engine.results import replace_text
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.evolution import Genes, GeneValue, Space, mutate, propose
+from ray_yolo.ops.evolution import Genes, Space, mutate, propose
 from ray_yolo.tune_space import overlay, read_space
 
+FORMAT = 1
 NUM_RANDOM, NUM_NEAR, NUM_REPEATS = 110, 80, 8  # 198 trainings
 NEAR_GAIN = 3.0
+SPACE: dict[str, Any] = {
+    "lr0": {"type": "loguniform", "low": 1e-4, "high": 0.1},
+    "momentum": {"low": 0.6, "high": 0.98, "gain": 0.3},
+    "weight_decay": {"low": 0.0, "high": 0.001},
+    "warmup_epochs": {"low": 0.0, "high": 5.0},
+    "box": {"type": "loguniform", "low": 0.02, "high": 0.2},
+    "cls": {"type": "loguniform", "low": 0.2, "high": 4.0},
+    "obj": {"type": "loguniform", "low": 0.2, "high": 4.0},
+    "hsv_v": {"low": 0.0, "high": 0.9},
+    "translate": {"low": 0.0, "high": 0.9},
+    "scale": {"low": 0.0, "high": 0.9},
+    "fliplr": {"low": 0.0, "high": 1.0},
+    "mosaic": {"low": 0.0, "high": 1.0},
+}
+WEIGHTS = Recipe.model_validate({
+    "data": "shapes1k", "model": "yolov5n", "imgsz": 96, "batch_size": 16, "microbatch": 16, "epochs": 20,
+    "precision": "fp32", "patience": 0, "optimizer": {"nominal_batch": 16}, "schedule": {"ema_ramp": 500}})
+BASE = WEIGHTS.model_copy(update={
+    "data": "shapes", "epochs": 18, "schedule": WEIGHTS.schedule.model_copy(update={
+        "warmup_min_batches": 0, "ema_ramp": 100.0})})  # 8 steps an epoch: shorter averages than in a long training
 
 
 def configurations(space: Space, num_random: int, num_near: int, num_repeats: int) -> Iterator[tuple[Genes, int]]:
-    """(genes, training seed) of each row: the start with several seeds, then, in turns, children of the start and
-    random draws, so that a table that was not finished is a smaller table."""
+    """(genes, training seed) of each row: the start with several seeds; then, in turns, random draws and children of
+    the start, so that a table that is not finished is a smaller table of the same mixture."""
     start = dict(space.starts[0])
     for seed in range(num_repeats):
         yield start, seed
@@ -43,3 +66,74 @@ def configurations(space: Space, num_random: int, num_near: int, num_repeats: in
             yield propose(random, 0, number, ()), 0
         if number < num_near:
             yield mutate(bold, start, np.random.default_rng([10, number])), 0
+
+
+def train(recipe: Recipe, work: Path, name: str) -> dict[str, Any]:
+    """The curve of one training in this process: `fitness` and `seconds` of each epoch, `start_seconds` before them.
+
+    A training that fails has no fitness and its reason in `failed`.
+    """
+    from ray_yolo.runtime import trainer
+
+    placement = Placement(num_workers=0, gpus_per_worker=0.0, cpus_per_worker=2.0, workers=0, cache="ram",
+                          project=str(work), name=name, nosave=True, noplots=True, mlflow_uri="off")
+    began = time.monotonic()
+    try:
+        run = trainer.fit(RunConfig(recipe=recipe, placement=placement), quiet=True).run_dir
+    except TrainingError as error:
+        return {"fitness": None, "seconds": None, "failed": str(error)}
+    took = time.monotonic() - began
+    rows = epoch_rows(surviving(read_events(run / "events.jsonl")))
+    seconds = [row["seconds"] for row in rows]
+    return {"fitness": [round(row["fitness"] or 0.0, 5) for row in rows], "seconds": [round(s, 3) for s in seconds],
+            "start_seconds": round(took - sum(seconds), 3)}
+
+
+def base_weights(work: Path) -> str:
+    """The weights that all rows start from; trained at the first call."""
+    path = work / "weights" / "weights" / "last.pt"
+    if not (work / "weights" / "finished").exists():
+        train(WEIGHTS, work, "weights")
+    return str(path)
+
+
+def record(work: Path, table: Path, num_rows: int) -> None:
+    """Train what is not recorded yet, and write the table after every row."""
+    base = BASE.model_copy(update={"weights": base_weights(work)})
+    space = read_space(SPACE, base).space
+    done = {event["row"]: event["result"] for event in read_events(work / "rows.jsonl")}
+    log = EventLog(work / "rows.jsonl")
+    wanted = list(configurations(space, NUM_RANDOM, NUM_NEAR, NUM_REPEATS))[:num_rows]
+    for number, (genes, seed) in enumerate(wanted):
+        if number not in done:
+            recipe = overlay(base, genes).model_copy(update={"seed": seed})
+            done[number] = {"genes": genes, "seed": seed, **train(recipe, work, f"row-{number:03d}")}
+            log.append("row", row=number, result=done[number])
+            last = (done[number]["fitness"] or ["failed"])[-1]
+            print(f"{number + 1}/{len(wanted)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
+        replace_text(table, format_table([done[row] for row in sorted(done)], base))
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:
+    """The text of a table, a row on each line."""
+    starts = [row["start_seconds"] for row in rows if row["fitness"]]
+    about = {"made by": "python -m tests.benchmarks.record_curves", "machine": platform.processor() or platform.machine(),
+             "python": platform.python_version()}
+    head = {"format": FORMAT, "about": about, "space": SPACE, "recipe": base.model_dump(mode="json"),
+            "epochs": base.epochs, "start_seconds": statistics.median(starts or [0.0])}
+    lines = ",\n".join(json.dumps({key: row.get(key) for key in ("genes", "seed", "fitness", "seconds")}) for row in rows)
+    return f"{json.dumps(head, indent=1)[:-2]},\n \"rows\": [\n{lines}\n]}}\n"
+
+
+def main() -> None:
+    """Record as many rows as asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("runs/curves"), help="folder of the trainings")
+    parser.add_argument("--rows", type=int, default=NUM_RANDOM + NUM_NEAR + NUM_REPEATS)
+    options = parser.parse_args()
+    record(options.work, options.table, options.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,25 +13,10 @@ from typing import Any
 import numpy as np
 
 from ray_yolo.config import Recipe
-from ray_yolo.ops.evolution import GeneValue, Space, propose
+from ray_yolo.ops.evolution import GeneValue, Space
 from ray_yolo.tune_space import read_space
-from tests.benchmarks.evolve_table import FORMAT, coordinates
-
-SPACE: dict[str, Any] = {
-    "lr0": {"type": "loguniform", "low": 1e-4, "high": 0.1},
-    "momentum": {"low": 0.6, "high": 0.98, "gain": 0.3},
-    "weight_decay": {"low": 0.0, "high": 0.001},
-    "warmup_epochs": {"low": 0.0, "high": 5.0},
-    "box": {"type": "loguniform", "low": 0.02, "high": 0.2},
-    "cls": {"type": "loguniform", "low": 0.2, "high": 4.0},
-    "obj": {"type": "loguniform", "low": 0.2, "high": 4.0},
-    "hsv_v": {"low": 0.0, "high": 0.9},
-    "translate": {"low": 0.0, "high": 0.9},
-    "scale": {"low": 0.0, "high": 0.9},
-    "fliplr": {"low": 0.0, "high": 1.0},
-    "mosaic": {"low": 0.0, "high": 1.0},
-}
-
+from tests.benchmarks.evolve_table import coordinates
+from tests.benchmarks.record_curves import FORMAT, SPACE, configurations
 
 class Landscape:
     """The formula. `start` and `top` are the fitness of the base recipe and of the optimum."""
@@ -68,8 +53,6 @@ def synthetic_table(seed: int, *, num_random: int = 110, num_near: int = 80, num
     recipe = Recipe(epochs=shape.get("epochs", 18))
     read = read_space(dict(space), recipe).space
     landscape = Landscape(read, seed, **shape)
-    from tests.benchmarks.record_curves import configurations
-
     rows = [{"genes": genes, "seed": repeat, "fitness": landscape.record(genes, repeat, number),
              "seconds": [0.8] * landscape.epochs}
             for number, (genes, repeat) in enumerate(configurations(read, num_random, num_near, num_repeats))]

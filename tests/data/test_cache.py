@@ -162,10 +162,10 @@ def test_closing_removes_from_memory_what_nobody_else_uses(index: AnnotationInde
     assert not first.file.exists()
 
 
-def test_disk_outlives_closing(index: AnnotationIndex) -> None:
+def test_disk_outlives_closing_and_others(index: AnnotationIndex) -> None:
     store = ImageStore(index, 64, "disk")
-    store.load(0)
     store.close()
+    ImageStore(index, 96, "disk")
     assert store.file is not None
     assert store.file.exists()
 

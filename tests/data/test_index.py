@@ -92,12 +92,16 @@ def test_the_second_start_reads_no_image_and_no_label(tmp_path: Path, monkeypatc
     assert len(first.findings) == 2
 
 
-@pytest.mark.parametrize("change", ["label", "image", "new image", "new label", "removed", "names"])
+@pytest.mark.parametrize("change", [
+    "label", "label of equal length", "image", "new image", "new label", "removed", "names"])
 def test_any_change_is_seen(tmp_path: Path, change: str) -> None:
     description = write_dataset(tmp_path, {"a": ROW, "b": None})
     before = read_index(description, "train")
     if change == "label":
         (tmp_path / "labels" / "a.txt").write_text("1 0.5 0.5 0.25 0.5\n")
+    elif change == "label of equal length":
+        (tmp_path / "labels" / "a.txt").write_text(ROW.replace("1", "0"))
+        os.utime(tmp_path / "labels" / "a.txt", (1, 1))  # clocks of some file systems are coarse
     elif change == "image":
         write_image(tmp_path / "images" / "a.png", smooth_picture(50, 60))
     elif change == "new image":

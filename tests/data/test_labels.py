@@ -87,6 +87,12 @@ def test_a_box_is_kept_by_sides_and_area(after: tuple[float, ...], kept: bool) -
     assert still_visible(before, np.array([after]), 1.0, np.array([False])).tolist() == [kept]
 
 
+@pytest.mark.parametrize(("side", "kept"), [(2.0, False), (2.1, True)])
+def test_a_side_of_two_pixels_is_too_little_to_see(side: float, kept: bool) -> None:
+    before, plain = np.array([[0.0, 0, 10, 40]]), np.array([False])
+    assert still_visible(before, np.array([[0, 0, side, 40]]), 1.0, plain).tolist() == [kept]
+
+
 def test_aspect_ends_at_a_hundred_and_outlines_are_kept_to_a_hundredth() -> None:
     before, plain = np.array([[0.0, 0, 400, 10]]), np.array([False])
     assert still_visible(before, np.array([[0.0, 0, 299, 3]]), 1.0, plain).tolist() == [True]
@@ -104,7 +110,7 @@ def test_zooming_out_alone_drops_nothing() -> None:
 
 
 def test_only_what_lay_on_the_canvas_counts() -> None:
-    labels = boxed((-100, 0, 20, 20), (-100, 0, 1, 20))
+    labels = boxed((-400, 0, 20, 20), (-400, 0, 1, 20))
     assert move(labels, np.eye(3), 1, (50, 50), (50, 50)).boxes.tolist() == [[0, 0, 20, 20]]
 
 

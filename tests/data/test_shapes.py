@@ -10,7 +10,7 @@ from ray_yolo.data.images import read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.data.shapes import BUILT_IN, VERSION, draw, ensure_shapes, label_text
 
-DIGESTS = {"shapes": "1b03aca47bbfd184", "shapes8": "8e3d7b9f8b16c6d0", "shapes1k": "a7cec96a120e3c05"}
+DIGESTS = {"shapes": "7897e791c3f805ce", "shapes8": "4d093a1726c7f714", "shapes1k": "dbfcb5c910784fd1"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

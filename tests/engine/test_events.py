@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.engine.events import EventLog, durable, epoch_rows, follow, read_events, surviving
+from ray_yolo.engine.events import EventLog, best_row, durable, epoch_rows, follow, read_events, surviving
 from tests.support import run_log
 
 
@@ -227,13 +227,19 @@ class TestProjection:
 
     def test_going_back_twice_takes_back_to_the_earlier_step(self):
         events = run_log.numbered([run_log.start(), run_log.step(1), run_log.checkpoint(1), run_log.step(2),
-                                   run_log.checkpoint(2), run_log.start(2), run_log.start(1)])  # checkpoint 2 was damaged
+                                   run_log.checkpoint(2), run_log.start(2), run_log.start(1)])
         assert steps_of(surviving(events)) == [1]
 
     def test_a_row_is_durable_once_a_checkpoint_of_its_step_follows(self):
         events = run_log.numbered([run_log.start(), run_log.step(1), run_log.step(2), run_log.checkpoint(1)])
         assert steps_of(durable(events)) == [1]
         assert steps_of(durable([*events, *run_log.numbered([run_log.end(2)])])) == [1, 2]
+
+    @pytest.mark.parametrize("status", ["failed", "stopped"])
+    def test_a_bad_end_makes_nothing_durable(self, status):
+        events = run_log.numbered([run_log.start(), run_log.step(1), run_log.end(1, status)])
+        assert steps_of(durable(events)) == []
+        assert steps_of(surviving(events)) == [1]
 
     def test_a_checkpoint_commits_no_row_told_after_it(self):
         events = run_log.numbered([run_log.checkpoint(5), run_log.step(3)])
@@ -265,6 +271,11 @@ class TestProjection:
             assert all(one["seq"] < other["seq"] for one, other in pairwise(kept))
         facts = Counter(event["type"] for event in events if event["type"] not in ("step", "epoch"))
         assert facts == Counter(event["type"] for event in durable(events) if event["type"] not in ("step", "epoch"))
+
+    def test_the_best_row_is_the_last_that_was_better_than_all_before(self):
+        rows = run_log.numbered([run_log.epoch(number, best=best) for number, best in enumerate([True, True, False])])
+        assert best_row(rows)["epoch"] == 1
+        assert best_row(rows[2:]) is None
 
     def test_of_an_epoch_told_twice_the_first_counts(self):
         told = run_log.numbered([run_log.epoch(1), run_log.epoch(0, fitness=0.5), run_log.epoch(0, fitness=0.7)])

@@ -58,6 +58,12 @@ def test_a_detection_whose_best_label_is_taken_gets_the_next_one() -> None:
     assert confusion([[0, *SQUARE, 0.9, 0], second], labels) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
+def test_a_detection_is_used_once() -> None:
+    """It overlaps both labels; the second one is missed."""
+    labels = [[0, 0, *SQUARE], [0.0, 1.0, 0.0, 1.0, 10.0, 11.0]]
+    assert confusion([[0, *SQUARE, 0.9, 0]], labels) == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
 def test_every_label_stands_in_the_matrix_once() -> None:
     rng = np.random.default_rng(0)
     corners = rng.uniform(0, 30, (200, 2))

@@ -82,13 +82,14 @@ def test_letters_that_the_console_does_not_have_do_no_harm():
     assert raw.getvalue().startswith(b"M?we: ")
 
 
-def test_the_past_is_known_but_not_told(tmp_path):
+def test_of_the_past_only_the_run_is_told(tmp_path):
     terminal, warnings = Terminal(), []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)])
     display = ProgressDisplay(tmp_path, terminal, warnings.append)
     run_log.write(tmp_path / EVENTS_FILE, [run_log.start(10), run_log.epoch(1)])
     display.finish()
-    assert terminal.screen[0] == "going on with 2 workers from step 10, epoch 2"
+    assert terminal.screen[0].startswith("exp: yolov5s")
+    assert terminal.screen[1] == "going on with 2 workers from step 10, epoch 2"
     (row,) = (line.split() for line in terminal.screen if "all" in line)
     assert row[1] == "16"  # validation images, known from the past only
     assert not any("1/3" in line for line in terminal.screen)

@@ -76,6 +76,14 @@ class TestProgress:
         _, narrator = lines([*BEGIN, run_log.step(14)], live=False)
         assert narrator.progress() == "epoch 2/3  40 %  0:00:01 left  box 0.5  obj 0.25  cls 0.125  100 images/s"
 
+    def test_between_two_epochs_the_next_one_is_at_zero(self):
+        _, narrator = lines([*BEGIN, run_log.step(10), run_log.epoch(0)], live=False)
+        assert narrator.progress() == "epoch 2/3  0 %  0:00:02 left  100 images/s"
+
+    def test_after_the_last_epoch_there_is_no_progress(self):
+        _, narrator = lines([*BEGIN, run_log.step(30), run_log.epoch(2)], live=True)
+        assert narrator.progress() == ""
+
     def test_losses_are_the_mean_of_this_epochs_steps(self):
         steps = [run_log.step(10, loss=[9.0, 9.0, 9.0]), run_log.step(11, loss=[1.0, 2.0, 3.0]),
                  run_log.step(12, loss=[3.0, 4.0, 5.0]), run_log.step(13, loss=[None, 1.0, 1.0], skipped=True)]
@@ -106,7 +114,8 @@ class TestClosingMessage:
         return closing_message(run_dir, run_log.numbered([*self.STORY, *events])).splitlines()
 
     def test_it_tells_the_outcome_and_the_classes_of_the_best_epoch(self, tmp_path):
-        told = self.message(tmp_path, run_log.end(30, best_epoch=1))
+        story = [*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2, best=False), run_log.end(30)]
+        told = closing_message(tmp_path, run_log.numbered(story)).splitlines()
         assert told[:3] == [
             CLASS_HEADER,
             "                circle          9          7        0.5       0.25      1.125     0.0625",
@@ -134,5 +143,5 @@ class TestClosingMessage:
         assert "interrupted after 3 epochs in 0:03:00; the same command continues" in self.message(tmp_path)
 
     def test_a_run_without_an_epoch_has_a_message(self, tmp_path):
-        told = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed", best_epoch=None)]))
+        told = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed")]))
         assert told.startswith("failed: 0 epochs in 0:00:00; the same command continues")

@@ -181,7 +181,7 @@ class TestSynchronise:
         assert points(MlflowClient(tracking_uri=other), second) == EXPECTED
 
     def test_a_trial_hangs_under_its_sweep(self, uri, client, run_dir):
-        experiment = client.create_experiment(f"sweep {run_dir}")
+        experiment = client.create_experiment("sweep", artifact_location=(run_dir.parent / "sweep").as_uri())
         parent = client.create_run(experiment).info.run_id
         tell(run_dir, STORY)
         run = client.get_run(synchronise(run_dir, uri, parent_run_id=parent, tags={"trial": "7"}))

@@ -76,14 +76,14 @@ def test_a_start_after_an_end_runs_again():
 
 
 def test_the_best_epoch_is_told_at_the_end_only():
-    story = [run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1)]
+    story = [run_log.start(), *run_log.trained_epoch(0), run_log.epoch(1, best=False), run_log.checkpoint(20)]
     assert not any(point.key in BEST for point in plan(*story).points)
-    best = {point.key: point for point in plan(*story, run_log.end(20, best_epoch=0)).points if point.key in BEST}
+    best = {point.key: point for point in plan(*story, run_log.end(20)).points if point.key in BEST}
     assert best["best/mAP50"].value == 0.125
     assert best["best/epoch"].value == 0
     assert {point.epoch for point in best.values()} == {0}
 
 
 def test_a_run_that_never_validated_has_no_best():
-    made = plan(run_log.start(), run_log.epoch(0, metrics=None, fitness=None), run_log.end(10, best_epoch=None))
+    made = plan(run_log.start(), run_log.epoch(0, metrics=None, fitness=None, best=False), run_log.end(10))
     assert not any(point.key in BEST for point in made.points)

@@ -1,0 +1,124 @@
+"""The best weights of a finished run as an MLflow model, which `mlflow.pyfunc.load_model` loads wherever torch is.
+
+The model is code, not a pickle: a copy of this package and a file that uses it, with the weights as plain tensors
+beside them. It is made only where a registered name is asked for; the weights are among the run's artifacts anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ray_yolo.engine.checkpoint import read_state
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.models import ModelSignature
+
+ALIAS = "best"
+
+_SETTINGS = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_MODEL_TAG = "ray_yolo.model_id"
+_CODE = Path(__file__).with_name("pyfunc_model.py")
+_PACKAGE = Path(__file__).parents[1]
+_NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pydantic", "pyyaml", "torch",
+           "torchvision")
+
+
+def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: str = "") -> str:
+    """Give an MLflow run the best weights of its run folder (else the last ones) as a model.
+
+    A second call adds nothing that is there already.
+
+    Args:
+        uri: the tracking server; its registry is used.
+        run_id: the MLflow run.
+        register: name in the model registry: the model becomes its newest version, with the alias `best`.
+
+    Returns:
+        The model's URI, for `mlflow.pyfunc.load_model`.
+
+    Raises:
+        CheckpointError: if there are no weights.
+        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
+    """
+    for setting, value in _SETTINGS.items():
+        os.environ.setdefault(setting, value)
+    from mlflow import MlflowClient  # here, because it takes more than a second
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, Path(run_dir), run_id)
+    if register:
+        _register(client, register, run_id, model_id)
+    return f"models:/{model_id}"
+
+
+def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
+    """Make the model and tie it to its run. Returns its id."""
+    from mlflow.entities import LoggedModelOutput
+
+    experiment_id = client.get_run(run_id).info.experiment_id
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        weights = _slim_weights(run_dir, Path(temporary) / "weights.pt")
+        model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
+        save_model(folder, weights, run_id=run_id, model_id=model.model_id)
+        client.log_model_artifacts(model.model_id, str(folder))
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    client.set_tag(run_id, _MODEL_TAG, model.model_id)
+    return str(model.model_id)
+
+
+def save_model(folder: Path, weights: Path, **identity: Any) -> None:
+    """Write an MLflow model folder around a weights file; `identity` says which run and model it belongs to."""
+    import mlflow.pyfunc
+    import pandas as pd
+    from mlflow.models import Model
+
+    picture = np.full((64, 64, 3), 114, np.uint8)
+    mlflow.pyfunc.save_model(
+        folder, python_model=str(_CODE), artifacts={"weights": str(weights)}, code_paths=[str(_PACKAGE)],
+        signature=_signature(), input_example=pd.DataFrame({"image": [picture.tolist()]}),
+        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+        mlflow_model=Model(**identity))
+
+
+def _signature() -> ModelSignature:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, Schema
+
+    numbers = [ColSpec("double", name) for name in ("x1", "y1", "x2", "y2", "score")]
+    return ModelSignature(
+        Schema([ColSpec(AnyType(), "image")]),  # paths or pixels: MLflow has no type for either-or
+        Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")]))
+
+
+def _slim_weights(run_dir: Path, path: Path) -> Path:
+    """The averaged model and what it says of itself, without what only a training needs."""
+    best = run_dir / "weights" / "best.pt"
+    state = read_state(best if best.exists() else best.with_name("last.pt"))
+    torch.save({"meta": state["meta"], "ema": state["ema"]}, path)
+    return path
+
+
+def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:
+    """Make a model the version of a registered name that the alias points to."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    # The place, not models:/ID, which a database store looks up on whatever server is this process's default
+    place = client.get_logged_model(model_id).artifact_location
+    versions = [known for known in client.search_model_versions(f"name = '{name}'") if known.source == place]
+    versions = versions or [client.create_model_version(name, place, run_id, model_id=model_id)]
+    client.set_registered_model_alias(name, ALIAS, versions[0].version)

@@ -1,0 +1,127 @@
+"""kill -9 of everything, then the same command again: a user's view, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.engine.events import read_events
+from tests.support.jobs import STEADY, TINY, make_dataset
+
+EPOCHS = 4
+
+
+def command(folder: Path, storage: Path, num_workers: int) -> list[str]:
+    model = folder / "tiny.yaml"
+    model.write_text(str(TINY).replace("'", '"'))
+    settings = {"optimizer.nominal_batch": 16, "optimizer.clip_norm": 0.3, "schedule.warmup_epochs": 0}
+    assert settings["optimizer.nominal_batch"] == STEADY["optimizer"]["nominal_batch"]
+    return [sys.executable, "-m", "ray_yolo.train", "--data", str(make_dataset(folder / "data")), "--model", str(model),
+            "--imgsz", "64", "--batch-size", "16", "--microbatch", "4", "--epochs", str(EPOCHS), "--exact",
+            "--num-workers", str(num_workers), "--save-steps", "2", "--patience", "0", "--noplots",
+            "--storage-path", str(storage), *(word for pair in settings.items() for word in ("--set", "{}={}".format(*pair)))]
+
+
+def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.Popen(argv, cwd=folder, env=environment, start_new_session=True,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def log_of(storage: Path) -> Path:
+    return storage / "runs" / "train" / "exp" / "events.jsonl"
+
+
+def steps(storage: Path) -> list[int]:
+    log = log_of(storage)
+    return [event["step"] for event in read_events(log) if event["type"] == "step"] if log.exists() else []
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors.decode()
+
+
+def kill_after(process: subprocess.Popen[bytes], storage: Path, step: int) -> None:
+    """kill -9 of the driver and all that it has started, once a step has been recorded."""
+    while step not in steps(storage):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.005)
+    pids = descendants(process.pid)
+    for pid in (process.pid, *pids):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+                for child in (task / "children").read_text().split()]
+    return children + [grand for child in children for grand in descendants(child)]
+
+
+def tensors(storage: Path) -> dict[str, Any]:
+    state = torch.load(storage / "runs" / "train" / "exp" / "weights" / "last.pt", weights_only=True)
+    return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()} | {
+        f"optimizer.{number}": entry["momentum_buffer"] for number, entry in state["optimizer"].items()}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("calm")
+    finish(start(command(folder, folder, 0), folder))
+    return folder, folder
+
+
+def check(storage: Path, calm: Path, interval: int, kills: int) -> None:
+    expected = tensors(calm)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(storage).items())
+    total, events = len(steps(calm)), read_events(log_of(storage))
+    starts = [event["step"] for event in events if event["type"] == "start"]
+    saved = [event["step"] for event in events if event["type"] == "checkpoint"]
+    assert len(starts) == kills + 1
+    assert all(step == 0 or step in saved for step in starts)
+    assert len(steps(storage)) <= total + kills * interval
+    rows = (storage / "runs" / "train" / "exp" / "results.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
+    client_rows(storage)
+
+
+def client_rows(storage: Path) -> None:
+    """MLflow has one run, finished, with each epoch's numbers once."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
+    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "metrics/mAP50")
+    assert sorted(point.step for point in history) == list(range(EPOCHS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, 12))
+def test_killed_after_any_step_without_ray(calm: tuple[Path, Path], tmp_path: Path, step: int) -> None:
+    argv = command(tmp_path, tmp_path, 0)
+    kill_after(start(argv, tmp_path), tmp_path, step)
+    finish(start(argv, tmp_path))
+    check(tmp_path, calm[0], interval=2, kills=1)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple[Path, Path], tmp_path: Path) -> None:
+    kill_after(start(command(tmp_path, tmp_path, 2), tmp_path), tmp_path, 5)  # inside the second epoch
+    kill_after(start(command(tmp_path, tmp_path, 0), tmp_path), tmp_path, 8)
+    finish(start(command(tmp_path, tmp_path, 2), tmp_path))
+    check(tmp_path, calm[0], interval=2, kills=2)

@@ -1,0 +1,121 @@
+"""Predictions with the files they leave, the same in this process and on Ray actors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_yolo.errors import CheckpointError, InputError
+from ray_yolo.predict_config import PredictConfig
+from ray_yolo.runtime.predictor import PredictResult, predict
+from tests.support.pictures import smooth_picture, write_image
+from tests.support.videos import write_video
+from tests.support.weights import make_weights
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_weights(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    for number in range(6):
+        write_image(folder / f"{number}.png", smooth_picture(40 + 7 * number, 60, seed=number))
+    write_video(folder / "clip.avi", [smooth_picture(48, 64, seed=seed) for seed in range(3)])
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    return folder
+
+
+def run(weights: Path, source: Path, project: Path, name: str, *, quiet: bool = True,
+        **settings: Any) -> PredictResult:
+    return predict(PredictConfig.model_validate({
+        "weights": str(weights), "source": str(source), "save_txt": True, "save_conf": True, "save_json": True,
+        **settings, "placement": {"project": str(project), "name": name, **settings.get("placement", {})},
+    }), quiet=quiet)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that was written, by its path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def local(weights: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> PredictResult:
+    return run(weights, source, tmp_path_factory.mktemp("local"), "x")
+
+
+def test_every_file_leaves_its_picture_and_its_rows(local: PredictResult) -> None:
+    pictures = {f"{number}.jpg" for number in range(6)} | {"clip.mp4"}
+    labels = {f"labels/{number}.txt" for number in range(6)} | {f"labels/clip_{frame}.txt" for frame in (1, 2, 3)}
+    assert contents(local.folder).keys() == pictures | labels | {"predictions.json"}
+
+
+def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
+    images = json.loads((local.folder / "predictions.json").read_text())["images"]
+    assert [image["image"] for image in images] == [*[f"{n}.png" for n in range(6)], "broken.jpg", *["clip.avi"] * 3]
+    assert [image.get("frame") for image in images] == [None] * 7 + [1, 2, 3]
+    for image, found in zip(images, local.predictions, strict=True):
+        boxes = [row["box"] for row in image.get("detections", [])]
+        assert np.abs(np.array(boxes).reshape(-1, 4) - found.detections[:, :4]).max(initial=0) < 1e-3
+    rows = [line.split() for line in (local.folder / "labels" / "5.txt").read_text().splitlines()]
+    height, width = local.predictions[5].size
+    assert (height, width) == (75, 60)
+    expected = local.predictions[5].detections
+    for row, (x1, y1, x2, y2, score, kind) in zip(rows, expected, strict=True):
+        numbers = [kind, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height, score]
+        assert [float(word) for word in row] == pytest.approx(numbers, rel=1e-5)
+
+
+def test_files_are_written_only_if_asked_for(weights: Path, source: Path, tmp_path: Path) -> None:
+    off = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
+    result = run(weights, source, tmp_path, "x", **off)
+    assert contents(result.folder) == {}
+    assert len(result.predictions) == 10
+
+
+def test_a_new_folder_is_taken_each_time_unless_it_is_named_again(weights: Path, source: Path, tmp_path: Path) -> None:
+    one = {"source": str(source / "0.png")}
+    names = [run(weights, source, tmp_path, "", **one).folder.name for _ in range(2)]
+    again = [run(weights, source, tmp_path, "x", **one, placement={"exist_ok": True}).folder.name for _ in range(2)]
+    assert (names, again) == (["exp", "exp2"], ["x", "x"])
+
+
+def test_the_console_tells_of_each_file(
+        weights: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(weights, source, tmp_path, "x", quiet=False, confidence=0.99)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1/8 0.png: nothing found"
+    assert lines[6:] == ["7/8 broken.jpg: left out, it is not an image that can be read (UnidentifiedImageError)",
+                         "8/8 clip.avi: 3 frames, nothing found", f"results in {tmp_path / 'x'}"]
+    run(weights, source / "0.png", tmp_path, "y", quiet=False)
+    assert re.match(r"1/1 0\.png: \d+ dark, \d+ bright\n", capsys.readouterr().out)
+
+
+def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^classes: 2 "):
+        run(weights, source, tmp_path, "x", classes=(2,))
+    with pytest.raises(InputError, match=r"^source: "):
+        run(weights, source / "nowhere", tmp_path, "x")
+    with pytest.raises(CheckpointError, match="no such weights"):
+        run(source / "no.pt", source, tmp_path, "x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_actors_write_the_same_bytes_as_this_process(
+        weights: Path, source: Path, tmp_path: Path, local: PredictResult, num_workers: int) -> None:
+    result = run(weights, source, tmp_path, "x", placement={"num_workers": num_workers, "gpus_per_worker": 0})
+    assert contents(result.folder) == contents(local.folder)
+    for one, other in zip(result.predictions, local.predictions, strict=True):
+        assert one[:3] == other[:3]
+        assert one.error == other.error
+        assert one.detections.tobytes() == other.detections.tobytes()

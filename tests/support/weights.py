@@ -1,0 +1,42 @@
+"""Weights that find something without a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ray_yolo.engine.build import Host, build
+from ray_yolo.engine.checkpoint import save_checkpoint
+from ray_yolo.engine.state import TrainState, capture
+from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.detector import Detector
+from tests.support.jobs import make_job
+
+
+def make_weights(folder: Path) -> Path:
+    """weights/best.pt of a run below `folder`: the tiny model with random weights, made bold enough to see things.
+
+    `folder`/val holds 11 pictures of 48 x 64 pixels.
+    """
+    job = make_job(folder, 4)
+    parts = build(job, Host())
+    embolden(parts.ema.model)
+    about = {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
+             "architecture": job.architecture, "anchors": job.anchors}
+    save_checkpoint(job.run_dir, capture(parts, TrainState(), about), 1, job.digest, ["best", "last"])
+    return job.run_dir / "weights" / "best.pt"
+
+
+@torch.no_grad()
+def embolden(model: Detector) -> None:
+    """Give norms the statistics of some noise, and the head weights that let scores depend on the picture."""
+    statistics = Statistics(model)
+    model.train()(torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+    statistics.apply(statistics.recorded().repeat(200, 1))  # 0.97^200: nothing is left of the initial ones
+    for layer in statistics.layers:
+        layer.scratch = None
+    model.eval()
+    for convolve in model.head.m:
+        convolve.weight *= 5
+        convolve.bias.view(model.head.num_anchors, -1)[:, 4:] = torch.tensor([-1.0, 0.0, 0.0])
