@@ -114,8 +114,8 @@ def test_output_that_nobody_reads_ends_the_command_quietly(unbuffered: str) -> N
 
 HEAVY = """
 import sys
-from ray_yolo import train, val
-for command in (train, val):
+from ray_yolo import export, predict, train, val
+for command in (train, val, predict, export):
     try:
         command.main(["--help"])
     except SystemExit:

@@ -53,7 +53,7 @@ EXPORT_FLAGS = frozenset([
     "--help",
 ])
 
-COMMANDS = [TRAIN, VAL, PREDICT, EXPORT]
+COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT]
 
 
 def origins_of(argv: list[str]) -> dict[str, str]:

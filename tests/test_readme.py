@@ -24,11 +24,12 @@ class Block(NamedTuple):
     code: str
 
 
-BLOCKS = [Block(*match.group("needs", "language", "code")) for match in BLOCK.finditer((ROOT / "README.md").read_text())]
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = [Block(*match.group("needs", "language", "code")) for match in BLOCK.finditer(TEXT)]
 
 
 def test_no_command_block_escapes() -> None:
-    assert (ROOT / "README.md").read_text().count("```bash") + (ROOT / "README.md").read_text().count("```python") == len(BLOCKS)
+    assert TEXT.count("```bash") + TEXT.count("```python") == len(BLOCKS)
 
 
 @pytest.mark.ray

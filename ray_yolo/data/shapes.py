@@ -39,8 +39,8 @@ class Drawing(NamedTuple):
 
 
 BUILT_IN = {
-    "shapes": Drawing(1, 128, 64, 160, 3, (0.20, 0.45), 4, 25),
-    "shapes8": Drawing(8, 8, 8, 160, 3, (0.20, 0.45), 4, 25),
+    "shapes": Drawing(1, 128, 64, 160, 3, (0.28, 0.60), 3, 25),
+    "shapes8": Drawing(8, 8, 8, 160, 3, (0.28, 0.60), 3, 25),
     "shapes1k": Drawing(1000, 1000, 100, 256, 6, (0.05, 0.40), 8, 180),
 }
 

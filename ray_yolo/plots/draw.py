@@ -18,7 +18,7 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Sequence[s
     """A copy of an image (height, width, 3) uint8 RGB with a box, name and score for each detection, best on top."""
     picture = Image.fromarray(image)
     canvas = ImageDraw.Draw(picture)
-    line_px = max(2, round(min(image.shape[:2]) / 300))
+    line_px = max(2, round(min(image.shape[:2]) / 200))
     font = _font(max(10, round(min(image.shape[:2]) / 40)))
     for left, top, right, bottom, score, kind in detections[::-1].tolist():
         colour = COLOURS[int(kind) % len(COLOURS)]

@@ -118,7 +118,8 @@ def load_callbacks(path: str) -> dict[str, Callable[..., Any]]:
 
 def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"callbacks_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and the like look themselves up there
     spec.loader.exec_module(module)

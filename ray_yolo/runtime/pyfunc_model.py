@@ -55,7 +55,7 @@ def _images(cell: Any) -> list[np.ndarray]:
     try:
         pixels = np.asarray(cell, np.uint8)
     except ValueError:  # paths, or images of several sizes
-        pixels = np.empty(0)
+        pixels = np.empty(0, np.uint8)
     return [pixels] if pixels.ndim == 3 else [image for part in cell for image in _images(part)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,9 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
 
 def save_model(folder: Path, weights: Path, **identity: Any) -> None:
     """Write an MLflow model folder around a weights file; `identity` says which run and model it belongs to."""
-    import mlflow.pyfunc
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # MLflow finds fault with its own type hints
+        import mlflow.pyfunc
     import pandas as pd
     from mlflow.models import Model
 

@@ -1,13 +1,14 @@
 """Speed of search on a virtual clock: trainings are replayed from a table, only the waiting is left out.
 
 Contestants, all from the same start, on the same noisy curves:
-    sequential    YOLOv5's rules: one child after the other, each trained to its end and seen only then
+    sequential    YOLOv5's rules: one child after the other, each trained to its end
     random        random search on all slots, trained to the end
     optuna+asha   Ray Tune's own OptunaSearch and ASHAScheduler, as they are
     ours          `ops.evolution` and the same ASHAScheduler, as `tune_spaces/asha.yaml` sets them
 
-Measured: virtual hours until the trial that looks best has, without noise, 95 % of the best fitness that the surface
-has. A search that does not get there within its budget counts as infinite.
+Measured: virtual hours until the row that looks best has, without noise, 95 % of the best fitness that the surface
+has. A row is a trial that has ended or was stopped, with the fitness of its last epoch. A search that does not get
+there within its budget counts as infinite.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Contestant(NamedTuple):
 
     proposer: Callable[[Surface, int], Proposer]
     stopper: Callable[[Surface], Stopper] | None = None
-    sequential: bool = False  # one slot whatever there is, and fitness seen at the end of a training only
+    sequential: bool = False  # one slot, whatever there is
 
 
 class Outcome(NamedTuple):
@@ -150,7 +151,6 @@ class _Search:
     def __init__(self, surface: Surface, contestant: Contestant, seed: int) -> None:
         self.surface = surface
         self.seed = seed
-        self.only_ends = contestant.sequential
         self.proposer = contestant.proposer(surface, seed)
         self.stopper = contestant.stopper(surface) if contestant.stopper else None
         self.ends: list[float] = (surface.table.start_seconds + np.cumsum(surface.table.epoch_seconds)).tolist()
@@ -172,14 +172,13 @@ class _Search:
         now, trial, epoch = heapq.heappop(self.queue)
         started, genes, observed = self.running[trial]
         fitness = float(observed[epoch - 1])
-        is_last = epoch == len(observed)
-        if fitness > self.looks_best and (is_last or not self.only_ends):
-            self.looks_best = fitness
-            self.is_worth = float(self.surface.curve(genes)[epoch - 1])
         goes_on = self.stopper is None or self.stopper.goes_on(trial, epoch, fitness)
-        if goes_on and not is_last:
+        if goes_on and epoch < len(observed):
             heapq.heappush(self.queue, (started + self.ends[epoch], trial, epoch + 1))
             return now, False
+        if fitness > self.looks_best:
+            self.looks_best = fitness
+            self.is_worth = float(self.surface.curve(genes)[epoch - 1])
         self.proposer.finished(trial, genes, fitness)
         del self.running[trial]
         return now, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import cv2
@@ -76,6 +77,7 @@ def test_arithmetic_is_single_threaded_meanwhile_and_as_before_afterwards(predic
     torch.set_num_threads(3)
     try:
         running = detect_files(predictor, find_media(str(source)), None, threads=1)
+        assert isinstance(running, Generator)
         next(running)
         assert torch.get_num_threads() == 1
         running.close()

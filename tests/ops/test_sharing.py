@@ -1,6 +1,7 @@
 """Shares cover everything once; the tree of gradients is the same however it is cut."""
 
 from functools import reduce
+from itertools import pairwise
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_aligned_nodes_cover_a_range_with_aligned_powers_of_two(start: int, stop
     nodes = list(aligned_nodes(range(start, stop)))
     assert [i for node in nodes for i in range(node.start, node.start + node.size)] == list(range(start, stop))
     assert all(node.size & (node.size - 1) == 0 and node.start % node.size == 0 for node in nodes)
-    assert all(parent(a, b) is None for a, b in zip(nodes, nodes[1:], strict=False))  # none could be merged
+    assert all(parent(a, b) is None for a, b in pairwise(nodes))  # none could be merged
 
 
 def test_hand_worked_nodes() -> None:

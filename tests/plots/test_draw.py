@@ -7,7 +7,7 @@ import numpy as np
 from ray_yolo.plots.draw import draw_detections
 
 GREY = np.full((300, 400, 3), 114, np.uint8)
-NAMES = ("cat", "dog", "многа\nя\tкошка с очень длинным именем")
+NAMES = ("cat", "dog", "日本語\nの\t長い名前" * 4)
 
 
 def boxes(*rows: tuple[float, ...]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ def command(folder: Path, storage: Path, num_workers: int) -> list[str]:
     return [sys.executable, "-m", "ray_yolo.train", "--data", str(make_dataset(folder / "data")), "--model", str(model),
             "--imgsz", "64", "--batch-size", "16", "--microbatch", "4", "--epochs", str(EPOCHS), "--exact",
             "--num-workers", str(num_workers), "--save-steps", "2", "--patience", "0", "--noplots",
-            "--storage-path", str(storage), *(word for pair in settings.items() for word in ("--set", "{}={}".format(*pair)))]
+            "--storage-path", str(storage), *(f"--set={path}={value}" for path, value in settings.items())]
 
 
 def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -58,10 +59,8 @@ def kill_after(process: subprocess.Popen[bytes], storage: Path, step: int) -> No
         time.sleep(0.005)
     pids = descendants(process.pid)
     for pid in (process.pid, *pids):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     process.communicate()
 
 

@@ -74,16 +74,16 @@ def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
 
 
 def test_files_are_written_only_if_asked_for(weights: Path, source: Path, tmp_path: Path) -> None:
-    off = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
+    off: dict[str, Any] = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
     result = run(weights, source, tmp_path, "x", **off)
     assert contents(result.folder) == {}
     assert len(result.predictions) == 10
 
 
 def test_a_new_folder_is_taken_each_time_unless_it_is_named_again(weights: Path, source: Path, tmp_path: Path) -> None:
-    one = {"source": str(source / "0.png")}
-    names = [run(weights, source, tmp_path, "", **one).folder.name for _ in range(2)]
-    again = [run(weights, source, tmp_path, "x", **one, placement={"exist_ok": True}).folder.name for _ in range(2)]
+    one = source / "0.png"
+    names = [run(weights, one, tmp_path, "").folder.name for _ in range(2)]
+    again = [run(weights, one, tmp_path, "x", placement={"exist_ok": True}).folder.name for _ in range(2)]
     assert (names, again) == (["exp", "exp2"], ["x", "x"])
 
 

@@ -25,9 +25,11 @@ TINY = {
     "head": [[[3, 4], 1, "Detect", ["nc", "anchors"]]],
 }
 
-# Plain arithmetic settings under which a difference between runs is a difference of the algorithm
+# Settings under which a difference between runs is a difference of the algorithm. CIoU has kinks where edges of two boxes
+# meet, which is where training drives them: at larger learning rates the last bit decides on which side a box ends
+# up, and any two runs that round differently drift apart (measured at 0.01: to 2e-2 of the way in 200 steps).
 STEADY = {"imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
-          "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}, "schedule": {"warmup_epochs": 0},
+          "optimizer": {"nominal_batch": 16, "clip_norm": 0.3, "lr0": 3e-4}, "schedule": {"warmup_epochs": 0},
           "augment": {"scale": 0.2, "mosaic": 0.5}}
 
 
@@ -69,7 +71,7 @@ def make_dataset(folder: Path, num_images: int = 37) -> Path:
 
 
 def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None = None, **recipe: Any) -> RunConfig:
-    """A training of the tiny model on a data set on disk, as a user would configure it; nothing is printed or tracked."""
+    """A training of the tiny model on a data set on disk, as a user would configure it, without tracking or plots."""
     model = folder / "tiny.yaml"
     model.write_text(json.dumps(TINY))
     return RunConfig.model_validate({

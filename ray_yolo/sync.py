@@ -1,0 +1,31 @@
+"""`python -m ray_yolo.sync`: delivers a run folder to an MLflow server, whole; what is there already is left alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray_yolo.cli import run
+from ray_yolo.redact import redact
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Deliver as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=__doc__)
+    parser.add_argument("run_dir", help="folder of a run, such as runs/train/exp")
+    parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else sqlite here")
+    options = parser.parse_args(argv)
+    from ray_yolo.runtime.tracking import synchronise, tracking_uri  # here, so that --help answers without MLflow
+
+    uri = tracking_uri(options.mlflow_uri, Path.cwd(), os.environ)
+    if uri is None:
+        parser.error("--mlflow-uri off: there is nothing to deliver to")
+    print(f"run {synchronise(options.run_dir, uri)} at {redact(uri)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

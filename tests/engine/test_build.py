@@ -1,0 +1,79 @@
+"""From a recipe to the objects that train it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ray_yolo.engine.build import Host, build, build_network
+from ray_yolo.errors import CheckpointError
+from tests.support.jobs import make_job
+
+
+def test_parameter_groups_are_biases_decayed_weights_and_norms(tmp_path: Path) -> None:
+    parts = build(make_job(tmp_path, optimizer={"nominal_batch": 64}), Host())
+    biases, weights, norms = parts.optimizer.param_groups
+    names = {id(parameter): name for name, parameter in parts.model.named_parameters()}
+    assert all(names[id(p)].endswith("bias") for p in biases["params"])
+    assert all(p.dim() == 4 for p in weights["params"])
+    assert all("bn.weight" in names[id(p)] for p in norms["params"])
+    assert sum(len(group["params"]) for group in parts.optimizer.param_groups) == len(names)
+    assert [group["weight_decay"] for group in (biases, norms)] == [0, 0]
+    assert weights["weight_decay"] == pytest.approx(0.0005)  # 16 images x 4 batches of nominal 64
+
+
+@pytest.mark.parametrize(("batch", "decay"), [(16, 0.0005), (48, 0.0005 * 48 / 64), (128, 0.0005 * 2), (24, 0.0005 * 72 / 64)])
+def test_weight_decay_is_scaled_to_the_images_of_a_step(tmp_path: Path, batch: int, decay: float) -> None:
+    job = make_job(tmp_path, batch_size=batch, microbatch=None, optimizer={"nominal_batch": 64})
+    assert build(job, Host()).optimizer.param_groups[1]["weight_decay"] == pytest.approx(decay)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_adam_takes_momentum_as_its_first_beta(tmp_path: Path, name: str) -> None:
+    parts = build(make_job(tmp_path, optimizer={"name": name, "momentum": 0.9}), Host())
+    assert [group["betas"] for group in parts.optimizer.param_groups] == [(0.9, 0.999)] * 3
+    assert [group["weight_decay"] > 0 for group in parts.optimizer.param_groups] == [False, True, False]
+
+
+def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, two = (build_network(make_job(tmp_path, seed=seed)) for seed in (1, 1))
+    other = build_network(make_job(tmp_path, seed=2))
+    assert torch.equal(torch.rand(3), expected)
+    weight = "model.0.conv.weight"
+    assert torch.equal(one.state_dict()[weight], two.state_dict()[weight])
+    assert not torch.equal(one.state_dict()[weight], other.state_dict()[weight])
+
+
+def test_frozen_layers_are_not_trained(tmp_path: Path) -> None:
+    parts = build(make_job(tmp_path, freeze=2), Host())
+    trained = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
+    frozen = [name for name, p in parts.model.named_parameters() if id(p) not in trained]
+    assert frozen
+    assert {name.split(".")[1] for name in frozen} == {"0", "1"}
+
+
+def test_initial_weights_are_taken_from_plain_tensors(tmp_path: Path) -> None:
+    donor = build_network(make_job(tmp_path, seed=7))
+    torch.save(donor.state_dict(), tmp_path / "w.pt")
+    model = build_network(make_job(tmp_path, weights=str(tmp_path / "w.pt")))
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), donor.state_dict().values(), strict=True))
+    torch.save({"x": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="none of the model's"):
+        build_network(make_job(tmp_path, weights=str(tmp_path / "other.pt")))
+
+
+def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(tmp_path: Path) -> None:
+    job = make_job(tmp_path, rect=True)
+    parts = build(job, Host())
+    parts.sampler.start(0)
+    first = [key.image for key in parts.sampler]
+    parts.sampler.start(1)
+    assert first == [key.image for key in parts.sampler]
+    parts.sampler.start(0)
+    shapes = [tuple(batch["images"].shape[2:]) for batch in parts.loader]
+    assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32

@@ -1,0 +1,146 @@
+"""An exported file gives torch's numbers, says what it is, and does not exist where it would not."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from ray_yolo.engine import export as module
+from ray_yolo.engine.export import ExportResult, export
+from ray_yolo.engine.trained import load_trained
+from ray_yolo.errors import InputError, RayYoloError
+from ray_yolo.export_config import ExportConfig
+from ray_yolo.ops.nms import select
+from tests.support.weights import make_weights
+
+SAID = {"names": "{0: 'dark', 1: 'bright'}", "stride": "16", "imgsz": "[64, 64]", "batch": "1", "task": "detect",
+        "nms": "False"}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    return make_weights(tmp_path)
+
+
+def run(weights: Path, **settings: Any) -> ExportResult:
+    return export(ExportConfig.model_validate({"weights": str(weights), **settings}))
+
+
+def torch_says(weights: Path, images: torch.Tensor) -> torch.Tensor:
+    """Predictions of the model as it was trained, not fused."""
+    trained = load_trained(weights)
+    with torch.no_grad():
+        return trained.family.decode(trained.model.head, trained.model(images))
+
+
+def onnx_says(path: Path, images: torch.Tensor) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"images": images.numpy()})[0])
+
+
+def detections(weights: Path, images: torch.Tensor, confidence: float) -> np.ndarray:
+    """Rows [image, x1, y1, x2, y2, score, class] of torch's model and our suppression."""
+    found = select(torch_says(weights, images), confidence=confidence, iou=0.45, max_detections=1000,
+                   multi_label=False)
+    return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
+
+
+def assert_same_rows(found: np.ndarray, expected: np.ndarray) -> None:
+    """The same rows; equal scores up to rounding may come in any order."""
+    assert found.shape == expected.shape
+    apart = np.abs(found[:, None] - expected[None]).max(2)
+    assert apart.min(1).max() < 1e-3
+    assert apart.min(0).max() < 1e-3
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_onnx_gives_torchs_predictions_and_says_what_it_is(weights: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run(weights)
+    assert result.path == weights.with_suffix(".onnx")
+    assert 0 < result.largest_difference < 1e-4
+    images = noise(1, 3, 64, 64)
+    expected = torch_says(weights, images).numpy()
+    assert expected.shape == (1, 240, 7)
+    assert np.abs(onnx_says(result.path, images) - expected).max() < 1e-3
+    assert {entry.key: entry.value for entry in onnx.load(result.path).metadata_props} == SAID == result.metadata
+    assert ast.literal_eval(SAID["names"]) == {0: "dark", 1: "bright"}
+    assert str(result).startswith(f"{result.path}: the largest difference from torch is ")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_dynamic_onnx_with_suppression_takes_any_shape_and_gives_detections(weights: Path) -> None:
+    result = run(weights, dynamic=True, nms=True, confidence=0.3, opset=17)
+    graph = onnx.load(result.path)
+    assert {entry.version for entry in graph.opset_import if not entry.domain} == {17}
+    assert {entry.key: entry.value for entry in graph.metadata_props} == SAID | {"nms": "True"}
+    for shape in ((1, 3, 64, 64), (3, 3, 96, 160)):
+        images = noise(*shape)
+        expected = detections(weights, images, confidence=0.3)
+        assert len(expected) > 5
+        assert_same_rows(onnx_says(result.path, images), expected)
+
+
+@pytest.mark.parametrize("nms", [False, True])
+def test_torchscript_gives_torchs_numbers_for_any_shape(weights: Path, nms: bool) -> None:
+    result = run(weights, format="torchscript", nms=nms)
+    extra = {"config.txt": ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces TorchScript's end
+        loaded = torch.jit.load(result.path, _extra_files=extra)
+    assert json.loads(extra["config.txt"]) == SAID | {"nms": str(nms)}
+    for shape in ((1, 3, 64, 64), (3, 3, 96, 160)):
+        images = noise(*shape)
+        found = loaded(images).numpy()
+        if nms:
+            assert_same_rows(found, detections(weights, images, confidence=0.25))
+        else:
+            assert np.abs(found - torch_says(weights, images).numpy()).max() < 1e-3
+
+
+def test_a_file_that_differs_from_torch_is_an_error_and_leaves_nothing(
+        weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = module._trace
+
+    def wrong(model: torch.nn.Module, example: torch.Tensor) -> Any:
+        return trace(torch.nn.Sequential(model, torch.nn.Hardtanh(0, 40)), example)
+
+    monkeypatch.setattr(module, "_trace", wrong)
+    before = sorted(weights.parent.iterdir())
+    with pytest.raises(RayYoloError, match=r"differs from torch by up to .* nothing was written") as caught:
+        run(weights, format="torchscript")
+    assert caught.value.exit_code == 3
+    assert sorted(weights.parent.iterdir()) == before
+
+
+def test_a_wrong_suppression_is_an_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Suppression", lambda settings: torch.nn.Flatten(0, 1))
+    with pytest.raises(RayYoloError, match="where torch gives"):
+        run(weights, format="torchscript", nms=True)
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
+def test_a_missing_package_is_named_with_the_cure(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    with pytest.raises(InputError) as caught:
+        run(Path("nowhere.pt"))
+    assert str(caught.value) == f"format: onnx needs {missing}; install with pip install ray_yolo[export]"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(InputError, match="cannot be written"):
+        run(weights, format="torchscript")

@@ -1,0 +1,289 @@
+"""The ledger: one truth for a sweep, whatever dies and whenever."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ray_yolo.config import Recipe
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.ledger import Ledger, Sweep, read_space_of, read_trials, verify
+from ray_yolo.errors import InputError
+from ray_yolo.ops.evolution import Gene, Row, Space, parents_of, propose
+from ray_yolo.tune_search import Search
+
+SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 10),
+               Gene("optimizer.name", "choice", values=("SGD", "AdamW"))),
+              ({"lr0": 0.01, "augment.close_mosaic": 5, "optimizer.name": "SGD"},))
+SWEEP = Sweep(SPACE, Search(), Recipe(seed=3), labels="0123")
+RESOLVED = Recipe(seed=3, batch_size=16, microbatch=8, precision="fp32")
+FAILING = 4  # the trial that always fails
+
+
+def fitness_of(genes):
+    """What training with these genes comes to."""
+    return round(1 - abs(genes["lr0"] - 0.03) * 10 - abs(genes["augment.close_mosaic"] - 7) / 100, 6)
+
+
+def end(ledger, number):
+    trial = ledger.trials[number]
+    if number == FAILING:
+        ledger.fail(number, "the loss stays non-finite")
+    else:
+        fitness = fitness_of(trial.genes)
+        ledger.finish(number, fitness, {"mAP50": fitness, "recall": 0.5}, {"box": 0.1}, epochs=2)
+
+
+def run_sweep(path, num_trials, slots=1):
+    """A driver: goes on with what was begun, proposes when a slot is free; the longest-running trial ends first."""
+    ledger = Ledger(path, SWEEP, RESOLVED)
+    waiting = list(ledger.to_run)
+    running = []
+    while True:
+        while len(running) < slots and (waiting or len(ledger.trials) < num_trials):
+            trial = waiting.pop(0) if waiting else ledger.propose()
+            ledger.start(trial.number)
+            running.append(trial.number)
+        if not running:
+            break
+        end(ledger, running.pop(0))
+    ledger.close()
+    return read_events(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "sweep" / "ledger.jsonl"
+
+
+def rewrite(path, change):
+    """Pass every line's event through `change`."""
+    events = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return read_events(path)
+
+
+def rows_of(events):
+    return {trial.number: (trial.genes, trial.state, trial.fitness, trial.reason) for trial in read_trials(events).values()}
+
+
+class TestRows:
+    def test_a_row_comes_as_far_as_its_events(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        trial = ledger.propose()
+        assert (trial.number, trial.genes, trial.seen, trial.state) == (0, dict(SPACE.starts[0]), (), "proposed")
+        ledger.start(0)
+        assert (ledger.trials[0].state, ledger.trials[0].attempts) == ("running", 1)
+        ledger.start(0)
+        assert ledger.trials[0].attempts == 2
+        ledger.finish(0, 0.5, {"mAP50": 0.5}, {"box": 0.1}, epochs=3)
+        done = ledger.trials[0]
+        assert (done.state, done.fitness, done.metrics, done.losses, done.epochs) == (
+            "finished", 0.5, {"mAP50": 0.5}, {"box": 0.1}, 3)
+        assert done.has_ended
+
+    def test_what_the_writer_knows_is_what_the_file_says(self, path):
+        run_sweep(path, 8, slots=3)
+        assert Ledger(path, SWEEP, RESOLVED).trials == tuple(read_trials(read_events(path)).values())
+
+    def test_a_failed_trial_has_a_reason_and_no_fitness_and_is_no_parent(self, path):
+        events = run_sweep(path, 12)
+        failed = read_trials(events)[FAILING]
+        assert (failed.state, failed.fitness, failed.reason) == ("failed", None, "the loss stays non-finite")
+        assert all(FAILING not in (*trial.seen, *trial.parents) for trial in read_trials(events).values())
+
+    @pytest.mark.parametrize("fitness", [None, float("nan"), float("inf")])
+    def test_without_a_finite_fitness_a_trial_has_failed(self, path, fitness):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        ledger.propose()
+        ledger.finish(0, fitness, {}, {}, epochs=2)
+        assert (ledger.trials[0].state, ledger.trials[0].fitness) == ("failed", None)
+        assert ledger.trials[0].reason == "no finite fitness after 2 epochs"
+
+    def test_a_sweep_whose_trials_all_fail_ends(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        for number in range(3):
+            ledger.propose()
+            ledger.fail(number, "no luck")
+        assert [trial.state for trial in ledger.trials] == ["failed"] * 3
+        assert verify(read_events(path)) == []
+
+    def test_ending_twice_is_our_own_mistake(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        ledger.propose()
+        ledger.fail(0, "x")
+        with pytest.raises(AssertionError, match="has ended already"):
+            ledger.start(0)
+
+    def test_parents_are_recorded(self, path):
+        trials = read_trials(run_sweep(path, 10))
+        for trial in trials.values():
+            rows = [trials[number].row for number in trial.seen]
+            assert trial.parents == parents_of(SPACE, 3, trial.number, rows)
+        assert trials[9].parents != ()
+
+
+class TestProposals:
+    @pytest.mark.parametrize("slots", [1, 3, 8])
+    def test_every_row_follows_from_the_rows_before_it(self, path, slots):
+        events = run_sweep(path, 12, slots)
+        assert verify(events) == []
+        for trial in read_trials(events).values():
+            rows = [Row(n, read_trials(events)[n].genes, read_trials(events)[n].fitness) for n in trial.seen]
+            assert trial.genes == propose(SPACE, 3, trial.number, rows)
+
+    def test_with_one_slot_a_row_has_seen_all_before_it(self, path):
+        trials = read_trials(run_sweep(path, 8))
+        assert trials[7].seen == (0, 1, 2, 3, 5, 6)
+
+    def test_with_three_slots_children_do_not_wait_for_a_generation(self, path):
+        trials = read_trials(run_sweep(path, 8, slots=3))
+        assert [len(trials[number].seen) for number in range(8)] == [0, 0, 0, 1, 2, 3, 4, 4]
+
+    def test_the_space_is_read_back_as_it_was(self, path):
+        assert read_space_of(run_sweep(path, 1)) == SPACE
+
+    def test_another_proposer_can_be_handed_in(self, path):
+        def constant(space, seed, k, rows):
+            return {"lr0": 0.05, "augment.close_mosaic": k, "optimizer.name": "SGD"}
+
+        ledger = Ledger(path, SWEEP, RESOLVED, constant)
+        ledger.propose()
+        assert ledger.propose().genes["augment.close_mosaic"] == 1
+        assert verify(read_events(path), constant) == []
+        assert verify(read_events(path)) != []
+
+
+class TestVerify:
+    def altered(self, path, number, **changes):
+        run_sweep(path, 10, slots=2)
+
+        def change(event):
+            wanted = changes.keys() & event.keys() and event.get("trial") == number
+            return {**event, **changes} if wanted else event
+
+        return verify(rewrite(path, change))
+
+    def test_altered_genes_are_told(self, path):
+        genes = {"lr0": 0.5, "augment.close_mosaic": 5, "optimizer.name": "SGD"}
+        problems = self.altered(path, 6, genes=genes)
+        assert problems[0].startswith("trial 6: lr0 is 0.5, but 0.0")
+        assert problems[0].endswith("follows from its rows")
+
+    def test_an_altered_fitness_of_a_parent_shows_in_its_children(self, path):
+        problems = self.altered(path, 1, fitness=7.0)
+        assert problems
+        assert all(int(problem.split()[1].rstrip(":")) > 1 for problem in problems)
+
+    def test_an_altered_seen_is_told(self, path):
+        assert self.altered(path, 5, seen=[0]) == ["trial 5: says it has seen [0], but [0, 1, 2, 3] had finished"]
+
+    def test_a_removed_row_is_told(self, path):
+        events = run_sweep(path, 6)
+        kept = [event for event in events if event.get("trial") != 2]
+        assert "trial 3: proposed where trial 2 was to come" in verify(kept)
+
+    def test_a_trial_that_ends_twice_is_told(self, path):
+        events = run_sweep(path, 3)
+        again = next(event for event in events if event["type"] == "finished")
+        assert verify([*events, again]) == ["trial 0: finished, though it has ended"]
+        assert read_trials([*events, {**again, "fitness": 9.0}])[0].fitness == again["fitness"]
+
+
+class TestRestart:
+    def test_killed_after_any_line_no_row_is_lost_or_doubled(self, tmp_path):
+        """Every prefix of a ledger is a driver that was killed there; the next one ends the sweep."""
+        calm = tmp_path / "calm.jsonl"
+        events = run_sweep(calm, 7, slots=2)
+        lines = calm.read_text().splitlines(keepends=True)
+        for length in range(len(lines) + 1):
+            path = tmp_path / f"{length}.jsonl"
+            path.write_text("".join(lines[:length]))
+            before = rows_of(read_events(path))
+            after = run_sweep(path, 7, slots=2)
+            assert verify(after) == []
+            assert [event["seq"] for event in after] == list(range(len(after)))
+            assert sorted(rows_of(after)) == list(range(7))
+            assert all(state in ("finished", "failed") for _, state, *_ in rows_of(after).values())
+            ends = [event["trial"] for event in after if event["type"] in ("finished", "failed")]
+            assert sorted(ends) == list(range(7))
+            for number, (genes, state, *rest) in before.items():
+                assert rows_of(after)[number][0] == genes
+                if state in ("finished", "failed"):
+                    assert rows_of(after)[number] == (genes, state, *rest)
+                    assert starts(after, number) == starts(read_events(path)[:length], number)
+        assert len(events) == len(lines)
+
+    def test_with_one_slot_an_interrupted_sweep_equals_the_calm_one(self, tmp_path):
+        calm = tmp_path / "calm.jsonl"
+        expected = rows_of(run_sweep(calm, 7))
+        text = calm.read_bytes()
+        for cut in range(0, len(text), 97):  # inside lines too: a torn line is no line
+            path = tmp_path / f"{cut}.jsonl"
+            path.write_bytes(text[:cut])
+            assert rows_of(run_sweep(path, 7)) == expected
+            assert verify(read_events(path)) == []
+
+    def test_a_torn_line_is_cut_off_and_its_trial_proposed_again(self, path):
+        run_sweep(path, 3)
+        whole = path.read_bytes()
+        path.write_bytes(whole + b'{"seq":10,"time":1,"type":"proposed","trial":3,"ge')
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        assert len(ledger.trials) == 3
+        assert ledger.propose().number == 3
+        assert path.read_bytes().startswith(whole)
+        assert verify(read_events(path)) == []
+
+    def test_what_was_begun_goes_on_before_anything_is_proposed(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        for _ in range(3):
+            ledger.propose()
+        ledger.start(0)
+        ledger.start(1)
+        end(ledger, 1)
+        ledger.close()
+        again = Ledger(path, SWEEP, RESOLVED)
+        assert [(trial.number, trial.state) for trial in again.to_run] == [(0, "running"), (2, "proposed")]
+
+    def test_more_trials_may_be_asked_for(self, path):
+        first = rows_of(run_sweep(path, 4))
+        more = rows_of(run_sweep(path, 9))
+        assert {number: more[number] for number in first} == first
+        assert sorted(more) == list(range(9))
+
+    def test_the_resolved_recipe_of_the_first_start_counts(self, path):
+        assert Ledger(path, SWEEP, RESOLVED).recipe == RESOLVED
+        later = RESOLVED.model_copy(update={"batch_size": 64})
+        assert Ledger(path, SWEEP, later).recipe == RESOLVED
+
+
+class TestIdentity:
+    @pytest.mark.parametrize(("other", "part"), [
+        (replace(SWEEP, space=replace(SPACE, genes=SPACE.genes[:2])), "another search space;"),
+        (replace(SWEEP, space=replace(SPACE, starts=(*SPACE.starts, *SPACE.starts))), "another search space;"),
+        (replace(SWEEP, search=Search(scheduler="asha")), "another search settings;"),
+        (replace(SWEEP, labels="4567"), "another data set;"),
+        (replace(SWEEP, recipe=Recipe(seed=4)), "another base recipe;"),
+        (replace(SWEEP, labels="4567", recipe=Recipe()), "another data set and another base recipe;"),
+    ])
+    def test_the_ledger_of_another_sweep_is_refused_and_left_as_it_is(self, path, other, part):
+        run_sweep(path, 2)
+        before = path.read_bytes()
+        with pytest.raises(InputError, match=part) as error:
+            Ledger(path, other, RESOLVED)
+        assert str(path) in str(error.value)
+        assert "another --name" in str(error.value)
+        assert path.read_bytes() == before
+
+    def test_another_log_is_refused(self, path):
+        path.parent.mkdir()
+        path.write_text('{"seq":0,"time":1,"type":"run"}\n')
+        with pytest.raises(InputError, match="not the ledger of a sweep"):
+            Ledger(path, SWEEP, RESOLVED)
+
+    def test_equal_sweeps_have_equal_identities(self):
+        assert SWEEP.identity() == replace(SWEEP, space=replace(SPACE)).identity()
+
+
+def starts(events, number):
+    return sum(event["type"] == "started" and event["trial"] == number for event in events)

@@ -1,0 +1,97 @@
+"""BatchNorm with statistics that the loop applies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from tests.support.workers import run_workers
+
+
+def make(channels: int = 5) -> BatchNorm:
+    layer = BatchNorm(channels)
+    with torch.no_grad():
+        layer.weight.copy_(torch.linspace(0.5, 2, channels))
+        layer.bias.copy_(torch.linspace(-1, 1, channels))
+    return layer
+
+
+def reference(channels: int = 5) -> nn.BatchNorm2d:
+    layer = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.03)
+    layer.load_state_dict(make(channels).state_dict())
+    return layer
+
+
+def images(count: int = 4, seed: int = 0) -> Tensor:
+    return torch.randn(count, 5, 6, 7, generator=torch.Generator().manual_seed(seed)) * 3 + 1
+
+
+def test_recording_and_applying_equals_torchs_batch_norm_microbatch_by_microbatch() -> None:
+    mine, theirs = make(), reference()
+    statistics, rows = Statistics(mine), []
+    for seed in range(3):
+        statistics.clear()
+        assert torch.equal(mine(images(seed=seed)), theirs(images(seed=seed)))
+        rows.append(statistics.recorded())
+    assert mine.running_mean.eq(0).all()  # nothing has changed yet
+    statistics.apply(torch.stack(rows))
+    for name, value in theirs.state_dict().items():
+        assert torch.allclose(mine.state_dict()[name], value, rtol=1e-6), name
+
+
+def test_a_microbatch_with_nan_leaves_no_trace_in_the_next_one() -> None:
+    layer = make()
+    statistics = Statistics(layer)
+    layer(torch.full((2, 5, 3, 3), float("nan")))
+    statistics.clear()
+    layer(images())
+    assert statistics.recorded().isfinite().all()
+
+
+def test_without_clearing_the_nan_would_stay() -> None:
+    """Negative control: 0 x NaN is NaN."""
+    layer = make()
+    statistics = Statistics(layer)
+    layer(torch.full((2, 5, 3, 3), float("nan")))
+    layer(images())
+    assert not statistics.recorded().isfinite().all()
+
+
+def test_scratch_is_no_part_of_the_state_and_eval_ignores_it() -> None:
+    layer = make()
+    Statistics(layer)
+    assert set(layer.state_dict()) == set(reference().state_dict())
+    assert torch.equal(layer.eval()(images()), reference().eval()(images()))
+
+
+def synchronised(replicas: Replicas, counts: list[int]) -> dict[str, Tensor]:
+    """Output, gradients and statistics of this worker's part of 6 images."""
+    layer = make()
+    statistics = Statistics(layer, replicas.global_sum)
+    first = sum(counts[: replicas.worker])
+    part = images(6)[first : first + counts[replicas.worker]].requires_grad_()
+    target = torch.arange(6.0)[first : first + counts[replicas.worker], None, None, None]
+    output = layer(part)
+    (output - target).square().sum().backward()
+    return {"output": output.detach(), "input": part.grad, "weight": replicas.global_sum(layer.weight.grad),
+            "bias": replicas.global_sum(layer.bias.grad), "statistics": statistics.recorded()}
+
+
+def test_spread_over_workers_outputs_gradients_and_statistics_are_those_of_one() -> None:
+    whole = images(6).requires_grad_()
+    theirs = reference()
+    output = theirs(whole)
+    (output - torch.arange(6.0)[:, None, None, None]).square().sum().backward()
+    fresh = make()
+    recorder = Statistics(fresh)
+    fresh(images(6))
+    for counts in ([6], [4, 2, 0]):  # one worker without images
+        results = run_workers(len(counts), synchronised, counts)
+        assert torch.allclose(torch.cat([r["output"] for r in results]), output, atol=1e-5)
+        assert torch.allclose(torch.cat([r["input"] for r in results]), whole.grad, atol=1e-4)
+        for result in results:
+            assert torch.allclose(result["weight"], theirs.weight.grad, rtol=1e-4)
+            assert torch.allclose(result["bias"], theirs.bias.grad, rtol=1e-4)
+            assert torch.allclose(result["statistics"], recorder.recorded(), rtol=1e-5)

@@ -1,0 +1,39 @@
+"""The predict command hands a validated configuration to the predictor, or prints what it would hand over."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ray_yolo.errors import InputError
+from ray_yolo.predict import main
+from ray_yolo.predict_config import PredictConfig
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[PredictConfig]:
+    """What the predictor was called with; a stand-in for the runtime, which needs torch."""
+    seen: list[PredictConfig] = []
+    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor", SimpleNamespace(predict=seen.append))
+    return seen
+
+
+def test_the_predictor_gets_the_configuration(calls: list[PredictConfig]) -> None:
+    assert main(["--weights", "best.pt", "--source", "pictures", "--classes", "1"]) == 0
+    assert calls == [PredictConfig(weights="best.pt", source="pictures", classes=(1,))]
+
+
+def test_a_dry_run_prints_everything_and_predicts_nothing(
+        calls: list[PredictConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--weights", "best.pt", "--source", "pictures", "--dry-run"]) == 0
+    assert "\nsource: pictures                          # --source\n" in capsys.readouterr().out
+    assert calls == []
+
+
+@pytest.mark.parametrize("argv", ["", "--weights w.pt", "--weights w.pt --source s --conf-thres 1"])
+def test_bad_input_never_reaches_the_predictor(calls: list[PredictConfig], argv: str) -> None:
+    with pytest.raises(InputError):
+        main(argv.split())
+    assert calls == []
