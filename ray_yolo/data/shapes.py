@@ -58,12 +58,10 @@ def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotat
     classes: list[int] = []
     boxes: list[np.ndarray] = []
     wanted = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
-    for _ in range(4 * wanted):  # a few attempts each: some places are taken
-        if len(boxes) == wanted:
-            break
-        kind = int(rng.integers(drawing.num_classes))
-        outline, box = _place(rng, kind, drawing)
-        if all(_covered(old, box) < 0.25 for old in boxes):
+    for kind in rng.integers(drawing.num_classes, size=wanted).tolist():
+        found = _find_place(rng, kind, drawing, boxes)
+        if found:
+            outline, box = found
             (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
             _paint(image[above:below, left:right], rng, kind, outline - (left, above))
             classes.append(kind)
@@ -108,6 +106,16 @@ def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.nd
     lowest, highest = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)
     outline += lowest + (highest - lowest) * rng.random(2)
     return outline, np.concatenate([outline.min(axis=0), outline.max(axis=0)])
+
+
+def _find_place(rng: np.random.Generator, kind: int, drawing: Drawing,
+                taken: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    """A place that overlaps earlier boxes only a little, if a dozen attempts find one."""
+    for _ in range(12):
+        outline, box = _place(rng, kind, drawing)
+        if all(_covered(old, box) < 0.25 for old in taken):
+            return outline, box
+    return None
 
 
 def _covered(old: np.ndarray, new: np.ndarray) -> float:

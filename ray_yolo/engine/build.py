@@ -92,6 +92,8 @@ def build(job: Job, host: Host) -> Parts:
     recipe, replicas = job.recipe, host.replicas
     check_workers(recipe, replicas.num_workers)
     torch.set_num_threads(recipe.threads or host.threads)
+    if recipe.exact and host.device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
     plan = Plan(recipe, len(job.train))
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)

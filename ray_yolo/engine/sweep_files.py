@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,21 +124,27 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
     if missing := [name for name in METRICS if name not in header]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
-    rows = [dict(zip(header, map(read_scalar, line), strict=False)) for line in lines[1:]]
+    rows = [dict(zip(header, map(_read_cell, line), strict=False)) for line in lines[1:]]
     ranked = best_rows((Row(number, row, _old_fitness(row, search)) for number, row in enumerate(rows)), NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
     return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]
 
 
-def _old_fitness(row: dict[str, Any], search: Search) -> float | None:
+def _read_cell(text: str) -> GeneValue:
+    value = read_scalar(text)
+    return text if value is None else value
+
+
+def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
     measured = {ours: row.get(name) for name, ours in METRICS.items()}
     return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
 
 
 def _read_hyp(path: str) -> dict[str, Any]:
     """Genes of a hyp file by the names that spaces use."""
-    return {short_name(name): given.value for name, given in read_config_file(path).items()}
+    written = {short_name(name): given.value for name, given in read_config_file(path).items()}
+    return {name: read_scalar(value) if isinstance(value, str) else value for name, value in written.items()}
 
 
 def _gene_names(trials: Iterable[Trial]) -> list[str]:

@@ -14,12 +14,13 @@ from typing import Any
 from ray_yolo.config import Placement
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.results import EVENTS_FILE, write_options
+from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
 from ray_yolo.engine.runs import Run
 from ray_yolo.runtime.pictures import draw_plots
 from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
 from ray_yolo.runtime.records import Records
 from ray_yolo.runtime.tracking import tracking_uri
+from ray_yolo.structures import AnnotationIndex
 
 
 class Bookkeeping:
@@ -40,12 +41,23 @@ class Bookkeeping:
         write_options(job.recipe, placement, run.folder)
         if not log.exists() or not any(event["type"] == "run" for event in read_events(log)):
             self.emit("run", **_about(run, job, placement))
+            self._report_findings({"train": job.train, "val": job.val})
         stream = io.StringIO() if quiet else sys.stdout
         uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
         self._records = Records(run.folder, uri, self.emit, stream, **link)
 
     def __enter__(self) -> Bookkeeping:
         return self
+
+    def _report_findings(self, splits: Mapping[str, AnnotationIndex]) -> None:
+        """Tell what the check of the data set found: all of it in findings.txt, a summary on the console."""
+        lines = [f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}"
+                 for split, index in splits.items() for found in index.findings]
+        if lines:
+            replace_text(self._run_dir / "findings.txt", "\n".join(lines) + "\n")
+            left_out = sum(found.dropped for index in splits.values() for found in index.findings)
+            self.emit("warning", message=f"the check of the data set found {len(lines)} things and left {left_out} files "
+                                         f"out (all in findings.txt, --strict refuses); the first: {lines[0]}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:

@@ -10,7 +10,7 @@ from ray_yolo.data.images import read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.data.shapes import BUILT_IN, VERSION, draw, ensure_shapes, label_text
 
-DIGESTS = {"shapes": "7897e791c3f805ce", "shapes8": "4d093a1726c7f714", "shapes1k": "dbfcb5c910784fd1"}
+DIGESTS = {"shapes": "57175ee814ec2567", "shapes8": "893242acb62682cd", "shapes1k": "32a8fcecb628bfa2"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -48,7 +48,7 @@ def test_some_images_are_empty_and_every_class_appears() -> None:
     drawing = BUILT_IN["shapes"]
     counts = [draw(drawing, 0, number)[1].classes for number in range(drawing.num_train)]
     assert 2 <= sum(len(classes) == 0 for classes in counts) <= 20
-    assert np.bincount(np.concatenate(counts), minlength=3).min() > 70
+    assert np.bincount(np.concatenate(counts), minlength=3).min() > 55
 
 
 def test_colour_does_not_tell_the_class() -> None:

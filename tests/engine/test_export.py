@@ -125,6 +125,20 @@ def test_a_file_that_differs_from_torch_is_an_error_and_leaves_nothing(
     assert sorted(weights.parent.iterdir()) == before
 
 
+def test_a_failure_on_the_way_leaves_the_file_of_before(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> float:
+        arguments[-1].write_text("half")
+        raise RayYoloError("differs")
+
+    weights.with_suffix(".torchscript").write_text("good")
+    before = sorted(weights.parent.iterdir())
+    monkeypatch.setattr(module, "_write_torchscript", fail)
+    with pytest.raises(RayYoloError, match="differs"):
+        run(weights, format="torchscript")
+    assert sorted(weights.parent.iterdir()) == before
+    assert weights.with_suffix(".torchscript").read_text() == "good"
+
+
 def test_a_wrong_suppression_is_an_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Suppression", lambda settings: torch.nn.Flatten(0, 1))
     with pytest.raises(RayYoloError, match="where torch gives"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from tests.support import run_log
 RECIPE = Recipe(epochs=3)
 
 USER = """
-calls = []
+import threading
+calls, told = [], threading.Event()
 def on_run_start(run_dir, recipe):
     calls.append(("start", run_dir, recipe))
 def on_epoch_end(event):
     calls.append(("epoch", event["epoch"], event["metrics"]["mAP50"]))
+    told.set()
 def on_run_end(result):
     calls.append(("end", result))
 class Some:
@@ -74,7 +77,7 @@ def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) ->
     told = threading.Event()
     callbacks = Callbacks(str(module), run_dir, print)
     loaded: Any = sys.modules["callbacks_module"]
-    loaded.calls = type("", (list,), {"append": lambda self, call: call[0] == "epoch" and told.set()})()
+    loaded.told = told
     tell(run_dir, run_log.start(), run_log.epoch(0))
     callbacks.start(RECIPE)
     assert told.wait(10)
@@ -111,6 +114,24 @@ def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir
     callbacks.finish(patience_seconds=0.5)
     assert warnings == ["callbacks: not back after 0.5 s; they are left behind"]
     sys.modules["callbacks_module"].wait.set()
+
+
+def test_the_end_is_told_once_however_the_rounds_of_the_thread_fall(
+        module: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class TwoRounds:
+        def __init__(self, name: str, work: Callable[[], None], **_: Any) -> None:
+            self._work = work
+
+        def finish(self, patience_seconds: float) -> bool:
+            self._work()
+            self._work()
+            return True
+
+    monkeypatch.setattr("ray_yolo.runtime.callbacks.Background", TwoRounds)
+    callbacks = Callbacks(str(module), run_dir, print)
+    callbacks.start(RECIPE)
+    callbacks.finish(1)
+    assert calls() == [("start", run_dir, RECIPE), ("end", 1)]
 
 
 def test_no_path_is_no_callbacks(run_dir: Path) -> None:

@@ -89,7 +89,8 @@ def test_a_new_folder_is_taken_each_time_unless_it_is_named_again(weights: Path,
 
 def test_the_console_tells_of_each_file(
         weights: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(weights, source, tmp_path, "x", quiet=False, confidence=0.99)
+    result = run(weights, source, tmp_path, "x", quiet=False, confidence=0.99)
+    assert not (result.folder / "labels").exists()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1/8 0.png: nothing found"
     assert lines[6:] == ["7/8 broken.jpg: left out, it is not an image that can be read (UnidentifiedImageError)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ray_yolo.engine.build import Host, build
 from ray_yolo.engine.checkpoint import save_checkpoint
@@ -38,5 +39,7 @@ def embolden(model: Detector) -> None:
         layer.scratch = None
     model.eval()
     for convolve in model.head.m:
+        assert isinstance(convolve, nn.Conv2d)
+        assert convolve.bias is not None
         convolve.weight *= 5
         convolve.bias.view(model.head.num_anchors, -1)[:, 4:] = torch.tensor([-1.0, 0.0, 0.0])
