@@ -80,6 +80,7 @@ class Parts:
     sampler: ShareSampler
     loader: Batches
     val_batches: Batches  # this worker's share
+    stores: tuple[ImageStore, ...]  # of both; to be closed at the end
 
 
 def build(job: Job, host: Host) -> Parts:
@@ -103,6 +104,8 @@ def build(job: Job, host: Host) -> Parts:
     model = cast(Detector, bare(replica))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
     order = _rect_order(job)
+    store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
+    val_store = ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True)
     sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, order)
     return Parts(
         job=job, host=host, plan=plan, family=family, model=model, replica=replica, ema=ema,
@@ -111,8 +114,9 @@ def build(job: Job, host: Host) -> Parts:
         loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
         statistics=Statistics(model, replicas.global_sum if recipe.sync_bn else None),
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
-        sampler=sampler, loader=_train_loader(job, host, plan, sampler, _rect_shapes(job, order)),
-        val_batches=_val_loader(job, host),
+        sampler=sampler, stores=(store, val_store),
+        loader=_train_loader(train_dataset(job, store, _rect_shapes(job, order)), host, plan, sampler),
+        val_batches=_val_loader(job, val_store, host),
     )
 
 
@@ -181,21 +185,17 @@ def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None)
     return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
 
 
-def _train_loader(job: Job, host: Host, plan: Plan, sampler: ShareSampler, shapes: np.ndarray | None) -> Batches:
-    recipe = job.recipe
-    dataset = train_dataset(job, ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir), shapes)
+def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShareSampler) -> Batches:
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
-        collate_fn=quad_collate if recipe.quad else collate, **_processes(host)))
+        collate_fn=quad_collate if plan.recipe.quad else collate, **_processes(host)))
 
 
-def _val_loader(job: Job, host: Host) -> Batches:
+def _val_loader(job: Job, store: ImageStore, host: Host) -> Batches:
     """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers."""
     batches = cut_batches(job.val, job.recipe.imgsz, job.recipe.evaluate.batch_size)
-    store = ImageStore(job.val, job.recipe.imgsz, host.cache, host.cache_dir, smooth=True)
-    dataset = ValDataset(job.val, store, batches)
     mine = list(range(host.replicas.worker, len(batches), host.replicas.num_workers))
-    return DataLoader(dataset, batch_size=None, sampler=mine, **_processes(host))
+    return DataLoader(ValDataset(job.val, store, batches), batch_size=None, sampler=mine, **_processes(host))
 
 
 def _processes(host: Host) -> dict[str, Any]:

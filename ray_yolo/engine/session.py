@@ -49,8 +49,12 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
     """
     session = Session(job, host, placement, emit, report)
-    if not session.stopped_early:
-        train(session.parts, session.state, session.after_step, session.after_epoch)
+    try:
+        if not session.stopped_early:
+            train(session.parts, session.state, session.after_step, session.after_epoch)
+    finally:
+        for store in session.parts.stores:
+            store.close()
     return session.finish()
 
 
