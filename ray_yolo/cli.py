@@ -16,6 +16,7 @@ from ray_yolo.export_config import ExportConfig
 from ray_yolo.flags import Command, Parsed, parse
 from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import redact
+from ray_yolo.tune_config import Sweep, TuneConfig
 from ray_yolo.val_config import ValConfig
 
 EXIT_FAILED = 3
@@ -96,6 +97,23 @@ EXPORT = Command(
         "--simplify": "not needed: constants are folded already",
     },
 )
+
+
+TUNE = Command(
+    prog="python -m ray_yolo.tune",
+    description="Search the recipe. Every trial is a training with its own workers, many at once; run the same command "
+                "again and it continues.",
+    model=TuneConfig,
+    paths=(*config_fields(Sweep), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
+    switches=TRAIN.switches,
+    answers={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
+             "--evolve": "not needed: --space tune_spaces/evolve.yaml --trials N is what it did"},
+)
+
+
+def parse_tune(argv: Sequence[str] | None = None) -> Parsed[TuneConfig]:
+    """The sweep that a command line asks for; see `flags.parse`."""
+    return parse(TUNE, argv)
 
 
 def parse_train(argv: Sequence[str] | None = None) -> Parsed[RunConfig]:

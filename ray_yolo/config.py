@@ -247,6 +247,11 @@ class Placement(Frozen):
     """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
     mlflow_uri: str = ""
     """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
+    registered_name: str = ""
+    """Name under which the best weights are put into MLflow's model registry, with the alias 'best'."""
+    callbacks: str = ""
+    """Functions of yours that the driver calls: package.module[:object] or file.py[:object] with any of
+    on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
     max_failures: int = Field(3, ge=-1)
     """Restarts after worker failures; -1: no limit."""
     wait_for_resources: float = Field(30.0, ge=0.0)
@@ -286,12 +291,12 @@ class Placement(Frozen):
             raise ValueError("must be 0 or more, or auto")
         return value
 
-    @field_validator("name")
+    @field_validator("name", "registered_name")
     @classmethod
     def _plain_name(cls, value: str) -> str:
         allowed = all(c.isascii() and (c.isalnum() or c in "._-") for c in value)
         if value and not (allowed and value[0].isalnum() and len(value) <= 63):
-            raise ValueError("a run name is up to 63 letters, digits, '.', '_' or '-', starting with a letter or "
+            raise ValueError("a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter or "
                              "digit; folders go into --project")
         return value
 
@@ -371,7 +376,8 @@ def check_workers(recipe: Recipe, num_workers: int) -> None:
 
 def resolved_batch(recipe: Recipe) -> tuple[int, int]:
     """(batch_size, microbatch) of a resolved recipe."""
-    assert recipe.batch_size and recipe.microbatch, "the recipe is not resolved"
+    assert recipe.batch_size, "the recipe is not resolved"
+    assert recipe.microbatch, "the recipe is not resolved"
     return recipe.batch_size, recipe.microbatch
 
 

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from ray_yolo.genes import GENES
 
-TRANSPARENT = ("recipe", "placement")  # sections whose names users leave out
+TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users leave out
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of"}

@@ -23,6 +23,7 @@ ALIASES = {
     "imgsz": ("--img", "--img-size"),
     "batch_size": ("--batch",),
     "model": ("--cfg",),
+    "registered_name": ("--register",),
     "noval": ("--notest",),
     "cache": ("--cache-images",),
     "split": ("--task",),

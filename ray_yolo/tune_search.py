@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from ray_yolo.config import Frozen
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
-RUNGS_SPAN = 9  # the first rung is this part of a training, or later: two rungs at reduction 3
+RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later
 
 
 class Nothing(Frozen):
@@ -29,7 +29,7 @@ class Asha(Frozen):
     name: Literal["asha"] = "asha"
     grace_epochs: int = Field(0, ge=0)
     """Epochs of the first rung; 0: a ninth of the training."""
-    reduction: int = Field(3, ge=2)
+    reduction: int = Field(4, ge=2)
     """One in so many goes on, to a rung so many times as long."""
 
 

@@ -145,7 +145,7 @@ REFUSED = {
     "num_workers: many": "1: num_workers: got 'many'; expected Ray workers: a number, a range 'low-high' (elastic), "
                          "or 0 to train in this process without Ray",
     "name:": "1: name: got nothing; expected text",
-    "name: a/b": "1: name: got 'a/b': a run name is up to 63 letters, digits, '.', '_' or '-', starting with a letter "
+    "name: a/b": "1: name: got 'a/b': a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter "
                  "or digit; folders go into --project",
     "batch_size: 10\nexact: no\nmicrobatch: 4":
         "1, {path}:3: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",

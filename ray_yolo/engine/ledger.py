@@ -1,9 +1,9 @@
 """The ledger of a sweep: an append-only log of what was proposed, what it followed from, and what came of it.
 
-    sweep      identity, space, search, recipe         once, the first line; `recipe` is resolved, the base of all trials
-    proposed   trial, genes, seen, parents             seen: the trials that had finished before
+    sweep      identity, space, search, recipe     once, the first line; `recipe` is resolved, the base of all trials
+    proposed   trial, genes, seen, parents         seen: the trials that had finished before
     started    trial, attempt
-    finished   trial, fitness, metrics, losses, epochs of the trial's last epoch
+    finished   trial, fitness, metrics, losses, epochs; all of the trial's last epoch
     failed     trial, reason
 
 The ledger is the truth: a restart reads it and nothing else. What has ended never runs again, what was proposed goes
@@ -28,6 +28,9 @@ from ray_yolo.errors import InputError
 from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import Gene, Genes, Row, Space
 from ray_yolo.tune_search import Search
+
+State = Literal["proposed", "running", "finished", "failed"]
+_STATES: dict[str, State] = {"started": "running", "finished": "finished", "failed": "failed"}  # after an event
 
 Propose = Callable[[Space, int, int, Sequence[Row]], Genes]
 
@@ -55,7 +58,7 @@ class Trial:
     genes: Genes
     seen: tuple[int, ...]  # trials that had finished before this one was proposed
     parents: tuple[int, ...] = ()
-    state: Literal["proposed", "running", "finished", "failed"] = "proposed"
+    state: State = "proposed"
     attempts: int = 0
     fitness: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -209,9 +212,8 @@ def _fold(trials: dict[int, Trial], event: Event) -> None:
         trials.setdefault(event["trial"], Trial(event["trial"], event["genes"], tuple(event["seen"]),
                                                 tuple(event["parents"])))
     elif number in trials and not trials[number].has_ended:
-        told = {key: value for key, value in event.items() if key in ("fitness", "metrics", "losses", "epochs", "reason")}
-        state = "running" if event["type"] == "started" else event["type"]
-        trials[number] = replace(trials[number], state=state,
+        told = {key: event[key] for key in ("fitness", "metrics", "losses", "epochs", "reason") if key in event}
+        trials[number] = replace(trials[number], state=_STATES[event["type"]],
                                  attempts=event.get("attempt", trials[number].attempts), **told)
 
 

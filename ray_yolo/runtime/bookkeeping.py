@@ -16,10 +16,12 @@ from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
 from ray_yolo.engine.runs import Run
+from ray_yolo.redact import redact
 from ray_yolo.runtime.pictures import draw_plots
 from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
 from ray_yolo.runtime.records import Records
-from ray_yolo.runtime.tracking import tracking_uri
+from ray_yolo.runtime.registry import log_model
+from ray_yolo.runtime.tracking import read_run_file, tracking_uri
 from ray_yolo.structures import AnnotationIndex
 
 
@@ -43,8 +45,8 @@ class Bookkeeping:
             self.emit("run", **_about(run, job, placement))
             self._report_findings({"train": job.train, "val": job.val})
         stream = io.StringIO() if quiet else sys.stdout
-        uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
-        self._records = Records(run.folder, uri, self.emit, stream, **link)
+        self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
+        self._records = Records(run.folder, self._uri, self.emit, stream, **link)
 
     def __enter__(self) -> Bookkeeping:
         return self
@@ -56,8 +58,8 @@ class Bookkeeping:
         if lines:
             replace_text(self._run_dir / "findings.txt", "\n".join(lines) + "\n")
             left_out = sum(found.dropped for index in splits.values() for found in index.findings)
-            self.emit("warning", message=f"the check of the data set found {len(lines)} things and left {left_out} files "
-                                         f"out (all in findings.txt, --strict refuses); the first: {lines[0]}")
+            self.emit("warning", message=f"the check of the data set found {len(lines)} things and left {left_out} out "
+                                         f"(all in findings.txt, --strict refuses); the first: {lines[0]}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
@@ -67,6 +69,19 @@ class Bookkeeping:
         close_recorder(self.recorder)
         plots = error is None and not self._placement.noplots
         self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None)
+        if error is None and self._placement.registered_name:
+            self._register()
+
+    def _register(self) -> None:
+        """Put the best weights into the model registry; a server that refuses is a warning, training is done."""
+        about = read_run_file(self._run_dir)
+        if self._uri is None or about is None:
+            print("--register: there is no MLflow run to register from", file=sys.stderr)
+            return
+        try:
+            log_model(self._run_dir, self._uri, about["run_id"], self._placement.registered_name)
+        except Exception as problem:  # whatever MLflow raises: the training itself has succeeded
+            print(f"--register {self._placement.registered_name}: {redact(str(problem))}", file=sys.stderr)
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:

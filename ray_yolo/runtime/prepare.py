@@ -83,8 +83,9 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
 
 def provenance() -> dict[str, Any]:
     """Versions that a result depends on, and the commit of the folder that the command was run in, if it is one."""
-    asked = subprocess.run([shutil.which("git") or "true", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": asked.stdout.strip(),
+    command = [shutil.which("git") or "true", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,
             **{name: version(name) for name in ("torch", "ray")}}
 
 

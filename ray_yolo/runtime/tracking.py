@@ -88,7 +88,7 @@ class Tracker:
 
     def _open(self, plan: Plan) -> _Remote:
         """Find the MLflow run, or create it, and ask what it holds."""
-        client = _build_client(self._uri)
+        client = build_client(self._uri)
         run = self._stored_run(client)
         if run is None:
             experiment_id = self._experiment_id(client, plan.experiment)
@@ -125,7 +125,7 @@ class Tracker:
         if (found := client.get_experiment_by_name(name)) is not None:
             return str(found.experiment_id)
         try:
-            return str(client.create_experiment(name, artifact_location=_artifact_location(self._uri)))
+            return str(client.create_experiment(name, artifact_location=artifact_location(self._uri)))
         except MlflowException:
             if (found := client.get_experiment_by_name(name)) is None:
                 raise
@@ -254,7 +254,7 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
     return about
 
 
-def _build_client(uri: str) -> MlflowClient:
+def build_client(uri: str) -> MlflowClient:
     """A client with short time limits. They hold for the process, and the user's own go first."""
     for name, value in _CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -269,7 +269,7 @@ def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | No
     return next(iter(runs), None)
 
 
-def _artifact_location(uri: str) -> str | None:
+def artifact_location(uri: str) -> str | None:
     """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
     scheme, _, path = uri.partition(":///")
     return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None

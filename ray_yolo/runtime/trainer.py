@@ -6,6 +6,7 @@ process, without Ray, and keeps the same records and checkpoints.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.bookkeeping import Bookkeeping
+from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
 from ray_yolo.runtime.prepare import first_start, job_of, read_dataset
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -61,16 +63,24 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         if run.is_new:
             first_start(run, config, placement.max_workers, train, gpu=gpus > 0)
         job = job_of(run, placement.max_workers, train, val)
-        with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
-            summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
-            run.finish()
+        callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
+        callbacks.start(job.recipe)
+        result = None
+        try:
+            with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
+                summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
+                run.finish()
+            result = _result(run, summary)
+        finally:
+            callbacks.finish(result)
     finally:
         run.release()
-    return _result(run, summary)
+    return result
 
 
 def check_early(config: RunConfig) -> None:
-    """Refuse batch sizes and worker counts that do not fit before anything is started."""
+    """Refuse batch sizes and worker counts that do not fit, and missing callbacks, before anything is started."""
+    load_callbacks(config.placement.callbacks)
     if (config.recipe.batch_size or 0) >= 0 and not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
 

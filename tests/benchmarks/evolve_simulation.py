@@ -3,8 +3,8 @@
 Contestants, all from the same start, on the same noisy curves:
     sequential    YOLOv5's rules: one child after the other, each trained to its end
     random        random search on all slots, trained to the end
-    optuna+asha   Ray Tune's own OptunaSearch and ASHAScheduler as they are, reduction 3
-    ours          `ops.evolution` and Ray's ASHAScheduler as `tune_spaces/asha.yaml` sets them, reduction 4
+    optuna+asha   Ray Tune's own OptunaSearch and ASHAScheduler, as they are
+    ours          `ops.evolution` as `tune_spaces/asha.yaml` sets it, and the same ASHAScheduler
 
 Measured: virtual hours until the row that looks best has, without noise, 95 % of the best fitness that the surface
 has. A row is a trial that has ended or was stopped, with the fitness of its last epoch. A search that does not get
@@ -107,14 +107,13 @@ class Optuna:
 
 
 class Asha:
-    """Ray Tune's ASHAScheduler, with the first rung at a ninth of the training."""
+    """Ray Tune's ASHAScheduler, with its own reduction (4) and the first rung at a ninth of the training."""
 
-    def __init__(self, epochs: int, reduction: int) -> None:
+    def __init__(self, epochs: int) -> None:
         from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
         self._stop = TrialScheduler.STOP
-        self._scheduler = ASHAScheduler("epoch", "fitness", "max", max_t=epochs, grace_period=math.ceil(epochs / 9),
-                                        reduction_factor=reduction)
+        self._scheduler = ASHAScheduler("epoch", "fitness", "max", max_t=epochs, grace_period=math.ceil(epochs / 9))
         self._trials: dict[int, Any] = {}
 
     def goes_on(self, trial: int, epoch: int, fitness: float) -> bool:
@@ -134,9 +133,9 @@ CONTESTANTS = {
     "sequential": Contestant(lambda surface, seed: Evolution(surface.table.space, seed), sequential=True),
     "random": Contestant(lambda surface, seed: Evolution(replace(surface.table.space, algorithm="random"), seed)),
     "optuna+asha": Contestant(lambda surface, seed: Optuna(surface.table.space, seed),
-                              lambda surface: Asha(surface.table.epochs, 3)),
+                              lambda surface: Asha(surface.table.epochs)),
     "ours": Contestant(lambda surface, seed: Evolution(as_asha_yaml(surface.table.space), seed),
-                       lambda surface: Asha(surface.table.epochs, 4)),
+                       lambda surface: Asha(surface.table.epochs)),
 }
 
 

@@ -117,11 +117,12 @@ def record(work: Path, table: Path, num_rows: int) -> None:
 def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:
     """The text of a table, a row on each line."""
     starts = [row["start_seconds"] for row in rows if row["fitness"]]
-    about = {"made by": "python -m tests.benchmarks.record_curves", "machine": platform.processor() or platform.machine(),
-             "python": platform.python_version()}
+    about = {"made by": "python -m tests.benchmarks.record_curves", "python": platform.python_version(),
+             "machine": platform.processor() or platform.machine()}
     head = {"format": FORMAT, "about": about, "space": SPACE, "recipe": base.model_dump(mode="json"),
             "epochs": base.epochs, "start_seconds": statistics.median(starts or [0.0])}
-    lines = ",\n".join(json.dumps({key: row.get(key) for key in ("genes", "seed", "fitness", "seconds")}) for row in rows)
+    keys = ("genes", "seed", "fitness", "seconds")
+    lines = ",\n".join(json.dumps({key: row[key] for key in keys}) for row in rows)
     return f"{json.dumps(head, indent=1)[:-2]},\n \"rows\": [\n{lines}\n]}}\n"
 
 

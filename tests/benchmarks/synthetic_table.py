@@ -18,6 +18,7 @@ from ray_yolo.tune_space import read_space
 from tests.benchmarks.evolve_table import coordinates
 from tests.benchmarks.record_curves import FORMAT, SPACE, configurations
 
+
 class Landscape:
     """The formula. `start` and `top` are the fitness of the base recipe and of the optimum."""
 

@@ -64,7 +64,8 @@ def rewrite(path, change):
 
 
 def rows_of(events):
-    return {trial.number: (trial.genes, trial.state, trial.fitness, trial.reason) for trial in read_trials(events).values()}
+    trials = read_trials(events).values()
+    return {trial.number: (trial.genes, trial.state, trial.fitness, trial.reason) for trial in trials}
 
 
 class TestRows:

@@ -31,8 +31,8 @@ SPACE = read_space({"lr0": [0.001, 0.1], "mosaic": [0.0, 1.0], "augment.close_mo
 def trial(number, fitness, state="finished", **genes):
     genes = {"lr0": 0.01, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "SGD", **genes}
     metrics = {"precision": 0.5, "recall": 0.25, "mAP50": fitness, "mAP50-95": fitness} if fitness else {}
-    return Trial(number, genes, (), (), state, fitness=fitness, metrics=metrics, losses={"box": 0.1, "obj": 0.2, "cls": 0.3},
-                 epochs=3, reason="" if fitness else "out of memory")
+    losses = {"box": 0.1, "obj": 0.2, "cls": 0.3}
+    return Trial(number, genes, (), (), state, fitness=fitness, metrics=metrics, losses=losses, epochs=3)
 
 
 TRIALS = [trial(0, 0.3), trial(1, 0.5, lr0=0.02345, mosaic=0.5), trial(2, None, "failed", lr0=0.05),
@@ -47,7 +47,8 @@ class TestEvolveCsv:
     def test_its_columns_are_yolov5s(self):
         header = [cell.strip() for cell in format_evolve_csv(BASE, TRIALS).splitlines()[0].split(",")]
         assert header == ["metrics/precision", "metrics/recall", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95",
-                          "val/box_loss", "val/obj_loss", "val/cls_loss", *GENES, "augment.close_mosaic", "optimizer.name"]
+                          "val/box_loss", "val/obj_loss", "val/cls_loss",
+                          *GENES, "augment.close_mosaic", "optimizer.name"]
 
     def test_a_row_for_each_finished_trial_with_exact_numbers(self):
         rows = table(format_evolve_csv(BASE, TRIALS))

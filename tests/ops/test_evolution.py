@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import (
-    Gene, Row, Space, best_rows, can_move, grid_size, mutate, nearest, parent_weights, parents_of, propose,
+    Gene,
+    Row,
+    Space,
+    best_rows,
+    can_move,
+    grid_size,
+    mutate,
+    nearest,
+    parent_weights,
+    parents_of,
+    propose,
 )
 
 WIDE = (Gene("a", low=0.0, high=1e6), Gene("b", low=0.0, high=1e6, gain=0.3), Gene("c", low=0.0, high=1e6, gain=0.0),
@@ -192,7 +202,8 @@ class TestProposals:
         log = np.log10([draw["log"] for draw in draws])
         assert np.quantile(plain, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([2, 3, 4, 5, 6], abs=0.12)
         assert np.quantile(log, [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([-4, -3, -2, -1, 0], abs=0.12)
-        assert [sum(draw["n"] == n for draw in draws) / 4000 for n in range(1, 5)] == pytest.approx([0.25] * 4, abs=0.03)
+        shares = [sum(draw["n"] == n for draw in draws) / 4000 for n in range(1, 5)]
+        assert shares == pytest.approx([0.25] * 4, abs=0.03)
 
     def test_a_grid_has_every_point_once_and_ends(self):
         space = Space((Gene("n", "int", 1, 3), MIXED[2]), (START,), "grid")

@@ -1,0 +1,48 @@
+"""The MLflow run of a sweep: the parent that its trials' runs name, made once and kept in the sweep's folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from ray_yolo.engine.results import replace_text
+from ray_yolo.redact import redact
+from ray_yolo.runtime.tracking import RUN_FILE, artifact_location, build_client, read_run_file
+
+_log = logging.getLogger(__name__)
+
+
+def open_parent_run(folder: Path, uri: str) -> str | None:
+    """The id of the sweep's MLflow run, created at the first start; None (and a warning) if the server is away."""
+    about = read_run_file(folder)
+    if about is not None:
+        return about["run_id"]
+    try:
+        client, name = build_client(uri), folder.parent.name
+        experiment = client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(
+            name, artifact_location=artifact_location(uri))
+        run_id = str(client.create_run(experiment_id, run_name=folder.name).info.run_id)
+    except Exception as error:  # whatever MLflow raises: the search does not depend on it
+        _log.warning("MLflow cannot be reached, trials are tracked without a parent: %s", redact(str(error)))
+        return None
+    replace_text(folder / RUN_FILE, json.dumps({"run_id": run_id, "uri": redact(uri)}, indent=1) + "\n")
+    return run_id
+
+
+def close_parent_run(folder: Path, uri: str, parent: str, best: int, fitness: float) -> None:
+    """End the sweep's MLflow run: its best fitness, its files, and the mark on the best trial's run."""
+    try:
+        client = build_client(uri)
+        client.log_metric(parent, "best/fitness", fitness)
+        client.set_tag(parent, "ray_yolo.best_trial", best)
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".csv", ".yaml", ".png", ".jsonl"):
+                client.log_artifact(parent, str(path))
+        child = read_run_file(folder / "trials" / f"trial{best}")
+        if child is not None:
+            client.set_tag(child["run_id"], "ray_yolo.best", "true")
+        client.set_terminated(parent, "FINISHED")
+    except Exception as error:  # as above
+        _log.warning("MLflow has not got the end of the sweep: %s", redact(str(error)))

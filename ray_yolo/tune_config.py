@@ -1,0 +1,41 @@
+"""The configuration of `ray_yolo.tune`: a base recipe, a placement for each trial, and the sweep over it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ray_yolo.config import Frozen, Placement, Recipe
+
+
+class TunePlacement(Placement):
+    """Where each trial is trained."""
+
+    project: str = "runs/evolve"
+    """Folder of sweeps."""
+    noplots: bool = True
+    """Draw no plots for single trials (the sweep's own are always drawn)."""
+
+
+class Sweep(Frozen):
+    """What is searched, how long, and how much of it at once."""
+
+    space: str = "tune_spaces/evolve.yaml"
+    """YAML file of genes and of how to search them."""
+    trials: int = Field(300, ge=1, le=100_000)
+    """Trainings in all."""
+    workers_per_trial: int = Field(1, ge=1, le=4096)
+    """Ray workers of each trial."""
+    max_concurrent: int | Literal["auto"] = "auto"
+    """Trials at the same time; auto: as many as the cluster has room for."""
+    warm_start: str = ""
+    """Old evolve.csv or hyp file whose genes are tried first."""
+
+
+class TuneConfig(Frozen):
+    """One sweep: every trial is a training of the recipe with some of its fields replaced."""
+
+    recipe: Recipe = Recipe()
+    placement: TunePlacement = TunePlacement()
+    sweep: Sweep = Sweep()
