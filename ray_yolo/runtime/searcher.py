@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,8 @@ class LedgerSearcher(Searcher):
             reason = (result or {}).get("failed") or "its process died, or it ended before its first validation"
             self._ledger.fail(number, reason)
         else:
-            self._ledger.finish(number, result["fitness"], result["metrics"], result["losses"], result["epoch"])
+            row = json.loads(result["row"])
+            self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"])
         self._told(self._ledger, next(trial for trial in self._ledger.trials if trial.number == number))
 
     def save(self, checkpoint_path: str) -> None:

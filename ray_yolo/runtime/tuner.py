@@ -10,6 +10,7 @@ their checkpoints under their own numbers, and proposals continue.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import queue
@@ -156,8 +157,9 @@ def _report_epochs(events: list[dict[str, Any]], settings: Search) -> None:
     for event in events:
         fitness = settings.fitness(event["metrics"]) if event["type"] == "epoch" else None
         if fitness is not None:
-            ray.tune.report({"fitness": fitness, "epoch": event["epoch"] + 1, "metrics": event["metrics"],
-                             "losses": event["val"]})
+            # as text: Tune would flatten what is nested
+            ray.tune.report({"fitness": fitness, "epoch": event["epoch"] + 1,
+                             "row": json.dumps({"metrics": event["metrics"], "losses": event["val"]})})
 
 
 def trial_config(wire: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
@@ -170,7 +172,8 @@ def trial_config(wire: Mapping[str, Any], number: int, genes: Mapping[str, Any])
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
     placement = {**config.placement.model_dump(mode="json"), "num_workers": config.sweep.workers_per_trial,
-                 "project": str(folder / "trials"), "storage_path": "", "mlflow_uri": _uri(config) or "off", "resume": ""}
+                 "project": str(folder / "trials"), "storage_path": "", "resume": "",
+                 "mlflow_uri": _uri(config) or "off"}
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data)},
             "placement": placement, "search": settings.model_dump(mode="json"),
             "link": {"parent_run_id": parent} if parent else {}}
@@ -208,13 +211,15 @@ def _line(trial: Trial, trials: tuple[Trial, ...], total: int) -> str:
     """A trial that has ended, for the console."""
     ended = sum(each.has_ended for each in trials)
     best = best_trial(trials)
-    scored = f"fitness {trial.fitness:.5g} after {trial.epochs} epochs"
-    outcome = scored if trial.state == "finished" else trial.reason
+    outcome = trial.reason
+    if trial.fitness is not None:
+        outcome = f"fitness {trial.fitness:.5g} after {trial.epochs} epochs"
     lead = f"; best {best.fitness:.5g} (trial {best.number})" if best else ""
     return f"{ended}/{total}  trial {trial.number} {trial.state}: {outcome}{lead}"
 
 
-def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, say: Callable[[str], None]) -> SearchResult:
+def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None,
+            say: Callable[[str], None]) -> SearchResult:
     """Make every file of the sweep, mark it as ended, and say where things are."""
     trials, folder = ledger.trials, run.folder
     ledger.close()

@@ -1,0 +1,58 @@
+"""Settings of a search: what counts as fitness, and where the first rung lies."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from ray_yolo.tune_search import Asha, MedianStop, Pbt, Search
+
+METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
+
+
+class TestFitness:
+    def test_it_is_yolov5s_by_default(self):
+        assert Search().fitness(METRICS) == pytest.approx(0.1 * 0.4 + 0.9 * 0.2)
+
+    def test_weights_replace_the_default_ones(self):
+        assert Search(objective={"recall": 1.0}).fitness(METRICS) == 0.25
+
+    @pytest.mark.parametrize("value", [None, math.nan, math.inf])
+    def test_what_was_not_measured_is_no_zero(self, value):
+        assert Search().fitness({**METRICS, "mAP50": value}) is None
+        assert Search().fitness({"mAP50": 0.4}) is None
+        assert Search().fitness(None) is None
+
+    def test_what_has_no_weight_need_not_be_measured(self):
+        assert Search(objective={"mAP50": 0.5, "recall": 0.0}).fitness({"mAP50": 0.4, "recall": math.nan}) == 0.2
+
+
+class TestSchedulers:
+    @pytest.mark.parametrize(("name", "kind"), [("asha", Asha), ("median", MedianStop), ("pbt", Pbt)])
+    def test_a_name_is_a_scheduler_with_its_defaults(self, name, kind):
+        assert Search.model_validate({"scheduler": name}).scheduler == kind()
+        assert Search.model_validate({"scheduler": {"name": name}}).scheduler == kind()
+
+    def test_another_schedulers_settings_are_refused(self):
+        with pytest.raises(ValidationError):
+            Search.model_validate({"scheduler": {"name": "median", "reduction": 3}})
+
+    @pytest.mark.parametrize(("epochs", "rung"), [(1, 1), (9, 1), (10, 2), (27, 3), (100, 12)])
+    def test_the_first_rung_is_a_ninth_rounded_up(self, epochs, rung):
+        search = Search(scheduler=Asha())
+        assert search.first_rung(epochs) == rung
+        assert search.rung_warning(epochs) is None
+
+    def test_a_rung_that_was_set_is_kept(self):
+        assert Search(scheduler=Asha(grace_epochs=5)).first_rung(100) == 5
+
+    def test_an_early_rung_is_warned_of_with_the_reason(self):
+        warning = Search(scheduler=MedianStop(grace_epochs=2)).rung_warning(27)
+        assert warning == (
+            "median: the first rung, 2 of 27 epochs, is much shorter than the schedule: warm-up may not be over and the "
+            "learning rate has hardly begun to fall, so that it prefers fast starters to good finishers; grace_epochs 3 "
+            "or more is safer")
+
+    def test_without_rungs_there_is_nothing_to_warn_of(self):
+        assert Search().rung_warning(1000) is None
+        assert Search(scheduler=Pbt(interval_epochs=1)).rung_warning(1000) is None
