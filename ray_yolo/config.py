@@ -17,6 +17,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from ray_yolo.errors import ConfigError
+
 MAX_LAYERS = 1000
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
@@ -148,8 +150,8 @@ class Recipe(Frozen):
     """Initial weights: a file of plain tensors; '' starts from scratch."""
     epochs: int = Field(100, ge=1)
     """Passes over the training images."""
-    batch_size: int | None = Field(None, ge=-1, le=2**17)
-    """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as fit."""
+    batch_size: int | None = Field(None, ge=1, le=2**17)
+    """Images per batch over all workers; left out: 16 for each worker asked for."""
     microbatch: int | None = Field(None, ge=1, le=2**17)
     """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
     Left out: the largest divisor of batch_size that gives every worker one at the first start."""
@@ -201,14 +203,12 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        if self.batch_size == 0:
-            raise ValueError("batch_size must be at least 1 (or -1 to let memory decide)")
         if self.exact and self.sync_bn:
             raise ValueError("exact and sync_bn exclude each other: synchronised statistics are sums whose rounding "
                              "depends on the worker count; drop one of them")
         if self.exact and self.precision == "fp16":
             raise ValueError("exact needs fp32 or bf16: fp16 scales the loss by its own history")
-        if self.microbatch and self.batch_size and self.batch_size > 0 and self.batch_size % self.microbatch:
+        if self.microbatch and self.batch_size and self.batch_size % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
                              f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
         if self.quad and self.rect:
@@ -338,11 +338,7 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool) -> Recipe:
     Raises:
         ConfigError: if a full step has fewer microbatches than there are workers.
     """
-    from ray_yolo.errors import ConfigError
-
     batch = recipe.batch_size or 16 * num_workers
-    if batch < 0:
-        raise ConfigError("batch_size -1 must be measured (AutoBatch) before the recipe is resolved")
     micro = batch if recipe.sync_bn else recipe.microbatch
     if micro is None:
         micro = max((d for d in divisors(batch) if d <= batch // num_workers), default=1)
@@ -361,8 +357,6 @@ def check_workers(recipe: Recipe, num_workers: int) -> None:
     Raises:
         ConfigError: naming the legal numbers and the ways out.
     """
-    from ray_yolo.errors import ConfigError
-
     batch, micro = resolved_batch(recipe)
     if batch % micro:
         raise ConfigError(f"microbatch: {micro} does not divide batch size {batch}; "

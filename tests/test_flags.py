@@ -98,7 +98,7 @@ def test_every_alias_is_of_a_field_that_some_command_has() -> None:
     ("--label-smoothing 0.1", "--set loss.label_smoothing=0.1"), ("--device cpu", "--gpus-per-worker 0"),
     ("--device=", ""), ("--freeze 10", "--freeze 0 1 2 3 4 5 6 7 8 9"), ("--freeze 2", "--set freeze=2"),
     ("--exist-ok --nosave --rect", "--set exist_ok=1 --set nosave=on --set rect=true"),
-    ("--batch-size -1", "--set batch_size=-1"), ("--set lr0=0.02", "--set optimizer.lr0=0.02"),
+    ("--batch-size 8", "--set batch_size=8"), ("--set lr0=0.02", "--set optimizer.lr0=0.02"),
     ("--set batch_size=null", ""), ("--multi-scale --single-cls", "--set multi_scale=t --set single_cls=True"),
 ])
 def test_yolov5s_spelling_means_ours(yolov5: str, ours: str) -> None:

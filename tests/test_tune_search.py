@@ -49,9 +49,9 @@ class TestSchedulers:
     def test_an_early_rung_is_warned_of_with_the_reason(self):
         warning = Search(scheduler=MedianStop(grace_epochs=2)).rung_warning(27)
         assert warning == (
-            "median: the first rung, 2 of 27 epochs, is much shorter than the schedule: warm-up may not be over and the "
-            "learning rate has hardly begun to fall, so that it prefers fast starters to good finishers; grace_epochs 3 "
-            "or more is safer")
+            "median: the first rung, 2 of 27 epochs, is much shorter than the schedule: warm-up may not be over and "
+            "the learning rate has hardly begun to fall, so that it prefers fast starters to good finishers; "
+            "grace_epochs 3 or more is safer")
 
     def test_without_rungs_there_is_nothing_to_warn_of(self):
         assert Search().rung_warning(1000) is None

@@ -81,7 +81,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 def check_early(config: RunConfig) -> None:
     """Refuse batch sizes and worker counts that do not fit, and missing callbacks, before anything is started."""
     load_callbacks(config.placement.callbacks)
-    if (config.recipe.batch_size or 0) >= 0 and not config.placement.resume:
+    if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
 
 

@@ -64,6 +64,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     settings = config.sweep
     space = load_space(settings.space, config.recipe)
     _, train, _ = read_dataset(config.recipe)
+    if space.search.algorithm == "tpe":
+        raise ConfigError("search.algorithm: tpe is not run by this version; use evolve, random or grid")
     if space.search.scheduler.name == "pbt":
         raise ConfigError("search.scheduler: pbt needs trials that exchange checkpoints, which this version does not "
                           "do; use asha, median or none")
