@@ -145,7 +145,8 @@ MISTAKES = {
         "space.yaml:1: .*batch_size 8, microbatch 3 make no recipe: microbatch 3 does not divide batch_size 8",
     "search: {algorithm: genetic}": "space.yaml:2: search.algorithm: got 'genetic': .*'evolve', 'random'",
     "search: {sheduler: asha}": r"space.yaml:2: search.sheduler: unknown key; did you mean scheduler\?",
-    "search: {scheduler: {name: asha, grace_epoch: 3}}": r"search.scheduler.grace_epoch: unknown key; did you mean grace_epochs\?",
+    "search: {scheduler: {name: asha, grace_epoch: 3}}":
+        r"space.yaml:2: search.scheduler.grace_epoch: unknown key; did you mean grace_epochs\?",
     "search: {scheduler: hyperband}": "space.yaml:2: search.scheduler: got .*hyperband",
     "search: {objective: {map: 1}}": "search.objective: unknown metric 'map'; the metrics are precision, ",
     "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
@@ -164,6 +165,13 @@ def test_a_mistake_is_told_with_its_place(text, tmp_path):
     with pytest.raises(ConfigError, match=MISTAKES[text]) as error:
         load_space(path, Recipe(microbatch=None))
     assert "\n" not in str(error.value)
+
+
+def test_the_line_is_that_of_the_value(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text("lr0:\n  low: 0.1\n  high: x\n")
+    with pytest.raises(ConfigError, match=r"space.yaml:3: lr0.high: got 'x'"):
+        load_space(path, Recipe())
 
 
 def test_a_mapping_without_a_file_says_space():

@@ -205,7 +205,7 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
     if factor == 1:
         return value  # as it is, so that a child never differs by its rounding alone
     scaled = float(value) * factor
-    return int(_clip(round(scaled), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
+    return int(_clip(math.floor(scaled + chance), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
 
 
 def _draw(gene: Gene, chance: float) -> GeneValue:

@@ -1,5 +1,7 @@
 """Speed of search on a virtual clock: trainings are replayed from a table, only the waiting is left out.
 
+    python -m tests.benchmarks.evolve_simulation --table tests/benchmarks/yolo_curves.json --seeds 30
+
 Contestants, all from the same start, on the same noisy curves:
     sequential    YOLOv5's rules: one child after the other, each trained to its end
     random        random search on all slots, trained to the end

@@ -68,14 +68,14 @@ def configurations(space: Space, num_random: int, num_near: int, num_repeats: in
             yield mutate(bold, start, np.random.default_rng([10, number])), 0
 
 
-def train(recipe: Recipe, work: Path, name: str) -> dict[str, Any]:
+def train(recipe: Recipe, work: Path, name: str, cpus: float) -> dict[str, Any]:
     """The curve of one training in this process: `fitness` and `seconds` of each epoch, `start_seconds` before them.
 
     A training that fails has no fitness and its reason in `failed`.
     """
     from ray_yolo.runtime import trainer
 
-    placement = Placement(num_workers=0, gpus_per_worker=0.0, cpus_per_worker=2.0, workers=0, cache="ram",
+    placement = Placement(num_workers=0, gpus_per_worker=0.0, cpus_per_worker=cpus, workers=0, cache="ram",
                           project=str(work), name=name, nosave=True, noplots=True, mlflow_uri="off")
     began = time.monotonic()
     try:
@@ -89,17 +89,17 @@ def train(recipe: Recipe, work: Path, name: str) -> dict[str, Any]:
             "start_seconds": round(took - sum(seconds), 3)}
 
 
-def base_weights(work: Path) -> str:
+def base_weights(work: Path, cpus: float) -> str:
     """The weights that all rows start from; trained at the first call."""
     path = work / "weights" / "weights" / "last.pt"
     if not (work / "weights" / "finished").exists():
-        train(WEIGHTS, work, "weights")
+        train(WEIGHTS, work, "weights", cpus)
     return str(path)
 
 
-def record(work: Path, table: Path, num_rows: int) -> None:
+def record(work: Path, table: Path, num_rows: int, cpus: float) -> None:
     """Train what is not recorded yet, and write the table after every row."""
-    base = BASE.model_copy(update={"weights": base_weights(work)})
+    base = BASE.model_copy(update={"weights": base_weights(work, cpus)})
     space = read_space(SPACE, base).space
     done = {event["row"]: event["result"] for event in read_events(work / "rows.jsonl")}
     log = EventLog(work / "rows.jsonl")
@@ -107,7 +107,7 @@ def record(work: Path, table: Path, num_rows: int) -> None:
     for number, (genes, seed) in enumerate(wanted):
         if number not in done:
             recipe = overlay(base, genes).model_copy(update={"seed": seed})
-            done[number] = {"genes": genes, "seed": seed, **train(recipe, work, f"row-{number:03d}")}
+            done[number] = {"genes": genes, "seed": seed, **train(recipe, work, f"row-{number:03d}", cpus)}
             log.append("row", row=number, result=done[number])
             last = (done[number]["fitness"] or ["failed"])[-1]
             print(f"{number + 1}/{len(wanted)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
@@ -132,8 +132,9 @@ def main() -> None:
     parser.add_argument("--table", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/curves"), help="folder of the trainings")
     parser.add_argument("--rows", type=int, default=NUM_RANDOM + NUM_NEAR + NUM_REPEATS)
+    parser.add_argument("--cpus", type=float, default=2.0, help="threads of a training; 1 where others use the machine")
     options = parser.parse_args()
-    record(options.work, options.table, options.rows)
+    record(options.work, options.table, options.rows, options.cpus)
 
 
 if __name__ == "__main__":

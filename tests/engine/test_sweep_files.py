@@ -93,7 +93,8 @@ class TestReplay:
         assert parse_train(words[3:]).config.recipe == overlay(BASE, TRIALS[number].genes)
 
     @pytest.mark.parametrize("recipe", [
-        Recipe(), BASE, Recipe(freeze=(0, 1, 2)), Recipe(freeze=(3, 7)), Recipe(exact=True, threads=2, strict=True),
+        Recipe(), BASE, Recipe(freeze=(0, 1, 2)), Recipe(freeze=1),
+        Recipe(freeze=(3, 7)), Recipe(exact=True, threads=2, strict=True),
         Recipe.model_validate({"schedule": {"cos_lr": True}, "optimizer": {"name": "AdamW", "lr0": 1e-6}}),
         Recipe(weights="a b's.pt", noval=True, seed=7),
     ])

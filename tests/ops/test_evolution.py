@@ -111,6 +111,8 @@ class TestMutation:
         assert {type(value) for value in values} == {int}
         assert {2, 3, 4} <= set(values)
         assert np.mean(values) == pytest.approx(3, abs=0.03)
+        ones = [mutate(genes, {"n": 1, "other": 0.5}, rng(n))["n"] for n in range(1000)]  # half a step is never rounded
+        assert min(ones.count(0), ones.count(2)) > 15
 
     def test_a_choice_changes_in_one_child_of_ten(self):
         genes = (Gene("c", "choice", values=("x", "y", "z")), Gene("other", low=0.0, high=1.0))
