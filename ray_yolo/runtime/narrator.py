@@ -167,6 +167,8 @@ def _places(run_dir: Path) -> list[str]:
     weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
     if weights:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
+    if (run_dir / "results.png").exists():
+        lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
     lines.append(f"tensorboard  tensorboard --logdir {run_dir}")
     about = read_run_file(run_dir)
     if about is None:
