@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ray_yolo.ops.seeding import Stream, generator
+
 GeneValue = float | int | str | bool
 Genes = dict[str, GeneValue]
 
@@ -28,7 +30,6 @@ WEIGHT_FLOOR = 1e-6  # keeps the worst parent possible, and equal fitness a fair
 DECIMALS = 5
 MAX_DRAWS = 1000  # without one that changes a gene: then none can be changed
 
-_STREAM = 6  # keeps these draws apart from those of `ops.seeding.Stream`
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def grid_size(genes: Sequence[Gene]) -> int:
 
 
 def _generator(seed: int, k: int) -> np.random.Generator:
-    return np.random.default_rng([_STREAM, seed, k])
+    return generator(Stream.TRIALS, seed, k)
 
 
 def _draw_parent(parents: Sequence[Row], rng: np.random.Generator) -> Row:

@@ -18,7 +18,7 @@ class Stream(IntEnum):
     SAMPLE = 2
     IMAGE_SIZE = 3
     ANCHORS = 4
-    WEIGHTS = 5
+    TRIALS = 6
 
 
 def generator(stream: Stream, *key: int) -> np.random.Generator:

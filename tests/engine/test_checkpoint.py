@@ -94,7 +94,7 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
     monkeypatch.setattr(checkpoint, "write_durably", crash)
     if moment == "rename":
         monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("interrupted")))
-    with pytest.raises(OSError, match="no space|interrupted"):
+    with pytest.raises(OSError, match=r"no space|interrupted"):
         save(tmp_path, 2, "last")
     found, problems = checkpoint.newest_verified(tmp_path)
     assert found is not None

@@ -21,7 +21,7 @@ def gather_everything(replicas: Replicas) -> dict[str, Tensor]:
         "unknown": replicas.gather(rows),
         "total": total.detach(),
         "gradient": x.grad,
-        "any": torch.tensor([replicas.any(replicas.worker == 1, torch.device("cpu")), replicas.any(False, torch.device("cpu"))]),
+        "any": torch.tensor([replicas.any(flag, torch.device("cpu")) for flag in (replicas.worker == 1, False)]),
     }
 
 
@@ -65,7 +65,8 @@ def test_tree_sum_has_the_same_bits_for_every_worker_count_and_the_reduced_sum_n
 
 
 def both_sums(replicas: Replicas, num_microbatches: int) -> dict[str, Tensor]:
-    return {"tree": gradients(replicas, num_microbatches, True), "reduced": gradients(replicas, num_microbatches, False)}
+    return {"tree": gradients(replicas, num_microbatches, True),
+            "reduced": gradients(replicas, num_microbatches, False)}
 
 
 def test_summing_in_another_order_changes_the_bits() -> None:

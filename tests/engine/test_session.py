@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,8 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1) 
             raise Killed
 
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
-    try:
+    with contextlib.suppress(Killed):
         run_session(job, host, placement, emit, lambda _: None)
-    except Killed:
-        pass
     return {"state": last_state(job), "events": json.dumps(events)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -51,7 +50,7 @@ def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
     end = capture(session.parts, session.state, {})
     ended = halves(session.parts.model)
     return {**ended, "travelled": {half: (ended[half] - started[half]).norm() for half in ended}, "used": used,
-            "everything": torch.cat([flat(end["model"]), flat(end["ema"]), *(flat(entry) for entry in end["optimizer"].values())]),
+            "everything": torch.cat([flat(part) for part in (end["model"], end["ema"], *end["optimizer"].values())]),
             "forwarded": [event["images"] for event in events if event["type"] == "share"],
             "fitness": session.state.best_fitness}
 
@@ -124,7 +123,7 @@ CONTROLS = {"random augmentation per worker": "short", "loss means per worker": 
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, int], list[dict[str, Any]]]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """Of every scenario, on every number of workers, each worker's result."""
     folder = tmp_path_factory.mktemp("world")
     jobs = {"exact": make_job(folder, exact=True, optimizer={"nominal_batch": 32, "clip_norm": 0.3, "lr0": 0.01}),
@@ -138,7 +137,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str
         by_worker = run_workers(workers, run_all, scenarios)
         names = [*NAMES, *CONTROLS][: len(scenarios)]
         found |= {(name, workers): [results[i] for results in by_worker] for i, name in enumerate(names)}
-    yield found
+    return found
 
 
 Results = dict[tuple[str, int], list[dict[str, Any]]]
@@ -161,7 +160,7 @@ def test_reduced_training_differs_by_rounding_only(results: Results, name: str, 
         assert distance(result, calm) < 1e-4
 
 
-@pytest.mark.parametrize("workers", (1, *WORKERS))
+@pytest.mark.parametrize("workers", [1, *WORKERS])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_epoch_uses_each_image_once_and_nobody_computes_everything(
         results: Results, name: str, workers: int) -> None:

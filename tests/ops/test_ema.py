@@ -20,7 +20,8 @@ def test_each_floating_entry_follows_the_definition_and_counters_are_copied() ->
         ema.update(model, step)
         decay = ema_decay(step, 0.9999, 2000)
         for name, value in model.state_dict().items():
-            expected[name] = decay * expected[name] + (1 - decay) * value if value.is_floating_point() else value.clone()
+            blended = decay * expected[name] + (1 - decay) * value
+            expected[name] = blended if value.is_floating_point() else value.clone()
     for name, value in ema.model.state_dict().items():
         assert torch.allclose(value, expected[name], atol=1e-6), name
     assert ema.model[1].num_batches_tracked == 3

@@ -229,10 +229,3 @@ class TestProposals:
             rows.append(Row(k, genes, -math.log(genes["a"] / 0.4) ** 2 - math.log(genes["b"] / 0.3) ** 2))
         assert rows[0].fitness < -3
         assert best_rows(rows, 1)[0].fitness > -0.01
-
-
-
-def test_the_stream_is_our_own():
-    from ray_yolo.ops.seeding import Stream
-
-    assert evolution._STREAM not in list(Stream) or Stream(evolution._STREAM).name == "TRIALS"
