@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import (
     Gene,
     Row,
