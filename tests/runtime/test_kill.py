@@ -87,10 +87,13 @@ def check(storage: Path, calm: Path, interval: int, kills: int) -> None:
     expected = tensors(calm)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(storage).items())
     total, events = len(steps(calm)), read_events(log_of(storage))
-    starts = [event["step"] for event in events if event["type"] == "start"]
-    saved = [event["step"] for event in events if event["type"] == "checkpoint"]
-    assert len(starts) == kills + 1
-    assert all(step == 0 or step in saved for step in starts)
+    places = [place for place, event in enumerate(events) if event["type"] == "start"]
+    assert len(places) == kills + 1
+    for place in places[1:]:
+        start = events[place]["step"]
+        # the event of a checkpoint may be lost with the process that had just written it
+        assert start >= max(event["step"] for event in events[:place] if event["type"] == "checkpoint") > 0
+        assert next(event["step"] for event in events[place:] if event["type"] == "step") == start + 1
     assert len(steps(storage)) <= total + kills * interval
     rows = (storage / "runs" / "train" / "exp" / "results.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
