@@ -20,6 +20,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from ray_yolo.errors import ConfigError
 
 MAX_LAYERS = 1000
+AUTO_BATCH = -1
+BATCH_PER_WORKER = 16
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
 
@@ -150,8 +152,9 @@ class Recipe(Frozen):
     """Initial weights: a file of plain tensors; '' starts from scratch."""
     epochs: int = Field(100, ge=1)
     """Passes over the training images."""
-    batch_size: int | None = Field(None, ge=1, le=2**17)
-    """Images per batch over all workers; left out: 16 for each worker asked for."""
+    batch_size: int | None = Field(None, ge=-1, le=2**17)
+    """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as the memory of the
+    smallest worker's GPU holds, for each worker (16 without GPUs)."""
     microbatch: int | None = Field(None, ge=1, le=2**17)
     """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
     Left out: the largest divisor of batch_size that gives every worker one at the first start."""
@@ -193,6 +196,13 @@ class Recipe(Frozen):
     augment: AugmentConfig = AugmentConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
+    @field_validator("batch_size")
+    @classmethod
+    def _some_images(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be 1 or more, or -1 for as many as the workers' memory holds")
+        return value
+
     @field_validator("imgsz")
     @classmethod
     def _on_the_grid(cls, value: int) -> int:
@@ -208,7 +218,7 @@ class Recipe(Frozen):
                              "depends on the worker count; drop one of them")
         if self.exact and self.precision == "fp16":
             raise ValueError("exact needs fp32 or bf16: fp16 scales the loss by its own history")
-        if self.microbatch and self.batch_size and self.batch_size % self.microbatch:
+        if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
                              f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
         if self.quad and self.rect:
@@ -329,19 +339,28 @@ def recipe_digest(recipe: Recipe) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def resolve(recipe: Recipe, num_workers: int, *, gpu: bool) -> Recipe:
+def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | None = None,
+            images_per_worker: int = BATCH_PER_WORKER) -> Recipe:
     """The recipe with everything the user left open decided for a first start.
 
-    batch_size becomes 16 x num_workers; microbatch the largest divisor of batch_size that leaves each worker
-    at least one (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
+    batch_size becomes 16 x num_workers (under AutoBatch images_per_worker or microbatch x num_workers); microbatch the
+    largest divisor of batch_size that leaves each worker at least one, also where a batch is the whole data set
+    (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
+
+    Args:
+        num_images: of the training set; None where it is not known yet.
+        images_per_worker: what AutoBatch has found under `batch_size: -1`.
 
     Raises:
         ConfigError: if a full step has fewer microbatches than there are workers.
     """
-    batch = recipe.batch_size or 16 * num_workers
+    batch = recipe.batch_size or BATCH_PER_WORKER * num_workers
+    if batch == AUTO_BATCH:  # only a microbatch is in memory at once
+        batch = (recipe.microbatch or images_per_worker) * num_workers
     micro = batch if recipe.sync_bn else recipe.microbatch
     if micro is None:
-        micro = max((d for d in divisors(batch) if d <= batch // num_workers), default=1)
+        room = min(batch, num_images or batch) // num_workers
+        micro = max((d for d in divisors(batch) if d <= room), default=1)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
     resolved = recipe.model_copy(update={
         "batch_size": batch, "microbatch": micro, "precision": precision,

@@ -150,7 +150,8 @@ REFUSED = {
     "batch_size: 10\nexact: no\nmicrobatch: 4":
         "1, {path}:3: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
     "{batch_size: 10, microbatch: 4}": "1: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
-    "batch_size: 0": "1: batch_size: got '0'; expected a whole number >= 1 and <= 131072",
+    "batch_size: -2": "1: batch_size: got '-2'; expected a whole number >= -1 and <= 131072",
+    "batch_size: 0": "1: batch_size: got '0': must be 1 or more, or -1 for as many as the workers' memory holds",
     "brilliance: 0.05": "1: unknown setting 'brilliance'",
     "optimizer:\n  lr: 0.1": "2: unknown setting 'optimizer.lr'; did you mean optimizer.lr0?",
     "optimizer: SGD": "1: 'optimizer' is a section; give one of its fields: optimizer.name, optimizer.lr0, "

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import numpy as np
 
+LARGEST_SCALE = 1.5  # of imgsz, in multi-scale training
+
 
 class Stream(IntEnum):
     """What a draw is for; keeps streams with equal numbers apart."""
@@ -40,4 +42,4 @@ def epoch_order(seed: int, epoch: int, num_images: int, weights: np.ndarray | No
 def image_size(seed: int, step: int, imgsz: int, stride: int) -> int:
     """Multi-scale size of one optimiser step: uniform in [0.5, 1.5) x imgsz + stride, floored to the stride."""
     rng = generator(Stream.IMAGE_SIZE, seed, step)
-    return int(rng.integers(int(0.5 * imgsz), int(1.5 * imgsz) + stride)) // stride * stride
+    return int(rng.integers(int(0.5 * imgsz), int(LARGEST_SCALE * imgsz) + stride)) // stride * stride

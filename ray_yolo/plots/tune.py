@@ -1,4 +1,4 @@
-"""A search over hyper-parameters: what each gene did, and how the best result grew."""
+"""A search over hyper-parameters: what each gene did, how the best result grew, and what it descends from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import BboxBase
 
 Floats = NDArray[np.float64]
 COLUMNS = 5
+BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle of its number
 
 
 def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
@@ -65,3 +68,59 @@ def plot_progress(fitness: Sequence[float], path: Path) -> Figure:
     if axes.has_data():
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return save(figure, path)
+
+
+def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, float | None], best: int, path: Path
+                 ) -> Figure:
+    """How the best trial came about: fitness of all trials, and the lines from parent to child that lead to the best.
+
+    Args:
+        parents: trials that each trial was made from; those without any are starts.
+        fitness: of each trial by number. Trials without one (None or NaN) are left out; parents and the best have one.
+    """
+    line = [*ancestors(parents, best), best]
+    heights = {trial: height for trial, height in fitness.items() if height is not None and math.isfinite(height)}
+    figure = new_figure(8, 4.5)
+    axes = dress(figure.add_subplot(), title="How the best trial came about", x="Trial", y="Fitness")
+    axes.scatter(list(heights), list(heights.values()), s=16, color=GREY, label="trial")
+    pairs = [(parent, child) for child in line for parent in parents.get(child, ())]
+    ends = np.reshape([[(trial, heights[trial]) for trial in pair] for pair in pairs], (-1, 2, 2))  # (lines, ends, xy)
+    axes.plot(*ends.T, color=COLOURS[0], linewidth=1.2, alpha=0.5)
+    axes.scatter(line[:-1], [heights[trial] for trial in line[:-1]], s=30, color=COLOURS[0], zorder=3, label="ancestor")
+    axes.scatter(best, heights[best], marker="x", s=60, linewidth=2, color=COLOURS[1], zorder=3,
+                 label=f"best: {best}")
+    axes.margins(y=0.08)  # room for numbers
+    count_along_x(axes)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
+    drawn = np.array([*heights.items(), *np.linspace(ends[:, 0], ends[:, 1], 100).reshape(-1, 2)])
+    _number_dots(figure, axes, {trial: heights[trial] for trial in reversed(line)}, drawn)
+    return save(figure, path)
+
+
+def ancestors(parents: Mapping[int, Sequence[int]], best: int) -> list[int]:
+    """The parents of a trial, their parents, and so on; ascending, without the trial itself."""
+    found: set[int] = set()
+    unseen = [best]
+    while unseen:
+        new = set(parents.get(unseen.pop(), ())) - found
+        found |= new
+        unseen += new
+    return sorted(found)
+
+
+def _number_dots(figure: Figure, axes: Axes, numbered: Mapping[int, float], drawn: Floats) -> None:
+    """Trial numbers beside dots. The first ones choose first; what would cover another number or a point of `drawn`,
+    (points, 2), wherever it stands, is left out.
+    """
+    figure.draw_without_rendering()  # settles where things are
+    points = axes.transData.transform(drawn)
+    taken: list[BboxBase] = []
+    for trial, height in numbered.items():
+        for shift in BESIDE:
+            label = axes.annotate(str(trial), (trial, height), shift, textcoords="offset points", ha="center",
+                                  va="center", fontsize=8, color=INK, in_layout=False)
+            box = label.get_window_extent()
+            if not box.count_overlaps(taken) and not box.padded(3).count_contains(points):
+                taken.append(box)
+                break
+            label.remove()

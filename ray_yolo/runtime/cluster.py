@@ -14,6 +14,8 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config import Placement
 from ray_yolo.errors import ResourcesError
@@ -99,6 +101,27 @@ def _advice(missing: dict[str, float], there: dict[str, float]) -> str:
         return "; use fewer --num-workers, --gpus-per-worker 0, or add nodes"
     room = math.floor(there.get("CPU", 0))
     return f"; use --num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"
+
+
+def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
+                     gpus: float) -> list[Any]:
+    """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
+
+    Raises:
+        ResourcesError: if they are not free for the placement's `timeout_seconds`.
+    """
+    resources = {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    group = placement_group([resources] * placement.max_workers, strategy=placement.placement_strategy)
+    try:
+        if not group.wait(placement.timeout_seconds):
+            raise ResourcesError(f"{placement.max_workers} workers were not free at once for "
+                                 f"{placement.timeout_seconds:g} seconds; use fewer --num-workers, or wait")
+        remote = ray.remote(function).options(
+            num_cpus=placement.cpus_per_worker, num_gpus=gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group))
+        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)])
+    finally:
+        remove_placement_group(group)
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.config import Recipe, RunConfig, check_workers, recipe_digest, resolve
+from ray_yolo.config import AUTO_BATCH, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
 from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
+from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.runs import Run
 from ray_yolo.errors import DatasetError
@@ -29,6 +31,7 @@ from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.ops.anchors import fit_anchors
+from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.yaml_files import load_yaml
 
@@ -48,11 +51,32 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     return description, train, val
 
 
-def first_start(run: Run, config: RunConfig, num_workers: int, train: AnnotationIndex, *, gpu: bool) -> None:
+def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
+    """The recipe with everything decided that the user left open, for a first start on these workers.
+
+    Under AutoBatch the workers are asked what fits, and the smallest answer counts.
+    """
+    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, num_images=len(train))
+    recipe = decided()
+    if asked.batch_size != AUTO_BATCH or asked.microbatch:
+        return recipe
+    question = recipe, len(train.names), gpus > 0
+    answers = ([_room_here(*question)] if placement.num_workers == 0
+               else cluster.ask_every_worker(_room_here, question, placement, gpus))
+    return decided(images_per_worker=min(answers))
+
+
+def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
+    """Images of one microbatch that this process's GPU holds."""
+    name, architecture = read_model(recipe.model)
+    return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
+
+
+def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float) -> None:
     """Decide what the user left open and write it into the run's record."""
     asked = config.recipe
-    name, architecture = _architecture(asked.model)
-    resolved = resolve(asked, num_workers, gpu=gpu).model_copy(update={"model": name})
+    name, architecture = read_model(asked.model)
+    resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model = build_model(architecture or name, len(train.names))
     anchors = _anchors(model, resolved, train) if resolved.autoanchor else None
     run.first_start(
@@ -89,7 +113,7 @@ def provenance() -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "ray")}}
 
 
-def _architecture(model: str) -> tuple[str, dict[str, Any] | None]:
+def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
     """The model's name, and the contents of its YAML file if it is one (a missing yolov5s.yaml means yolov5s)."""
     path = Path(model)
     if path.suffix not in (".yaml", ".yml"):

@@ -61,7 +61,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         local = placement.num_workers == 0
         gpus = _local_gpus(placement) if local else cluster.connect(placement)
         if run.is_new:
-            first_start(run, config, placement.max_workers, train, gpu=gpus > 0)
+            first_start(run, config, train, gpus)
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)

@@ -1,0 +1,74 @@
+"""AutoBatch: how many images a worker trains at once, from what its GPU's memory holds (`--batch-size -1`).
+
+Source: YOLOv5's rule: fit a line to the memory of a step of 1, 2, 4, 8 and 16 images and fill 80 % of what is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ray_yolo.config import BATCH_PER_WORKER, STRIDE, Recipe
+from ray_yolo.engine.evaluate import autocast
+from ray_yolo.families import build_model, find_family
+from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.models.detector import Detector
+from ray_yolo.ops.seeding import LARGEST_SCALE
+
+SIZES = (1, 2, 4, 8, 16)
+SHARE = 0.8  # of the free memory
+LARGEST = 1024
+COPIES = 5  # of the weights, beside a step's own memory: average, optimiser's two moments, DDP's buckets, slack
+
+
+def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> int:
+    """The most images whose step stays within `room` bytes, by the line through (sizes, used bytes).
+
+    16, as without a GPU, where the line says nothing: fewer than two points, not rising, or outside 1 to 1024 images.
+    """
+    if len(sizes) < 2:
+        return BATCH_PER_WORKER
+    slope, base = np.polyfit(sizes, used, 1)
+    images = math.floor((room - base) / slope + 1e-6) if slope > 0 else 0
+    return images if 1 <= images <= LARGEST else BATCH_PER_WORKER
+
+
+def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, device: torch.device) -> int:
+    """Images of one microbatch for this worker; 16 on a CPU, whose memory is not what limits it.
+
+    `recipe` is resolved in everything but its batch.
+    """
+    if device.type != "cuda":
+        return BATCH_PER_WORKER
+    network = build_model(model, num_classes).to(device).to(memory_format=torch.channels_last).train()
+    loss = find_family(model).build_loss(network.head, recipe.loss, num_classes, recipe.imgsz)
+    weights = sum(tensor.nbytes for tensor in network.state_dict().values())
+    free, _ = torch.cuda.mem_get_info(device)
+    used: list[int] = []
+    for size in SIZES:
+        try:
+            used.append(_step_bytes(network, loss, recipe, size))
+        except torch.OutOfMemoryError:
+            break
+    del network
+    torch.cuda.empty_cache()
+    return images_that_fit(SIZES[: len(used)], used, SHARE * free - COPIES * weights)
+
+
+def _step_bytes(network: Detector, loss: AnchorLoss, recipe: Recipe, num_images: int) -> int:
+    """Highest GPU memory while so many images of the largest size go forward and backward."""
+    device = next(network.parameters()).device
+    side = math.floor(LARGEST_SCALE * recipe.imgsz / STRIDE + 1) * STRIDE if recipe.multi_scale else recipe.imgsz
+    torch.cuda.reset_peak_memory_stats(device)
+    images = torch.zeros(num_images, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    targets = torch.tensor([[image, 0, 0.0, 0.0, side / 4, side / 4] for image in range(num_images)], device=device)
+    with autocast(device, recipe.precision):
+        levels = network(images)
+    measured = loss.measure(levels, targets, (side, side))
+    loss.terms(measured.numerators, measured.counts).sum().backward()
+    network.zero_grad(set_to_none=True)
+    return torch.cuda.max_memory_reserved(device)

@@ -1,0 +1,72 @@
+"""AutoBatch: the line through measured steps, and a step of the size it says on a real GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ray_yolo.config import Recipe, resolve
+from ray_yolo.engine.autobatch import LARGEST, auto_batch, images_that_fit
+from ray_yolo.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def test_the_line_through_the_measured_steps_says_how_many_images_fit() -> None:
+    sizes, used = (1, 2, 4, 8, 16), [130, 160, 220, 340, 580]  # 100 + 30 n
+    assert images_that_fit(sizes, used, 1000) == 30
+    assert images_that_fit(sizes, used, 1030) == 31
+    assert images_that_fit(sizes[:2], used[:2], 1000) == 30  # a small GPU ran out of memory at 4
+
+
+@pytest.mark.parametrize(("used", "room"), [
+    ([130], 1000),  # one point is no line
+    ([130, 130], 1000),  # falling or flat: not measured
+    ([130, 160], 110),  # not even one image
+    ([130, 160], 100 + 30 * (LARGEST + 1)),
+])
+def test_a_line_that_says_nothing_means_sixteen(used: list[int], room: float) -> None:
+    assert images_that_fit((1, 2)[: len(used)], used, room) == 16
+
+
+def test_without_a_gpu_a_worker_trains_sixteen() -> None:
+    recipe = resolve(Recipe(batch_size=-1), 3, gpu=False)
+    assert auto_batch(recipe, "yolov5n", 3, CPU) == 16
+
+
+@pytest.mark.parametrize(("asked", "workers", "fits", "batch", "microbatch"), [
+    ({"batch_size": -1}, 3, 10, 30, 10),
+    ({"batch_size": -1, "microbatch": 4}, 3, 10, 12, 4),  # only a microbatch is in memory at once
+    ({"batch_size": -1, "sync_bn": True}, 2, 10, 20, 20),
+    ({}, 2, 10, 32, 16),  # not asked for
+])
+def test_what_fits_into_the_smallest_worker_becomes_the_microbatch(
+        asked: dict[str, int], workers: int, fits: int, batch: int, microbatch: int) -> None:
+    recipe = resolve(Recipe.model_validate(asked), workers, gpu=False, images_per_worker=fits)
+    assert (recipe.batch_size, recipe.microbatch) == (batch, microbatch)
+
+
+@pytest.mark.parametrize(("num_images", "workers", "microbatch"), [(8, 1, 8), (8, 2, 4), (37, 2, 16), (3, 4, 1)])
+def test_every_worker_gets_images_of_a_small_data_set(num_images: int, workers: int, microbatch: int) -> None:
+    assert resolve(Recipe(), workers, gpu=False, num_images=num_images).microbatch == microbatch
+
+
+def test_a_batch_of_no_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 for as many"):
+        Recipe(batch_size=0)
+
+
+def test_a_given_batch_is_never_changed() -> None:
+    assert resolve(Recipe(batch_size=24), 2, gpu=False, images_per_worker=5, num_images=100).batch_size == 24
+    with pytest.raises(ConfigError, match="does not divide"):
+        resolve(Recipe(batch_size=None, microbatch=7), 1, gpu=False)
+
+
+@pytest.mark.gpu
+def test_a_step_of_the_size_it_says_stays_within_the_gpus_memory() -> None:
+    device = torch.device("cuda")
+    recipe = resolve(Recipe(imgsz=320, batch_size=-1), 1, gpu=True)
+    fits = auto_batch(recipe, "yolov5n", 80, device)
+    free, total = torch.cuda.mem_get_info(device)
+    assert fits > 16
+    assert 0.5 * total < free
