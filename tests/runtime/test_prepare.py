@@ -32,14 +32,17 @@ def test_what_autobatch_decided_stays_when_the_run_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_every_worker_is_asked_at_the_same_time() -> None:
-    def number_of_process(pause_seconds: float) -> int:
-        time.sleep(pause_seconds)
-        return os.getpid()
+def test_every_worker_is_asked_at_the_same_time(tmp_path: Path) -> None:
+    def wait_for_all(folder: Path, number: int) -> bool:
+        (folder / str(os.getpid())).touch()
+        deadline = time.monotonic() + 60
+        while len(list(folder.iterdir())) < number and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return len(list(folder.iterdir())) == number
 
     placement = Placement(num_workers=3)
     cluster.connect(placement)
-    assert len(set(cluster.ask_every_worker(number_of_process, (0.5,), placement, 0.0))) == 3
+    assert cluster.ask_every_worker(wait_for_all, (tmp_path, 3), placement, 0.0) == [True, True, True]
 
 
 @pytest.mark.ray
