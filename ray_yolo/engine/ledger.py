@@ -3,6 +3,7 @@
     sweep      identity, space, search, recipe     once, the first line; `recipe` is resolved, the base of all trials
     proposed   trial, genes, seen, parents         seen: the trials that had finished before
     started    trial, attempt
+    exploited  trial, genes, origin                it goes on from another trial's checkpoint, with these genes
     finished   trial, fitness, metrics, losses, epochs; all of the trial's last epoch
     failed     trial, reason
 
@@ -17,13 +18,14 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ray_yolo.config import Recipe, recipe_digest
 from ray_yolo.engine.events import Event, EventLog, plain, read_events
+from ray_yolo.engine.proposals import propose
 from ray_yolo.errors import InputError
 from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import Gene, Genes, Row, Space
@@ -32,8 +34,15 @@ from ray_yolo.tune_search import Search
 State = Literal["proposed", "running", "finished", "failed"]
 _STATES: dict[str, State] = {"started": "running", "finished": "finished", "failed": "failed"}  # after an event
 
-Propose = Callable[[Space, int, int, Sequence[Row]], Genes]
 
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a trial goes on from under population based training."""
+
+    trial: int  # whose it is
+    epoch: int  # trained epochs
+    state: str  # absolute path of its file
+    sha256: str  # of the file
 
 @dataclass(frozen=True)
 class Sweep:
@@ -55,7 +64,7 @@ class Trial:
     """One row of a sweep, as far as it has come."""
 
     number: int
-    genes: Genes
+    genes: Genes  # the last ones, where they have changed
     seen: tuple[int, ...]  # trials that had finished before this one was proposed
     parents: tuple[int, ...] = ()
     state: State = "proposed"
@@ -65,6 +74,12 @@ class Trial:
     losses: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
     reason: str = ""
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def folder_name(self) -> str:
+        """Its run folder; each exploit begins another one."""
+        return trial_folder(self.number, len(self.origins))
 
     @property
     def has_ended(self) -> bool:
@@ -84,17 +99,14 @@ class Ledger:
         path: the file; made if it does not exist.
         sweep: what is searched.
         resolved: the base recipe with everything decided that was left open. Used by the first start only.
-        propose: what proposes; `evolution.propose` knows all algorithms but tpe.
 
     Raises:
         InputError: if the file is the ledger of another sweep, naming what differs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe,
-                 propose: Propose = evolution.propose) -> None:
+    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe) -> None:
         self.path = Path(path)
         self._sweep = sweep
-        self._propose = propose
         self._lock = threading.Lock()
         events = read_events(self.path)
         if events:
@@ -124,7 +136,7 @@ class Ledger:
             number = len(self._trials)
             rows = _finished(self._trials.values())
             seed = self.recipe.seed
-            genes = self._propose(self._sweep.space, seed, number, rows)
+            genes = propose(self._sweep.space, seed, number, rows)
             parents = evolution.parents_of(self._sweep.space, seed, number, rows)
             self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents)
             return self._trials[number]
@@ -133,6 +145,11 @@ class Ledger:
         """A trial's training begins, or begins again after an interruption."""
         with self._lock:
             self._append("started", trial=number, attempt=self._trials[number].attempts + 1)
+
+    def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
+        """A trial is about to go on from another one's checkpoint with changed genes."""
+        with self._lock:
+            self._append("exploited", trial=number, genes=genes, origin=asdict(origin))
 
     def finish(self, number: int, fitness: float | None, metrics: Mapping[str, float], losses: Mapping[str, float],
                epochs: int) -> None:
@@ -159,6 +176,11 @@ class Ledger:
         _fold(self._trials, {"type": type, **plain(fields)})
 
 
+def trial_folder(number: int, num_exploits: int) -> str:
+    """Name of a trial's run folder: trial3, and trial3-2 after its first exploit."""
+    return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
+
+
 def read_trials(events: Iterable[Event]) -> dict[int, Trial]:
     """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
     trials: dict[int, Trial] = {}
@@ -174,7 +196,7 @@ def read_space_of(events: Sequence[Event]) -> Space:
     return Space(**{**space, "genes": genes, "starts": tuple(space["starts"])})
 
 
-def verify(events: Sequence[Event], propose: Propose = evolution.propose) -> list[str]:
+def verify(events: Sequence[Event]) -> list[str]:
     """What in a ledger does not follow from the rows before it; nothing if all is well.
 
     Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it
@@ -191,12 +213,12 @@ def verify(events: Sequence[Event], propose: Propose = evolution.propose) -> lis
         elif trial or number != len(trials):
             problems.append(f"trial {number}: proposed where trial {len(trials)} was to come")
         else:
-            problems += _check_proposal(event, propose, space, seed, _finished(trials.values()))
+            problems += _check_proposal(event, space, seed, _finished(trials.values()))
         _fold(trials, event)
     return problems
 
 
-def _check_proposal(event: Event, propose: Propose, space: Space, seed: int, rows: Sequence[Row]) -> list[str]:
+def _check_proposal(event: Event, space: Space, seed: int, rows: Sequence[Row]) -> list[str]:
     number = event["trial"]
     if event["seen"] != [row.trial for row in rows]:
         return [f"trial {number}: says it has seen {event['seen']}, but {[row.trial for row in rows]} had finished"]
@@ -211,6 +233,9 @@ def _fold(trials: dict[int, Trial], event: Event) -> None:
     if event["type"] == "proposed":
         trials.setdefault(event["trial"], Trial(event["trial"], event["genes"], tuple(event["seen"]),
                                                 tuple(event["parents"])))
+    elif event["type"] == "exploited":
+        trial = trials[event["trial"]]
+        trials[trial.number] = replace(trial, genes=event["genes"], origins=(*trial.origins, Origin(**event["origin"])))
     elif number in trials and not trials[number].has_ended:
         told = {key: event[key] for key in ("fitness", "metrics", "losses", "epochs", "reason") if key in event}
         trials[number] = replace(trials[number], state=_STATES[event["type"]],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 EVENTS_FILE = "events.jsonl"
+RUN_FILE = "mlflow.json"
 
 COLUMNS: dict[str, tuple[str | int, ...]] = {
     "train/box_loss": ("train", "box"),

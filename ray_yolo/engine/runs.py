@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -53,6 +54,19 @@ class Run:
         self.lock.close()
 
 
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Tells what storage refuses as the user's to mend."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a path
+        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        raise InputError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
+                         "that runs can be written to") from None
+
+
 def project_folder(placement: Placement) -> Path:
     """Absolute folder of runs.
 
@@ -65,11 +79,12 @@ def project_folder(placement: Placement) -> Path:
     return (Path(placement.storage_path or ".") / placement.project).absolute()
 
 
+@_storage()
 def open_run(recipe: Recipe, placement: Placement) -> Run:
     """The run that this command continues or makes, locked.
 
     Raises:
-        InputError: if the named run is in use, finished, or of another recipe.
+        InputError: if the named run is in use, finished, or of another recipe, or storage cannot be written to.
     """
     project = project_folder(placement)
     digest = recipe_digest(recipe)
@@ -120,10 +135,26 @@ def _named(folder: Path, digest: str, exist_ok: bool) -> Run:
                      f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a living process holds this run folder."""
+    if not folder.exists():
+        return False
+    with (folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@_storage()
 def output_folder(placement: Placement) -> Path:
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
     With `exist_ok` a folder of that name is used again.
+
+    Raises:
+        InputError: if storage cannot be written to.
     """
     project = project_folder(placement)
     if placement.name and placement.exist_ok:
@@ -161,12 +192,28 @@ def _try_open(folder: Path) -> Run | None:
     except OSError:
         lock.close()
         return None
-    record = folder / "run.json"
     lock.seek(0)
     lock.truncate()
     lock.write(f"{os.uname().nodename} {os.getpid()}\n")
     lock.flush()
-    return Run(folder, lock, json.loads(record.read_text()) if record.exists() else {})
+    try:
+        return Run(folder, lock, _read_record(folder / "run.json"))
+    except InputError:
+        lock.close()
+        raise
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    """A run's record; empty if there is none yet."""
+    try:
+        record = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "digest" not in record:
+        raise InputError(f"{file}: is damaged; put it back from a copy, or move its folder away")
+    return record
 
 
 def _open(folder: Path) -> Run:

@@ -77,11 +77,11 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
     Raises:
         IndexError: if a grid has no point k.
     """
-    assert space.algorithm != "tpe", "Optuna's proposals are made where Optuna may be imported"
     if space.algorithm == "grid":
         return _grid_point(space.genes, k)
     if k < len(space.starts):
         return dict(space.starts[k])
+    assert space.algorithm != "tpe", "Optuna's proposals are made where Optuna may be imported"
     rng = _generator(seed, k)
     if space.algorithm == "random":
         return {gene.name: _draw(gene, rng.random()) for gene in space.genes}

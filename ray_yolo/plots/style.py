@@ -62,7 +62,7 @@ def line_style(index: int) -> tuple[str, str]:
 
 def plain(text: str, limit: int = 24) -> str:
     """A name as matplotlib shall print it: on one line, shortened, and never read as a formula or a hidden label."""
-    text = " ".join(text.split())
+    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())  # file names may be no text
     text = text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
     # A leading underscore would hide the name from legends.
     return ("\N{ZERO WIDTH SPACE}" if text.startswith("_") else "") + text.replace("$", r"\$")

@@ -16,7 +16,7 @@ from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
 from ray_yolo.engine.runs import Run
-from ray_yolo.redact import redact
+from ray_yolo.redact import printable, redact
 from ray_yolo.runtime.pictures import draw_plots
 from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
 from ray_yolo.runtime.records import Records
@@ -41,19 +41,21 @@ class Bookkeeping:
         self.recorder = (LocalRecorder if local else start_recorder)(str(log))
         self.emit = emitter(self.recorder)
         write_options(job.recipe, placement, run.folder)
-        if not log.exists() or not any(event["type"] == "run" for event in read_events(log)):
+        begins = not log.exists() or not any(event["type"] == "run" for event in read_events(log))
+        if begins:
             self.emit("run", **_about(run, job, placement))
-            self._report_findings({"train": job.train, "val": job.val})
         stream = io.StringIO() if quiet else sys.stdout
         self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
+        if begins:  # now that the display listens
+            self._report_findings({"train": job.train, "val": job.val})
 
     def __enter__(self) -> Bookkeeping:
         return self
 
     def _report_findings(self, splits: Mapping[str, AnnotationIndex]) -> None:
         """Tell what the check of the data set found: all of it in findings.txt, a summary on the console."""
-        lines = [f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}"
+        lines = [printable(f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}")
                  for split, index in splits.items() for found in index.findings]
         if lines:
             replace_text(self._run_dir / "findings.txt", "\n".join(lines) + "\n")
@@ -82,6 +84,21 @@ class Bookkeeping:
             log_model(self._run_dir, self._uri, about["run_id"], self._placement.registered_name)
         except Exception as problem:  # whatever MLflow raises: the training itself has succeeded
             print(f"--register {self._placement.registered_name}: {redact(str(problem))}", file=sys.stderr)
+
+
+def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
+    """Bring the records of a training up to date whose driver was killed for good, as a sweep's scheduler does.
+
+    Nothing is done for one that has ended by itself, or never began.
+    """
+    log = run_dir / EVENTS_FILE
+    events = read_events(log)
+    if not events or events[-1]["type"] == "end":
+        return
+    recorder = LocalRecorder(str(log))
+    recorder.emit("end", status="stopped", reason="stopped early", **_last_place(log))
+    recorder.close(wait_seconds=10.0)
+    Records(run_dir, mlflow_uri, lambda *_, **__: None, io.StringIO(), **link).finish(lambda: None)
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:

@@ -34,16 +34,26 @@ DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 
 
 def connect(placement: Placement) -> float:
-    """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets."""
+    """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
+
+    Raises:
+        ResourcesError: if there is no cluster at the address, or it does not let us in.
+    """
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not ray.is_initialized():
-        ray.init(address=placement.address or None, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address=placement.address or None, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise ResourcesError(f"address: {str(error).splitlines()[0]}; check --address or RAY_ADDRESS, that the "
+                                 "head runs (ray status), and that this user has its token (ray get-auth-token)") from None
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0

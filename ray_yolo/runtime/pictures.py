@@ -67,7 +67,7 @@ def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folde
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:
     """One validation image with its labels, and with what was detected."""
-    pixels, shown = store.load(image), index[image]
+    pixels, shown = store.load_or_grey(image), index[image]
     scale = pixels.shape[1] / shown.size[1]
     rows = table[(table[:, 0] == image) & (table[:, 5] > SHOWN_CONFIDENCE)]
     return (Picture(pixels, shown.boxes * scale, shown.classes, title=Path(shown.path).name),

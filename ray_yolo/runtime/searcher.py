@@ -1,64 +1,107 @@
-"""Between Ray Tune, which starts and stops trials, and the ledger, which says what to try and keeps what came of it."""
+"""Between Ray Tune, which starts and stops trials, and the ledger, which says what to try and keeps what came of it.
+
+Ray's own saving and restoring of searches is not used: a restart opens the ledger. (It was measured to run finished
+trials again, and it unpickles.)
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
+from ray.tune import Callback
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.search import Searcher
 
 from ray_yolo.engine.ledger import Ledger, Trial
+from ray_yolo.engine.sweep_files import write_sweep_files
+from ray_yolo.runtime.sweep_display import SweepDisplay
+from ray_yolo.runtime.trial import number_of, read_pointer
+
+
+def tune_config_of(trial: Trial) -> dict[str, Any]:
+    """What Tune hands to a trial; the number makes its name and is not read afterwards."""
+    origin = asdict(trial.origins[-1]) if trial.origins else None
+    return {"trial": trial.number, "genes": dict(trial.genes), "origin": origin}
 
 
 class LedgerSearcher(Searcher):
-    """Gives out the ledger's unfinished rows first, then proposals, until `num_trials` rows have been given out.
+    """Gives out the ledger's unfinished rows first, then proposals, until `num_trials` rows have been given out."""
 
-    Ray's own saving and restoring of searchers is not used: a restart opens the ledger. (It was measured to run
-    finished trials again, and it unpickles.)
-
-    Args:
-        told: called with the ledger after every trial that ends.
-    """
-
-    def __init__(self, ledger: Ledger, num_trials: int, told: Callable[[Ledger, Trial], None]) -> None:
+    def __init__(self, ledger: Ledger, num_trials: int) -> None:
         super().__init__(metric="fitness", mode="max")
-        self._ledger, self._num_trials, self._told = ledger, num_trials, told
+        self._ledger, self._num_trials = ledger, num_trials
         self._waiting = list(ledger.to_run)
-        self._numbers: dict[str, int] = {}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """A row to train, as {"trial": number, "genes": {...}}, or FINISHED."""
+        """A row to train, or FINISHED."""
         if self._waiting:
-            trial = self._waiting.pop(0)
-        elif len(self._ledger.trials) < self._num_trials:
-            trial = self._ledger.propose()
-        else:
-            return Searcher.FINISHED
-        self._ledger.start(trial.number)
-        self._numbers[trial_id] = trial.number
-        return {"trial": trial.number, "genes": dict(trial.genes)}
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Rows are recorded when they end."""
+            return tune_config_of(self._waiting.pop(0))
+        if len(self._ledger.trials) < self._num_trials:
+            return tune_config_of(self._ledger.propose())
+        return Searcher.FINISHED
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Record the end of a row: its last report, or why there is none."""
-        number = self._numbers.pop(trial_id)
-        if error or result is None or "failed" in result or "fitness" not in result:
-            reason = (result or {}).get("failed") or "its process died, or it ended before its first validation"
-            self._ledger.fail(number, reason)
-        else:
-            row = json.loads(result["row"])
-            self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"])
-        self._told(self._ledger, next(trial for trial in self._ledger.trials if trial.number == number))
+        """Nothing: `LedgerCallback` hears of every scheduler's trials, also of those that no searcher made."""
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger is on disk."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: see the class."""
+        """Nothing: see the module."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Ray pickles searchers for its own restore, which is not used."""
         return {}
+
+
+class LedgerCallback(Callback):
+    """Writes down what happens to trials, before anything follows from it, and shows it."""
+
+    def __init__(self, ledger: Ledger, display: SweepDisplay) -> None:
+        self._ledger, self._display = ledger, display
+
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial's process is there and has not begun."""
+        number = number_of(str(trial))
+        pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
+        row = self._ledger.trials[number]
+        if pointer and pointer.trial != number and pointer not in row.origins[-1:]:
+            self._ledger.exploit(number, dict(trial.config["genes"]), pointer)
+            self._display.say(f"trial {number} goes on from trial {pointer.trial} at epoch {pointer.epoch}")
+        self._ledger.start(number)
+        self._display.started(number)
+
+    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
+                        **info: Any) -> None:
+        """A validated epoch, or the reason of a failure."""
+        if "fitness" in result:
+            self._display.epoch(number_of(str(trial)), result["epoch"], result["fitness"])
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial has ended or was stopped early: its last report counts."""
+        result = trial.last_result or {}
+        if "failed" in result or "fitness" not in result:
+            self._end(trial, result.get("failed") or "it ended before its first validation")
+            return
+        row = json.loads(result["row"])
+        self._ledger.finish(number_of(str(trial)), result["fitness"], row["metrics"], row["losses"], result["epoch"])
+        self._tell(trial)
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial's process died."""
+        self._end(trial, "its process died")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Ray pickles callbacks for its own restore, which is not used."""
+        return {}
+
+    def _end(self, trial: TuneTrial, reason: str) -> None:
+        self._ledger.fail(number_of(str(trial)), reason)
+        self._tell(trial)
+
+    def _tell(self, trial: TuneTrial) -> None:
+        trials = self._ledger.trials
+        write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
+        self._display.ended(trials[number_of(str(trial))], trials)

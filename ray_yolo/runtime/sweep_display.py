@@ -59,7 +59,7 @@ class SweepDisplay:
         self._begun: dict[int, float] = {}
         self._durations: list[float] = []
         self._slots = 0  # the most trials that have run at once
-        self._console = Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False, highlight=False)
+        self._console = Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture,
                           # what goes into a file shall stay there
                           redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
@@ -83,7 +83,7 @@ class SweepDisplay:
 
     def epoch(self, trial_number: int, epoch: int, fitness: float) -> None:
         """A trial has done so many epochs, the last one with this fitness."""
-        before = self._running[trial_number]
+        before = self._running.get(trial_number, Standing(trial_number))
         self._running[trial_number] = replace(before, epoch=epoch, fitness=(*before.fitness, fitness))
         self._draw()
 
@@ -92,8 +92,9 @@ class SweepDisplay:
         if trial.fitness is not None:  # Ray Tune keeps the epoch at which a trial is stopped early to itself
             self.epoch(trial.number, trial.epochs, trial.fitness)
         self._trials = trials
-        self._durations.append(self._clock() - self._begun.pop(trial.number))
-        self._ended = [replace(self._running.pop(trial.number), state=trial.state), *self._ended][:_RECENT]
+        self._durations.append(self._clock() - self._begun.pop(trial.number, self._clock()))
+        standing = self._running.pop(trial.number, Standing(trial.number))
+        self._ended = [replace(standing, state=trial.state), *self._ended][:_RECENT]
         if trial.state == "failed" or not self._console.is_interactive:  # the table has no room for a reason
             self.say(ended_line(trial, trials, self._total) + self._left())
         self._draw()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_yolo.engine.events import Event, follow
-from ray_yolo.engine.results import EVENTS_FILE, replace_text
+from ray_yolo.engine.results import EVENTS_FILE, RUN_FILE, replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 from ray_yolo.runtime.background import Background
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-RUN_FILE = "mlflow.json"
 # Small files first: if time runs out they are there.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from ray_yolo.engine.results import replace_text
+from ray_yolo.engine.ledger import Trial
+from ray_yolo.engine.results import RUN_FILE, replace_text
 from ray_yolo.redact import redact
-from ray_yolo.runtime.tracking import RUN_FILE, artifact_location, build_client, read_run_file
+from ray_yolo.runtime.tracking import artifact_location, build_client, read_run_file
+
+METRICS_PER_CALL = 1000  # MLflow's limit
 
 _log = logging.getLogger(__name__)
 
@@ -31,16 +36,21 @@ def open_parent_run(folder: Path, uri: str) -> str | None:
     return run_id
 
 
-def close_parent_run(folder: Path, uri: str, parent: str, best: int, fitness: float) -> None:
-    """End the sweep's MLflow run: its best fitness, its files, and the mark on the best trial's run."""
+def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial], best: Trial) -> None:
+    """End the sweep's MLflow run: fitness by trial, the best one, files, and the mark on the best trial's run."""
+    from mlflow.entities import Metric
+
     try:
-        client = build_client(uri)
-        client.log_metric(parent, "best/fitness", fitness)
-        client.set_tag(parent, "ray_yolo.best_trial", best)
+        client, now = build_client(uri), round(time.time() * 1000)
+        points = [Metric("fitness", trial.fitness, now, trial.number) for trial in trials if trial.fitness is not None]
+        for first in range(0, len(points), METRICS_PER_CALL):
+            client.log_batch(parent, metrics=points[first : first + METRICS_PER_CALL])
+        client.log_metric(parent, "best/fitness", best.fitness)
+        client.set_tag(parent, "ray_yolo.best_trial", best.number)
         for path in sorted(folder.iterdir()):
             if path.suffix in (".csv", ".yaml", ".png", ".jsonl"):
                 client.log_artifact(parent, str(path))
-        child = read_run_file(folder / "trials" / f"trial{best}")
+        child = read_run_file(folder / "trials" / best.folder_name)
         if child is not None:
             client.set_tag(child["run_id"], "ray_yolo.best", "true")
         client.set_terminated(parent, "FINISHED")

@@ -7,7 +7,7 @@ import pytest
 
 from ray_yolo.config import Recipe
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Sweep, read_space_of, read_trials, verify
+from ray_yolo.engine.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
 from ray_yolo.errors import InputError
 from ray_yolo.ops.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune_search import Search
@@ -144,15 +144,37 @@ class TestProposals:
     def test_the_space_is_read_back_as_it_was(self, path):
         assert read_space_of(run_sweep(path, 1)) == SPACE
 
-    def test_another_proposer_can_be_handed_in(self, path):
-        def constant(space, seed, k, rows):
-            return {"lr0": 0.05, "augment.close_mosaic": k, "optimizer.name": "SGD"}
+    def test_optunas_estimator_proposes_what_can_be_computed_again(self, path):
+        ledger = Ledger(path, replace(SWEEP, space=replace(SPACE, algorithm="tpe")), RESOLVED)
+        for number in range(12):
+            ledger.propose()
+            ledger.finish(number, fitness_of(ledger.trials[number].genes), {}, {}, epochs=2)
+        assert len({str(trial.genes) for trial in ledger.trials}) == 12
+        assert verify(read_events(path)) == []
 
-        ledger = Ledger(path, SWEEP, RESOLVED, constant)
+
+class TestExploits:
+    ORIGIN = Origin(trial=1, epoch=10, state="/sweep/trials/trial1/weights/epoch9.pt", sha256="ab")
+
+    def test_a_trial_goes_on_with_the_new_genes_in_a_folder_of_its_own(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        trials = [ledger.propose() for _ in range(2)]
+        assert trials[0].folder_name == "trial0"
+        genes = {**trials[0].genes, "lr0": 0.05}
+        ledger.exploit(0, genes, self.ORIGIN)
+        ledger.close()
+        events = read_events(path)
+        trial = read_trials(events)[0]
+        assert (trial.genes, trial.origins, trial.folder_name) == (genes, (self.ORIGIN,), "trial0-2")
+        assert Ledger(path, SWEEP, RESOLVED).to_run[0] == trial
+        assert verify(events) == []
+
+    def test_what_has_ended_is_not_replaced(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
         ledger.propose()
-        assert ledger.propose().genes["augment.close_mosaic"] == 1
-        assert verify(read_events(path), constant) == []
-        assert verify(read_events(path)) != []
+        end(ledger, 0)
+        with pytest.raises(AssertionError, match="has ended"):
+            ledger.exploit(0, ledger.trials[0].genes, self.ORIGIN)
 
 
 class TestVerify:

@@ -97,13 +97,11 @@ def test_a_trial_that_has_ended_is_one_line():
 
 def test_a_reason_becomes_one_short_line():
     trial = failed(0, "\x1b[36mray::fit\x1b[39m died\n  Traceback\n" + "x" * 500)
-    line = ended_line(trial, [trial], 8)
-    assert line.startswith("1/8  trial 0 failed: ray::fit died Traceback xxx")
-    assert line.endswith("x...")
-    assert len(line) < 200
+    assert ended_line(trial, [trial], 8) == "1/8  trial 0 failed: ray::fit died Traceback " + "x" * 133 + "..."
 
 
-def test_a_file_gets_one_whole_line_for_each_trial_that_ends():
+def test_a_file_gets_one_whole_line_for_each_trial_that_ends(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes a terminal of nothing
     stream, now = io.StringIO(), [0.0]
     display = SweepDisplay(stream, 3, 3, lambda: now[0])
     display.say("begin")
@@ -153,7 +151,7 @@ def test_other_prints_and_reasons_appear_above_the_table(monkeypatch):
     monkeypatch.setattr(sys, "stdout", terminal)
     display = SweepDisplay(terminal, 8, 14)
     display.started(0)
-    print("from elsewhere: [/bold] :smile:")
+    print("from elsewhere: [/bold] :smile:", end="", flush=True)
     display.say("path " * 30)
     display.ended(failed(0), [failed(0)])
     display.close()

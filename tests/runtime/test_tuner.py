@@ -1,7 +1,9 @@
-"""A sweep through Ray Tune: every trial a distributed training, one ledger that holds true."""
+"""Sweeps through Ray Tune: every trial a distributed training, one ledger that holds true."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +12,15 @@ import pytest
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import verify
-from ray_yolo.errors import ConfigError
+from ray_yolo.errors import ConfigError, TrainingError
+from ray_yolo.runtime import tuner
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.tuner import search
-from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_space import overlay
 from tests.support.jobs import make_config
+from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep
 
-SPACE = "lr0: {low: 0.0001, high: 0.01, gain: 3}\nscale: {low: 0.0, high: 0.9}\n"
-
-
-def make_sweep(folder: Path, space: str = SPACE, **sweep: Any) -> TuneConfig:
-    base = make_config(folder, 1, epochs=1)
-    (folder / "space.yaml").write_text(space)
-    return TuneConfig.model_validate({
-        "recipe": base.recipe.model_dump(), "sweep": {"space": str(folder / "space.yaml"), **sweep},
-        "placement": {**base.placement.model_dump(), "project": "runs/evolve", "num_workers": 1,
-                      "mlflow_uri": f"sqlite:///{folder}/mlflow.db"}})
+GRID = "optimizer.name: {type: choice, values: [SGD, Adam, AdamW]}\naugment.close_mosaic: {type: int, low: 1, high: 2}\n"
 
 
 @pytest.mark.ray
@@ -36,10 +30,10 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * 3
     assert verify(read_events(result.folder / "ledger.jsonl")) == []
-    for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png"):
+    for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png", "lineage.png", "weights/best.pt"):
         assert (result.folder / name).exists()
-    for number in range(3):
-        events = read_events(result.folder / "trials" / f"trial{number}" / "events.jsonl")
+    logs = [read_events(result.folder / "trials" / f"trial{number}" / "events.jsonl") for number in range(3)]
+    for events in logs:
         assert {event["worker"] for event in events if event["type"] == "share" and event["images"]} == {0, 1}
     assert result.best.fitness == max(trial.fitness for trial in result.trials if trial.fitness is not None)
     check_tracking(tmp_path)
@@ -47,6 +41,7 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     recipe = overlay(config.recipe, repeat.genes)
     alone = fit(RunConfig(recipe=recipe, placement=make_config(tmp_path, 0).placement), quiet=True)
     assert alone.best_fitness == pytest.approx(repeat.fitness, abs=1e-6)
+    assert_cpus_return()
 
 
 def check_tracking(folder: Path) -> None:
@@ -60,21 +55,86 @@ def check_tracking(folder: Path) -> None:
     assert len(children) == 3
     assert all(run.info.status == "FINISHED" for run in runs)
     assert sum("ray_yolo.best" in run.data.tags for run in children) == 1
+    assert len(client.get_metric_history(parent.info.run_id, "fitness")) == 3
+
+
+def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+    """A trial without a training: its curve follows from its genes. Stands in for `train_trial`."""
+    import ray.tune
+
+    genes = config["genes"]
+    end = 1 - abs(genes.get("lr0", 0.005) - 0.005) * 100
+    for epoch in range(1, wire["recipe"]["epochs"] + 1):
+        ray.tune.report({"fitness": end * epoch / 9, "epoch": epoch, "row": '{"metrics": {}, "losses": {}}'})
+
+
+def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+    """A trial that fails with a reason, or whose process dies without one."""
+    import os
+
+    import ray.tune
+
+    if config["trial"]:
+        os._exit(1)
+    ray.tune.report({"failed": "TrainingError: the loss stays non-finite"})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("settings", "genes", "trials"), [
+    ("{algorithm: evolve, scheduler: asha}", SPACE, 8),
+    pytest.param("{algorithm: random}", SPACE, 6, marks=pytest.mark.slow),
+    pytest.param("{algorithm: grid}", GRID, 6, marks=pytest.mark.slow),
+    pytest.param("{algorithm: tpe}", SPACE, 13, marks=pytest.mark.slow),
+    pytest.param("{algorithm: random, scheduler: {name: median, grace_epochs: 3, min_trials: 2}}", SPACE, 8,
+                 marks=pytest.mark.slow),
+], ids=["asha", "random", "grid", "tpe", "median"])
+def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, trials: int) -> None:
+    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=trials)
+    result = search(config, quiet=True)
+    assert [trial.state for trial in result.trials] == ["finished"] * trials
+    assert len({json.dumps(trial.genes) for trial in result.trials}) == trials
+    assert verify(read_events(result.folder / "ledger.jsonl")) == []
+    assert (min(trial.epochs for trial in result.trials) < 9) == ("scheduler" in settings)
+    assert_cpus_return()
+    with pytest.raises(Exception, match="finished"):
+        search(config.model_copy(update={"placement": config.placement.model_copy(update={"name": "exp"})}), quiet=True)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "train_trial", failing_trial)
+    with pytest.raises(TrainingError, match="all 3 trials failed: .*its process died.*the loss stays non-finite"):
+        search(make_sweep(tmp_path, trials=3), quiet=True)
+    [folder] = (tmp_path / "runs" / "evolve").iterdir()
+    ends = [event for event in read_events(folder / "ledger.jsonl") if event["type"] == "failed"]
+    assert sorted(event["trial"] for event in ends) == [0, 1, 2]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_twenty_trials_on_four_slots_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    result = search(make_sweep(tmp_path, trials=20), quiet=True)
+    assert sum(trial.state == "finished" for trial in result.trials) == 20
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_trial_that_can_never_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="5 workers need 5 CPU"):
-        search(make_sweep(tmp_path, trials=1, workers_per_trial=5).model_copy(
-            update={"recipe": make_sweep(tmp_path).recipe.model_copy(update={"microbatch": 2})}), quiet=True)
+        search(make_sweep(tmp_path, trials=1, workers_per_trial=5, recipe={"microbatch": 2}), quiet=True)
 
 
 @pytest.mark.parametrize(("space", "message"), [
     ("lr0: {low: 0.1, high: 0.01}", "low 0.1 is above high 0.01"),
     ("num_workers: [1, 4]", "decides where a trial is trained"),
-    ("search: {scheduler: pbt}\nlr0: [0.001, 0.1]", "pbt"),
-    ("search: {algorithm: tpe}\nlr0: [0.001, 0.1]", "tpe"),
+    ("search: {scheduler: asha}\nlr0: [0.0001, 0.1]", "leave --noval out"),
 ])
 def test_a_space_that_cannot_be_searched_is_refused_before_any_cluster_work(
         tmp_path: Path, space: str, message: str) -> None:

@@ -1,0 +1,53 @@
+"""Ray Tune's own schedulers for a search's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+
+from ray_yolo.ops.evolution import Gene, Space, nearest
+from ray_yolo.tune_search import Asha, MedianStop, Pbt, Search
+
+
+def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialScheduler:
+    """The scheduler of a search over trainings of so many epochs; the search's seed does not reach it."""
+    scheduler = settings.scheduler
+    common: dict[str, Any] = {"time_attr": "epoch", "metric": "fitness", "mode": "max"}
+    if isinstance(scheduler, Asha):
+        return ASHAScheduler(**common, max_t=epochs, grace_period=settings.first_rung(epochs),
+                             reduction_factor=scheduler.reduction)
+    if isinstance(scheduler, MedianStop):
+        return MedianStoppingRule(**common, grace_period=settings.first_rung(epochs),
+                                  min_samples_required=scheduler.min_trials)
+    if isinstance(scheduler, Pbt):
+        genes = {gene.name: _domain(gene) for gene in space.genes}
+        return PopulationBasedTraining(
+            **common, perturbation_interval=scheduler.interval_epochs, quantile_fraction=scheduler.quantile,
+            resample_probability=scheduler.resample, hyperparam_mutations={"genes": genes},
+            custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
+            require_attrs=False,  # the report of a failure has no fitness
+            log_config=False)
+    return FIFOScheduler()
+
+
+def _domain(gene: Gene) -> Any:
+    """What a gene is drawn from, in Tune's terms."""
+    if gene.kind == "choice":
+        return list(gene.values)
+    if gene.kind == "int":
+        return tune.randint(int(gene.low), int(gene.high) + 1)
+    return tune.loguniform(gene.low, gene.high) if gene.log else tune.uniform(gene.low, gene.high)
+
+
+def _clipped(space: Space, genes: dict[str, Any]) -> dict[str, Any]:
+    """Genes inside their limits, with five digits: Ray multiplies by 0.8 or 1.2 without looking at them."""
+    near = {gene.name: nearest(gene, genes[gene.name]) for gene in space.genes}
+    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in near.items()}

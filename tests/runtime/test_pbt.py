@@ -1,0 +1,57 @@
+"""Population based training that really exchanges: weights of the donor, hyper-parameters of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ray_yolo.engine.events import read_events, surviving
+from ray_yolo.engine.ledger import verify
+from ray_yolo.runtime.tuner import search
+from tests.support.sweeps import assert_cpus_return, make_sweep
+
+SPACE = """
+search: {algorithm: random, scheduler: {name: pbt, interval_epochs: 10, quantile: 0.5, resample: 0.0}}
+lr0: {type: loguniform, low: 0.0001, high: 0.01}
+momentum: [0.8, 0.98]
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_path: Path) -> None:
+    recipe = {"epochs": 60, "noval": False}  # long enough for the two to meet, whoever starts first
+    result = search(make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, workers_per_trial=2), quiet=True)
+    events = read_events(result.folder / "ledger.jsonl")
+    assert [trial.state for trial in result.trials] == ["finished"] * 2
+    assert verify(events) == []
+    exploits = [event for event in events if event["type"] == "exploited"]
+    assert exploits
+    for event in exploits:
+        donor = Path(event["origin"]["state"])
+        assert hashlib.sha256(donor.read_bytes()).hexdigest() == event["origin"]["sha256"]
+        assert event["origin"]["trial"] != event["trial"]
+    heir = result.trials[exploits[-1]["trial"]]
+    check_heir(result.folder / "trials" / heir.folder_name, exploits[-1])
+    assert heir.genes == exploits[-1]["genes"]
+    assert all(0.0001 <= trial.genes["lr0"] <= 0.01 for trial in result.trials)
+    assert_cpus_return()
+
+
+def check_heir(folder: Path, exploit: dict) -> None:
+    """The folder's run began with exactly the donor's tensors, and goes by the new genes."""
+    origin = exploit["origin"]
+    record = json.loads((folder / "run.json").read_text())
+    assert record["origin"] == origin
+    assert record["recipe"]["optimizer"]["lr0"] == exploit["genes"]["lr0"]
+    started = [event for event in read_events(folder / "events.jsonl") if event["type"] == "start"][-1]
+    assert started["epoch"] == origin["epoch"]
+    epochs = [event["epoch"] for event in surviving(read_events(folder / "events.jsonl")) if event["type"] == "epoch"]
+    assert epochs[-1] == 59
+    donor = torch.load(origin["state"], weights_only=True)
+    assert json.loads(donor["meta"])["progress"][0] == origin["epoch"]
