@@ -15,7 +15,7 @@ from ray_yolo.errors import RayYoloError
 from ray_yolo.export_config import ExportConfig
 from ray_yolo.flags import Command, Parsed, parse
 from ray_yolo.predict_config import PredictConfig
-from ray_yolo.redact import redact
+from ray_yolo.redact import printable, redact
 from ray_yolo.tune_config import Sweep, TuneConfig
 from ray_yolo.val_config import ValConfig
 
@@ -44,6 +44,7 @@ TRAIN = Command(
         "--bucket": "use --storage-path FOLDER, with the bucket mounted there on every node",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
+        "--evolve_population": "use --warm-start FILE of python -m ray_yolo.tune, with an old evolve.csv or hyp file",
         "--local_rank": "not needed: Ray starts the workers; run this command once, with --num-workers N",
         "--entity": _MLFLOW,
         "--upload_dataset": _MLFLOW,
@@ -157,7 +158,8 @@ def _status(main: Callable[[], int]) -> int:
     try:
         return main()
     except RayYoloError as error:
-        print(redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        text = redact(f"{type(error).__name__}: {error}")
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

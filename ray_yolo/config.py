@@ -22,6 +22,7 @@ from ray_yolo.errors import ConfigError
 MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
+QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
 
@@ -172,7 +173,7 @@ class Recipe(Frozen):
     """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
     patience: int = Field(100, ge=0)
     """Stop after so many epochs without a better fitness; 0: never."""
-    freeze: Annotated[tuple[int, ...], BeforeValidator(_freeze_list)] = ()
+    freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list)] = ()
     """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
     single_cls: bool = False
     """Treat every label as class 0."""
@@ -221,8 +222,13 @@ class Recipe(Frozen):
         if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
                              f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
-        if self.quad and self.rect:
-            raise ValueError("quad and rect exclude each other; drop one of them")
+        for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights")):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other} exclude each other; drop one of them")
+        for size in (self.batch_size, self.microbatch):
+            if self.quad and size and size != AUTO_BATCH and size % QUAD:
+                raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
+                                 f"{QUAD}, not {size}")
         return self
 
 
@@ -360,7 +366,8 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | No
     micro = batch if recipe.sync_bn else recipe.microbatch
     if micro is None:
         room = min(batch, num_images or batch) // num_workers
-        micro = max((d for d in divisors(batch) if d <= room), default=1)
+        least = QUAD if recipe.quad else 1
+        micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
     resolved = recipe.model_copy(update={
         "batch_size": batch, "microbatch": micro, "precision": precision,

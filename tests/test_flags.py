@@ -27,7 +27,7 @@ TRAIN_FLAGS = frozenset([
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
     "--noplots", "--timeout-seconds", "--register", "--registered-name", "--callbacks", "--bucket", "--evolve",
-    "--resume_evolve", "--local_rank", "--entity",
+    "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
     "--help",
 ])
@@ -215,6 +215,8 @@ REFUSED = {
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",
+    "--evolve_population x": "--evolve_population: use --warm-start FILE of python -m ray_yolo.tune, with an old "
+                             "evolve.csv or hyp file",
     "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once, with --num-workers N",
     "--entity me": f"--entity: {MLFLOW}",
     "--upload_dataset": f"--upload_dataset: {MLFLOW}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +17,7 @@ from ray_yolo.config import Recipe, accumulate_batches, check_workers, resolved_
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.dataset import TrainDataset, collate, quad_collate, worker_init
 from ray_yolo.data.plan import Plan, ShareSampler
+from ray_yolo.data.sampling import image_weights
 from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum, bare
@@ -185,6 +187,22 @@ def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None)
     return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
 
 
+def first_batches(job: Job) -> Batches:
+    """The batches of the first epoch, one microbatch each, as a worker on its own trains them: for pictures."""
+    order, plan = _rect_order(job), Plan(job.recipe, len(job.train))
+    sampler = ShareSampler(plan, ALONE.worker, ALONE.num_workers, order)
+    sampler.start(0, weights=draw_weights(job, ()))
+    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz), _rect_shapes(job, order))
+    return _train_loader(dataset, Host(), plan, sampler)
+
+
+def draw_weights(job: Job, class_maps: Sequence[float]) -> np.ndarray | None:
+    """Under `image_weights`, how often each image is drawn, by the class results of the last validation (if any)."""
+    if not job.recipe.image_weights:
+        return None
+    return image_weights(job.train, np.array(class_maps or (0.0,) * len(job.names)))
+
+
 def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShareSampler) -> Batches:
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
@@ -202,5 +220,6 @@ def _processes(host: Host) -> dict[str, Any]:
     """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
     if not host.loader_processes:
         return {}
+    multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
     return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": worker_init,
             "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}

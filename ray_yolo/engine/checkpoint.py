@@ -127,7 +127,7 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is missing, damaged, or would have to be unpickled.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
     manifest = path.with_name("MANIFEST.json") if path.name == "state.pt" else path.with_suffix(".json")
     if manifest.is_file() and (problem := damage(path, manifest)):

@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ray_yolo.config import STRIDE
 from ray_yolo.data.plan import Microbatch, Step
-from ray_yolo.data.sampling import image_weights
-from ray_yolo.engine.build import Parts
+from ray_yolo.engine.build import Parts, draw_weights
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.state import TrainState
 from ray_yolo.errors import TrainingError
@@ -53,7 +51,7 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     plan = parts.plan
     for epoch in range(state.progress.epoch, plan.recipe.epochs):
         done = state.progress.images_in_epoch
-        parts.sampler.start(epoch, done, draw_weights(parts, state))
+        parts.sampler.start(epoch, done, draw_weights(parts.job, state.class_maps))
         batches = iter(parts.loader)
         for step in (step for step in plan.steps(epoch) if step.images.start >= done):
             rates = plan.rates(step, epoch)
@@ -155,14 +153,6 @@ def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, 
     parts.scaler.update()
     parts.optimizer.zero_grad(set_to_none=True)
     return float(norm), finite
-
-
-def draw_weights(parts: Parts, state: TrainState) -> np.ndarray | None:
-    """Under `image_weights`, how often each image is drawn, by the class results of the last validation."""
-    if not parts.plan.recipe.image_weights:
-        return None
-    maps = state.class_maps or (0.0,) * len(parts.job.names)
-    return image_weights(parts.job.train, np.array(maps))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:

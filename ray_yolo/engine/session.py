@@ -96,7 +96,8 @@ class Session:
                        wait_seconds=result.wait_seconds, seconds=seconds, gradient_norm=result.gradient_norm,
                        skipped=result.skipped)
         save_steps = self.placement.save_steps
-        if save_steps and progress.step % save_steps == 0 and step.images.stop < len(self.job.train):
+        inside = step.images.stop < len(self.job.train) and not self.placement.nosave
+        if save_steps and progress.step % save_steps == 0 and inside:
             self._save(["last"])
 
     def after_epoch(self, epoch: int) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
+import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from ray_yolo.errors import ResourcesError
 # tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
+
+ANSWER_SECONDS = 10.0
 
 # Read by the driver before Ray starts; what the user has set stands.
 DRIVER_ENVIRONMENT = {
@@ -49,14 +53,27 @@ def connect(placement: Placement) -> float:
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not ray.is_initialized():
+        _check_answers(placement.address or os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address=placement.address or None, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise ResourcesError(f"address: {str(error).splitlines()[0]}; check --address or RAY_ADDRESS, that the "
-                                 "head runs (ray status), and that this user has its token (ray get-auth-token)") from None
+            raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
+                                 "that this user has its token (ray get-auth-token)") from None
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nobody listens; Ray itself goes on trying for many minutes."""
+    match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
+    if match is None:
+        return
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ResourcesError(f"address: nobody answers at {address} ({error}); check --address or RAY_ADDRESS, and "
+                             "that the head runs (ray status)") from None
 
 
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
@@ -77,7 +94,7 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     """
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=TorchConfig(timeout_s=int(placement.timeout_seconds)),
+        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),

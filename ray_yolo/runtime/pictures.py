@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from ray_yolo.data.cache import ImageStore
-from ray_yolo.engine.build import Job, train_dataset
+from ray_yolo.engine.build import Job, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.events import epoch_rows, read_events
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
-from ray_yolo.ops.seeding import epoch_order
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
 from ray_yolo.plots.confusion import plot_confusion
 from ray_yolo.plots.curves import plot_all_curves
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.results import plot_results
-from ray_yolo.structures import AnnotationIndex, SampleKey
+from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -38,16 +40,18 @@ def draw_plots(run_dir: Path, job: Job) -> None:
 
 
 def draw_training(folder: Path, job: Job) -> None:
-    """train_batch0.jpg ...: the first samples of the first epoch, made again from their keys."""
-    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz))
-    order = epoch_order(job.recipe.seed, 0, len(job.train))
+    """train_batch0.jpg ...: the first pictures of the first epoch, made again from their keys."""
+    shown = (picture for batch in first_batches(job) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
-        positions = range(number * TRAIN_PICTURES, min((number + 1) * TRAIN_PICTURES, len(order)))
-        samples = [dataset[SampleKey(0, position, int(order[position]))] for position in positions]
-        pictures = [Picture(sample["image"].permute(1, 2, 0).numpy(), sample["boxes"].numpy(),
-                            sample["classes"].numpy()) for sample in samples]
-        if pictures:
+        if pictures := list(islice(shown, TRAIN_PICTURES)):
             plot_pictures(pictures, job.names, folder / f"train_batch{number}.jpg")
+
+
+def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
+    """The images of a batch with their labels."""
+    for number, image in enumerate(batch["images"]):
+        rows = batch["targets"][batch["targets"][:, 0] == number].numpy()
+        yield Picture(image.permute(1, 2, 0).numpy(), rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
 def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path) -> None:

@@ -26,7 +26,7 @@ from ray_yolo.data.sampling import label_sizes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.runs import Run
-from ray_yolo.errors import DatasetError
+from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters
@@ -49,6 +49,23 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         if not len(index):
             raise DatasetError(f"{recipe.data}: {split}: no usable image; check the path and the report above")
     return description, train, val
+
+
+def check_model(recipe: Recipe) -> None:
+    """Refuse an unknown model, and freezing layers that it does not have, or all that it has.
+
+    Raises:
+        ConfigError: naming the layers there are.
+    """
+    name, architecture = read_model(recipe.model)
+    if not recipe.freeze:
+        return
+    layers = build_model(architecture or name, 1).model
+    if missing := [number for number in recipe.freeze if number >= len(layers)]:
+        raise ConfigError(f"freeze: there is no layer {missing[0]}; {recipe.model} has layers 0 to {len(layers) - 1}")
+    trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
+    if not any(True for layer in trained for _ in layer.parameters()):
+        raise ConfigError(f"freeze: no layer would be trained; {recipe.model} has layers 0 to {len(layers) - 1}")
 
 
 def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:

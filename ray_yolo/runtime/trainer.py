@@ -16,7 +16,7 @@ import ray.exceptions
 import ray.train
 import torch
 
-from ray_yolo.config import Placement, RunConfig, resolve
+from ray_yolo.config import Placement, Recipe, RunConfig, resolve
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.session import run_session
@@ -24,7 +24,7 @@ from ray_yolo.errors import RayYoloError, TrainingError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
-from ray_yolo.runtime.prepare import first_start, job_of, read_dataset
+from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -55,9 +55,10 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     """
     placement = config.placement
     check_early(config)
-    _, train, val = read_dataset(config.recipe)
+    found = None if placement.resume else read_dataset(config.recipe)
     run = open_run(config.recipe, placement)
     try:
+        _, train, val = found or read_dataset(Recipe.model_validate(run.record["recipe"]))
         local = placement.num_workers == 0
         gpus = _local_gpus(placement) if local else cluster.connect(placement)
         if run.is_new:
@@ -79,10 +80,11 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def check_early(config: RunConfig) -> None:
-    """Refuse batch sizes and worker counts that do not fit, and missing callbacks, before anything is started."""
+    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks."""
     load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
+        check_model(config.recipe)
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:

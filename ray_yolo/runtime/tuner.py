@@ -25,7 +25,7 @@ from typing import Any
 import ray
 import ray.tune
 
-from ray_yolo.config import Recipe, recipe_digest
+from ray_yolo.config import Recipe, RunConfig, recipe_digest
 from ray_yolo.engine.ledger import Ledger, Sweep, Trial
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.runs import Run, open_run
@@ -40,6 +40,7 @@ from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_confi
 from ray_yolo.runtime.sweep_display import SweepDisplay
 from ray_yolo.runtime.tracking import tracking_uri
 from ray_yolo.runtime.tracking_sweep import close_parent_run, open_parent_run
+from ray_yolo.runtime.trainer import check_early
 from ray_yolo.runtime.trial import train_trial
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_search import Pbt, Search
@@ -68,10 +69,11 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     space = load_space(settings.space, config.recipe)
     check_algorithm(space.space)
     _check_validation(space.search, config.recipe)
+    placement = config.placement.model_copy(update={"num_workers": settings.workers_per_trial})
+    check_early(RunConfig(recipe=config.recipe, placement=placement))
     _, train, _ = read_dataset(config.recipe)
     warm = read_warm_start(settings.warm_start, space.space, space.search) if settings.warm_start else []
     proposals = replace(space.space, starts=(*space.space.starts, *warm))
-    placement = config.placement.model_copy(update={"num_workers": settings.workers_per_trial})
     run = open_run(config.recipe, placement)
     try:
         gpus = cluster.connect(placement)

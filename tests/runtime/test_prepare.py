@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.config import Placement, Recipe
+from ray_yolo.config import OptimizerConfig, Placement, Recipe, resolve
+from ray_yolo.errors import ConfigError
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.prepare import decide, read_dataset
+from ray_yolo.runtime.prepare import check_model, decide, read_dataset
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 
@@ -28,6 +29,32 @@ def test_what_autobatch_decided_stays_when_the_run_goes_on(tmp_path: Path) -> No
     record = json.loads((fit(config, quiet=True).run_dir / "run.json").read_text())
     assert record["asked"]["batch_size"] == -1
     assert record["recipe"]["batch_size"] == record["recipe"]["microbatch"] == 16
+
+
+@pytest.mark.parametrize(("freeze", "message"), [
+    ([99], "there is no layer 99; yolov5n has layers 0 to 24"), (25, "no layer would be trained")])
+def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) -> None:
+    check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 24}))
+    with pytest.raises(ConfigError, match=message):
+        check_model(Recipe.model_validate({"model": "yolov5n", "freeze": freeze}))
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"freeze": [-1, 2]}, "greater than or equal to 0"),
+    ({"quad": True, "microbatch": 2, "batch_size": 16}, "multiples of 4, not 2"),
+    ({"quad": True, "batch_size": 10}, "multiples of 4, not 10"),
+    ({"quad": True, "sync_bn": True}, "exclude each other"),
+    ({"rect": True, "image_weights": True}, "exclude each other"),
+])
+def test_settings_that_would_not_do_what_they_say_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe.model_validate(fields)
+
+
+def test_quad_keeps_groups_of_four_together_on_any_number_of_workers() -> None:
+    assert resolve(Recipe(quad=True, batch_size=32), 5, gpu=False).microbatch == 4
+    with pytest.raises(ConfigError, match="only 4 parts"):
+        resolve(Recipe(quad=True, batch_size=16, optimizer=OptimizerConfig(nominal_batch=16)), 8, gpu=False)
 
 
 @pytest.mark.ray

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import read_events
 from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError
 from ray_yolo.runtime.trainer import TrainResult, fit
@@ -126,6 +127,16 @@ def test_a_changed_data_set_is_not_resumed(calm: TrainResult, tmp_path: Path) ->
     label.write_text("0 0.5 0.5 0.2 0.2\n")
     with pytest.raises(DatasetError, match="changed"):
         fit(config.model_copy(), quiet=True)
+
+
+def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, epochs=2)
+    first = fit(config, quiet=True)
+    (first.run_dir / "finished").unlink()
+    placement = config.placement.model_copy(update={"resume": str(first.run_dir)})
+    resumed = fit(RunConfig(placement=placement), quiet=True)  # of a recipe it knows nothing but the defaults
+    assert resumed.run_dir == first.run_dir
+    assert [event["epoch"] for event in events(resumed, "start")] == [0, 2]
 
 
 def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:

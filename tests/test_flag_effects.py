@@ -1,0 +1,189 @@
+"""Every flag of training does what it says, seen in trainings and not in settings."""
+
+from __future__ import annotations
+
+import functools
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.train.torch import TorchTrainer
+
+from ray_yolo.cli import TRAIN, TUNE, parse_train
+from ray_yolo.errors import DatasetError, InputError, ResourcesError
+from ray_yolo.flags import ALIASES, build_parser
+from ray_yolo.runtime import cluster
+from ray_yolo.train import main
+from tests.support.flag_effects import EFFECTS
+from tests.support.flag_files import make_files
+from tests.support.watched import Watched, train
+
+Watch = Callable[[str], Watched]
+
+ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
+    "--num-workers 2-4": lambda trainer: (trainer.scaling_config.num_workers, (2, 4)),
+    "--gpus-per-worker 2": lambda trainer: (trainer.scaling_config.resources_per_worker["GPU"], 2),
+    "--cpus-per-worker 3": lambda trainer: (trainer.scaling_config.resources_per_worker["CPU"], 3),
+    "--placement-strategy SPREAD": lambda trainer: (trainer.scaling_config.placement_strategy, "SPREAD"),
+    "--accelerator-type A100": lambda trainer: (trainer.scaling_config.accelerator_type, "A100"),
+    "--max-failures 5": lambda trainer: (trainer.run_config.failure_config.max_failures, 5),
+    "--timeout-seconds 60": lambda trainer: (trainer.backend_config.timeout_s, 60),
+}
+"""Words of a flag and how it shows in what Ray is asked for."""
+
+ANSWERS = {
+    "--device 0,1": ("--num-workers", "--gpus-per-worker"),
+    "--bucket gs://mine": ("--storage-path",),
+    "--evolve 300": ("ray_yolo.tune",),
+    "--resume_evolve old": ("ray_yolo.tune",),
+    "--evolve_population old": ("ray_yolo.tune", "--warm-start"),
+    "--local_rank 0": ("--num-workers",),
+    "--entity mine": ("--mlflow-uri",),
+    "--upload_dataset": ("--mlflow-uri",),
+    "--bbox_interval 3": ("--mlflow-uri",),
+    "--artifact_alias latest": ("--mlflow-uri",),
+}
+"""Words of YOLOv5 that are refused, and what the refusal names instead."""
+
+ELSEWHERE = {
+    "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",
+    "--exist-ok": "test_flag_effects.py::test_a_finished_name_is_started_over_only_with_exist_ok",
+    "--strict": "test_flag_effects.py::test_a_label_that_has_to_be_left_out_is_refused_only_with_strict",
+    "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
+    "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
+    "--wait-for-resources":  # starts Ray
+        "runtime/test_trainer.py::test_workers_that_the_cluster_can_never_hold_are_refused_with_advice",
+    "--help":  # needs a process of its own
+        "test_cli.py::test_help_is_fast_and_loads_no_library",
+}
+"""Flags that fit none of the tables, and the tests that they have of their own."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("files")
+    make_files(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_YOLO_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def watch(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    """The training that words ask for, done once."""
+    return functools.cache(lambda words: train(words, files, tmp_path_factory.mktemp("storage")))
+
+
+@pytest.mark.parametrize("words", EFFECTS)
+def test_the_flag_has_its_effect(watch: Watch, words: str) -> None:
+    look, given = EFFECTS[words]
+    seen, expected = look(watch(f"{given} {words}".strip()), watch(given))
+    assert seen == expected
+
+
+@pytest.mark.parametrize("words", EFFECTS)
+def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> None:
+    look, given = EFFECTS[words]
+    seen, expected = look(watch(given), watch(given))
+    assert seen != expected
+
+
+def asked_for(words: str, folder: Path) -> TorchTrainer:
+    placement = parse_train(words.split()).config.placement
+    gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
+    return cluster.build_trainer(lambda config: {}, {}, placement, gpus, folder)
+
+
+@pytest.mark.parametrize("words", ASKED)
+def test_ray_is_asked_for_what_the_flag_says(words: str, tmp_path: Path) -> None:
+    seen, expected = ASKED[words](asked_for(words, tmp_path))
+    assert seen == expected
+    seen, expected = ASKED[words](asked_for("--gpus-per-worker 1" * words.startswith("--gpus"), tmp_path))
+    assert seen != expected
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_a_flag_that_has_no_place_here_is_answered_with_what_replaces_it(words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        parse_train(words.split())
+    flag, _, answer = str(refusal.value).partition(": ")
+    assert flag.split()[0] == words.split()[0]
+    assert all(name in answer for name in ANSWERS[words])
+    named = set(re.findall(r"--[a-z][a-z-]+", answer))
+    assert named <= {*TRAIN.flags, *TUNE.flags} - {*TRAIN.answers}
+
+
+def test_resume_goes_on_where_the_run_was_stopped(watch: Watch, files: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train("", files, tmp_path, stop_after=5)
+    resumed = train("--resume", files, tmp_path)
+    assert resumed.folder == tmp_path / "runs" / "train" / "exp"
+    assert resumed.all("start", "step") == [0, 3]
+    assert resumed.all("end", "status") == ["stopped", "done"]
+    assert resumed.shapes == watch("").shapes[3:]
+    with pytest.raises(InputError, match="no unfinished run"):
+        train("--resume", files, tmp_path)
+
+
+def test_a_finished_name_is_started_over_only_with_exist_ok(files: Path, tmp_path: Path) -> None:
+    train("--name mine", files, tmp_path)
+    with pytest.raises(InputError, match="add --exist-ok"):
+        train("--name mine", files, tmp_path)
+    assert train("--name mine --exist-ok", files, tmp_path).all("start", "step") == [0]
+    assert {path.name for path in (tmp_path / "runs" / "train").iterdir()} == {"mine", "mine.old1"}
+
+
+def test_a_label_that_has_to_be_left_out_is_refused_only_with_strict(files: Path, tmp_path: Path) -> None:
+    words = "--data {files}/broken/data.yaml"
+    assert "left 1 out" in train(words, files, tmp_path).all("warning", "message")[0]
+    with pytest.raises(DatasetError, match=r"000\.txt"):
+        train(f"{words} --strict", files, tmp_path)
+
+
+def test_a_dry_run_trains_nothing(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(files / "base.yaml"), "--storage-path", str(tmp_path), "--dry-run"]) == 0
+    assert "imgsz: 64" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_address_is_where_ray_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        cluster.connect(parse_train(["--address", address, "--gpus-per-worker", "0"]).config.placement)
+    assert [call["address"] for call in calls] == [address]
+    with pytest.raises(ResourcesError, match="nobody answers"):
+        cluster.connect(parse_train(["--address", address, "--gpus-per-worker", "0"]).config.placement)
+
+
+def test_every_flag_that_help_offers_is_in_a_table_or_has_its_own_test() -> None:
+    entries = re.findall(r"^  (-.*?)(?:  |$)", build_parser(TRAIN).format_help(), re.MULTILINE)
+    offered = set(re.findall(r"--[a-z][\w-]*", " ".join(entries)))
+    assert offered == set(TRAIN.flags)
+    shown = {words.split()[0] for words in (*EFFECTS, *ASKED, *ANSWERS)} | set(ELSEWHERE)
+    other_spellings = {alias for path in TRAIN.paths for alias in ALIASES.get(path, ())}
+    assert offered - other_spellings == shown - other_spellings
+
+
+@pytest.mark.parametrize("place", ELSEWHERE.values())
+def test_what_is_tested_elsewhere_is_tested_there(place: str) -> None:
+    file, _, name = place.partition("::")
+    assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text()
+
+
+@pytest.mark.parametrize(("alias", "path"), [(alias, path) for path in TRAIN.paths for alias in ALIASES.get(path, ())])
+def test_every_other_spelling_reaches_the_same_setting(alias: str, path: str) -> None:
+    spellings = {flag for flag, reached in TRAIN.flags.items() if reached == path}
+    words = next(words for words in EFFECTS if words.split()[0] in spellings)
+    values = words.split()[1:]
+    assert parse_train([alias, *values]).origins[path] == alias
+    configs = [parse_train([flag, *values]).config for flag in spellings]
+    assert configs == [configs[0]] * len(spellings)
+    assert configs[0] != parse_train([]).config
