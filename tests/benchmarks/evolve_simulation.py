@@ -1,6 +1,6 @@
 """Speed of search on a virtual clock: trainings are replayed from a table, only the waiting is left out.
 
-    python -m tests.benchmarks.evolve_simulation --table tests/benchmarks/yolo_curves.json --seeds 30
+    python tests/benchmarks/run.py evolve
 
 Contestants, all from the same start, on the same noisy curves:
     sequential    YOLOv5's rules: one child after the other, each trained to its end
@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +32,7 @@ import numpy as np
 from ray_yolo.ops.evolution import Genes, Row, Space, propose
 from tests.benchmarks.evolve_table import Surface, read_table
 
+TABLE = Path(__file__).with_name("yolo_curves.json")
 TARGET = 0.95  # of the best fitness
 SLOTS = (1, 8, 64)
 MAX_TRAININGS = 300  # budget, in full trainings over all slots (YOLOv5's default number of generations)
@@ -221,7 +223,7 @@ def _summary(outcomes: Sequence[Outcome], base: float) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", required=True)
+    parser.add_argument("--table", default=str(TABLE))
     parser.add_argument("--seeds", type=int, default=30)
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")

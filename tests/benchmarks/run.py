@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("workers",)
+BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation"}
 
 
 def main(argv: list[str]) -> int:
@@ -14,8 +14,8 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in BENCHMARKS:
         print(f"usage: run.py {{{','.join(BENCHMARKS)}}} [options]", file=sys.stderr)
         return 2
-    sys.path.insert(0, str(Path(__file__).parent))
-    importlib.import_module(argv[0]).main(argv[1:])
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    importlib.import_module(BENCHMARKS[argv[0]]).main(argv[1:])
     return 0
 
 

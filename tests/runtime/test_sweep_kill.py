@@ -1,0 +1,124 @@
+"""kill -9 of a sweep's driver, again and again, on a cluster that lives on: nothing lost, nothing run twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+
+from ray_yolo.config import Recipe, RunConfig
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.ledger import Trial, read_trials, verify
+from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.tuner import search
+from ray_yolo.tune_config import TuneConfig
+from ray_yolo.tune_space import overlay
+from ray_yolo.yaml_files import to_yaml
+from tests.support.jobs import make_config
+from tests.support.sweeps import assert_cpus_return, make_sweep
+
+TRIALS, KILLS = 5, 5
+EPOCHS = 8
+SPACE = "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, gain: 3}\n"
+RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # learns enough for trials to differ
+          "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
+          "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
+PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got something new
+
+
+def command(config: TuneConfig, folder: Path) -> list[str]:
+    """The command line of a sweep that `make_sweep` made."""
+    placement = {"storage_path": str(folder), "project": "runs/evolve", "noplots": True,
+                 "mlflow_uri": config.placement.mlflow_uri}
+    (folder / "config.yaml").write_text(to_yaml({
+        "recipe": config.recipe.model_dump(mode="json"), "placement": placement,
+        "sweep": config.sweep.model_dump(mode="json")}))
+    return [sys.executable, "-m", "ray_yolo.tune", "--config", str(folder / "config.yaml")]
+
+
+def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def kill_later(process: subprocess.Popen[bytes], ledger: Path, pause_seconds: float) -> None:
+    """kill -9 of the driver alone, a while after the ledger has got its next event."""
+    known = len(read_events(ledger))
+    while len(read_events(ledger)) <= known:
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.05)
+    time.sleep(pause_seconds)
+    process.kill()
+    process.communicate()
+
+
+def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
+    argv, rng, ledger = command(config, folder), random.Random(1), folder / "runs" / "evolve" / "exp" / "ledger.jsonl"
+    for _ in range(KILLS):
+        kill_later(start(argv, folder), ledger, rng.random() * PAUSE_SECONDS)
+    process = start(argv, folder)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors.decode()
+    events = read_events(ledger)
+    assert verify(events) == []
+    assert [event["trial"] for event in events if event["type"] == "proposed"] == list(range(TRIALS))
+    assert sorted(event["trial"] for event in events if event["type"] == "finished") == list(range(TRIALS))
+    check_tracking(folder)
+    trials = read_trials(events)
+    assert len({trial.fitness for trial in trials.values()}) > 1
+    return trials
+
+
+def check_tracking(folder: Path) -> None:
+    """One parent, a child for each trial, one point for each key and epoch."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert (len(children), len(runs)) == (TRIALS, TRIALS + 1)
+    for run in children:
+        for key in ("metrics/mAP50", "train/box_loss"):
+            points = Counter(point.step for point in client.get_metric_history(run.info.run_id, key))
+            assert points == dict.fromkeys(range(EPOCHS), 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_sweep_on_one_slot_is_the_calm_sweep(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("calm", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    sweeps = [make_sweep(folder, SPACE, recipe=RECIPE, trials=TRIALS, max_concurrent=1) for folder in folders]
+    calm = search(sweeps[0], quiet=True)
+    killed = run_with_kills(sweeps[1], folders[1])
+    for trial in calm.trials:
+        other = killed[trial.number]
+        assert (trial.genes, trial.seen) == (other.genes, other.seen)
+        assert trial.fitness == pytest.approx(other.fitness, abs=1e-6)
+    assert_cpus_return()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("ray_session")
+def test_rows_of_a_killed_sweep_are_repeated_by_one_worker(tmp_path: Path) -> None:
+    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2)
+    killed = run_with_kills(config, tmp_path)
+    base = Recipe.model_validate(config.recipe)
+    for number in random.Random(2).sample(range(TRIALS), 2):
+        placement = make_config(tmp_path / "again", 0, {"name": f"again{number}"}).placement
+        again = fit(RunConfig(recipe=overlay(base, killed[number].genes), placement=placement), quiet=True)
+        [last] = [event for event in read_events(again.run_dir / "events.jsonl") if event["type"] == "epoch"][-1:]
+        assert last["fitness"] == pytest.approx(killed[number].fitness, abs=1e-6)
+    assert_cpus_return()
