@@ -15,7 +15,7 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ray_yolo.errors import ConfigError
 
@@ -138,8 +138,12 @@ class EvaluateConfig(Frozen):
 
 
 def _freeze_list(value: object) -> object:
-    """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them."""
+    """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them, `--freeze 10 10` the one."""
     return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
+
+
+def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(value)))
 
 
 class Recipe(Frozen):
@@ -173,7 +177,8 @@ class Recipe(Frozen):
     """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
     patience: int = Field(100, ge=0)
     """Stop after so many epochs without a better fitness; 0: never."""
-    freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list)] = ()
+    freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list),
+                      AfterValidator(_each_once)] = ()
     """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
     single_cls: bool = False
     """Treat every label as class 0."""

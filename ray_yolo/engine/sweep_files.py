@@ -78,7 +78,12 @@ def replay_command(recipe: Recipe, trial: Trial) -> str:
 
     A row that was stopped early has its fitness at its own last epoch of that training.
     """
-    return shlex.join(["python", "-m", "ray_yolo.train", *recipe_arguments(overlay(recipe, trial.genes))])
+    return shlex.join(train_command(overlay(recipe, trial.genes)))
+
+
+def train_command(recipe: Recipe) -> list[str]:
+    """The words of the command that trains a recipe."""
+    return ["python", "-m", "ray_yolo.train", *recipe_arguments(recipe)]
 
 
 def recipe_arguments(recipe: Recipe) -> list[str]:
@@ -158,7 +163,9 @@ def _text(value: Any) -> str:
 
 
 def _words(value: Any) -> list[str]:
-    """A value as its own flag reads it; `--freeze n` means the first n layers."""
+    """A value as its own flag reads it; `--freeze n` means the first n layers, so a single one is named twice."""
     if isinstance(value, tuple):
-        return [str(len(value))] if value == tuple(range(len(value))) else [str(item) for item in value]
+        if value == tuple(range(len(value))):
+            return [str(len(value))]
+        return [str(item) for item in (value if len(value) > 1 else value * 2)]
     return [_text(value)]

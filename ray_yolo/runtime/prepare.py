@@ -10,7 +10,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -89,7 +89,7 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
-def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float) -> None:
+def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> None:
     """Decide what the user left open and write it into the run's record."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
@@ -99,7 +99,7 @@ def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float
     run.first_start(
         digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
         architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
-        names=list(train.names), labels=train.digest, command=shlex.join(sys.orig_argv),
+        names=list(train.names), labels=train.digest, command=shlex.join(command),
         provenance=provenance(),
     )
 

@@ -90,7 +90,9 @@ class Tracker:
         client = build_client(self._uri)
         run = self._stored_run(client)
         if run is None:
-            experiment_id = self._experiment_id(client, plan.experiment)
+            parent = self._parent_run_id and client.get_run(self._parent_run_id)
+            experiment_id = str(parent.info.experiment_id) if parent else find_experiment(
+                client, self._uri, plan.experiment)
             run = _find_run(client, experiment_id, plan.tags[RUN_ID_TAG]) or client.create_run(
                 experiment_id, start_time=plan.start_ms, run_name=plan.name, tags=plan.tags | self._tags)
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
@@ -114,21 +116,6 @@ class Tracker:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-
-    def _experiment_id(self, client: MlflowClient, name: str) -> str:
-        """The parent run's experiment, else the one of this name, created if need be."""
-        from mlflow.exceptions import MlflowException
-
-        if self._parent_run_id:
-            return str(client.get_run(self._parent_run_id).info.experiment_id)
-        if (found := client.get_experiment_by_name(name)) is not None:
-            return str(found.experiment_id)
-        try:
-            return str(client.create_experiment(name, artifact_location=artifact_location(self._uri)))
-        except MlflowException:
-            if (found := client.get_experiment_by_name(name)) is None:
-                raise
-            return str(found.experiment_id)  # another training was faster
 
     def _note_answer(self) -> None:
         self.last_answer = time.monotonic()
@@ -266,6 +253,25 @@ def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | No
     """The MLflow run that an earlier call created without living to write down its id."""
     runs = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run_id}'", max_results=1)
     return next(iter(runs), None)
+
+
+def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of the experiment of this name, created if need be, of the kind that MLflow shows as model training.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if (found := client.get_experiment_by_name(name)) is not None:
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name, artifact_location=artifact_location(uri),
+                                            tags={"mlflow.experimentKind": "custom_model_development"}))
+    except MlflowException:
+        if (found := client.get_experiment_by_name(name)) is None:
+            raise
+        return str(found.experiment_id)  # another training was faster
 
 
 def artifact_location(uri: str) -> str | None:

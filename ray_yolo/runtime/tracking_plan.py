@@ -101,13 +101,14 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
 
 def _params(run: Event) -> dict[str, str]:
     """The recipe by dotted path, and the placement under `placement.`, as text."""
-    return dict([*_leaves(run["recipe"], ""), *_leaves(run["placement"], "placement.")])
+    return dict([*leaves(run["recipe"], ""), *leaves(run["placement"], "placement.")])
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """The values of a nested mapping as text, by dotted path after the prefix."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, str(value)
 

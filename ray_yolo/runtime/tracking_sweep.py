@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,24 +13,29 @@ from pathlib import Path
 from ray_yolo.engine.ledger import Trial
 from ray_yolo.engine.results import RUN_FILE, replace_text
 from ray_yolo.redact import redact
-from ray_yolo.runtime.tracking import artifact_location, build_client, read_run_file
+from ray_yolo.runtime.tracking import build_client, find_experiment, read_run_file
+from ray_yolo.runtime.tracking_plan import leaves
+from ray_yolo.tune_config import TuneConfig
 
 METRICS_PER_CALL = 1000  # MLflow's limit
 
 _log = logging.getLogger(__name__)
 
 
-def open_parent_run(folder: Path, uri: str) -> str | None:
+def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
     """The id of the sweep's MLflow run, created at the first start; None (and a warning) if the server is away."""
+    from mlflow.entities import Param
+
     about = read_run_file(folder)
     if about is not None:
         return about["run_id"]
     try:
-        client, name = build_client(uri), folder.parent.name
-        experiment = client.get_experiment_by_name(name)
-        experiment_id = experiment.experiment_id if experiment else client.create_experiment(
-            name, artifact_location=artifact_location(uri))
-        run_id = str(client.create_run(experiment_id, run_name=folder.name).info.run_id)
+        client = build_client(uri)
+        source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
+        run_id = str(client.create_run(find_experiment(client, uri, folder.parent.name), run_name=folder.name,
+                                       tags=source).info.run_id)
+        asked = [*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]
+        client.log_batch(run_id, params=[Param(key, value) for key, value in asked])
     except Exception as error:  # whatever MLflow raises: the search does not depend on it
         _log.warning("MLflow cannot be reached, trials are tracked without a parent: %s", redact(str(error)))
         return None

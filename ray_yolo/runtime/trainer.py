@@ -7,7 +7,7 @@ process, without Ray, and keeps the same records and checkpoints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,14 @@ class TrainResult:
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
 
-def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None) -> TrainResult:
+def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
+        command: Sequence[str] = tuple(sys.orig_argv)) -> TrainResult:
     """Train as configured, or continue the run that the same configuration began.
 
     Args:
         quiet: print nothing.
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
+        command: what is recorded as the command that trains this.
 
     Raises:
         InputError: for anything the user can get wrong, before any cluster work (exit 2).
@@ -62,7 +64,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         local = placement.num_workers == 0
         gpus = _local_gpus(placement) if local else cluster.connect(placement)
         if run.is_new:
-            first_start(run, config, train, gpus)
+            first_start(run, config, train, gpus, command)
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)

@@ -23,6 +23,7 @@ from ray_yolo.engine.fork import open_fork
 from ray_yolo.engine.ledger import Origin
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import is_held
+from ray_yolo.engine.sweep_files import train_command
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import overlay
@@ -103,7 +104,7 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> queue.Qu
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link)
+            fit(config, quiet=True, link=link, command=train_command(config.recipe))
             outcome.put("")
         except BaseException as error:
             outcome.put(f"{type(error).__name__}: {error}")

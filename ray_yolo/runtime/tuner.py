@@ -184,7 +184,7 @@ def _absolute(data: str) -> str:
 def _parent_run(config: TuneConfig, folder: Path) -> str | None:
     """The MLflow run of the sweep, made once and kept in the sweep's folder; None without tracking."""
     uri = _uri(config)
-    return open_parent_run(folder, uri) if uri else None
+    return open_parent_run(folder, uri, config) if uri else None
 
 
 def _uri(config: TuneConfig) -> str | None:

@@ -94,7 +94,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("recipe", [
         Recipe(), BASE, Recipe(freeze=(0, 1, 2)), Recipe(freeze=1),
-        Recipe(freeze=(3, 7)), Recipe(exact=True, threads=2, strict=True),
+        Recipe(freeze=(3, 7)), Recipe(freeze=(5,)), Recipe(exact=True, threads=2, strict=True),
         Recipe.model_validate({"schedule": {"cos_lr": True}, "optimizer": {"name": "AdamW", "lr0": 1e-6}}),
         Recipe(weights="a b's.pt", noval=True, seed=7),
     ])
