@@ -30,7 +30,7 @@ SPACE = "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, ga
 RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # learns enough for trials to differ
           "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
           "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
-PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got something new
+PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got some new events
 
 
 def command(config: TuneConfig, folder: Path) -> list[str]:
@@ -48,10 +48,10 @@ def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def kill_later(process: subprocess.Popen[bytes], ledger: Path, pause_seconds: float) -> None:
-    """kill -9 of the driver alone, a while after the ledger has got its next event."""
-    known = len(read_events(ledger))
-    while len(read_events(ledger)) <= known:
+def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:
+    """kill -9 of the driver alone, a while after the ledger has got so many more events."""
+    wanted = len(read_events(ledger)) + num_events
+    while len(read_events(ledger)) < wanted:
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.05)
     time.sleep(pause_seconds)
@@ -62,7 +62,7 @@ def kill_later(process: subprocess.Popen[bytes], ledger: Path, pause_seconds: fl
 def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
     argv, rng, ledger = command(config, folder), random.Random(1), folder / "runs" / "evolve" / "exp" / "ledger.jsonl"
     for _ in range(KILLS):
-        kill_later(start(argv, folder), ledger, rng.random() * PAUSE_SECONDS)
+        kill_later(start(argv, folder), ledger, rng.randint(1, 4), rng.random() * PAUSE_SECONDS)
     process = start(argv, folder)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors.decode()
