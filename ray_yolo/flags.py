@@ -7,6 +7,7 @@ which commands there are.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -95,7 +96,11 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
     """
-    options, unknown = build_parser(command).parse_known_args(argv, argparse.Namespace(given={}))
+    words = sys.argv[1:] if argv is None else list(argv)
+    for word in words:
+        if word.startswith("-") and word.endswith("=--"):  # which argparse takes for no value at all, and fails
+            raise InputError(f"{word.removesuffix('=--')}: a value cannot be '--'; see {command.prog} --help")
+    options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
     given: dict[str, Given] = {}

@@ -1,4 +1,4 @@
-"""Takes secrets out of text before it goes into a log, a tracking server or a message.
+"""Makes text fit to be shown: secrets taken out, and nothing left that a terminal would obey.
 
 What is known to carry them: the user part of a URL (`https://user:password@host`) and named values
 (`token=...`, `AWS_SECRET_ACCESS_KEY=...`). A secret in any other form is not recognised.
@@ -13,6 +13,14 @@ _URL_USER = re.compile(r"(?<=://)[^/\s]*@")
 _NAMED_VALUE = re.compile(
     r"((?:token|secret|passwo?r?d|credential|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s&,;\"']+", re.IGNORECASE
 )
+
+
+def printable(text: str) -> str:
+    """The text on one line, with every control character, direction mark and broken code as its escape.
+
+    For other people's words in messages: file names may hold line ends and a terminal's commands.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def redact(text: str) -> str:

@@ -93,6 +93,10 @@ def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
         return YamlFile(path, reader.document(), reader.lines)
     except yaml.YAMLError as error:
         raise InputError(_syntax_message(path, text, error)) from None
+    except InputError:
+        raise
+    except (ValueError, OverflowError):  # of PyYAML's own parser, for "\UFFFFFFFF"; libyaml's says so itself
+        raise InputError(f"{path}: not YAML: an escape that stands for no character") from None
 
 
 def _read_text(path: Path) -> str:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
+from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.kept_index import state_of
 from ray_yolo.data.user_cache import cache_folder
@@ -86,6 +87,15 @@ class ImageStore:
         pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
         height, width = self.sizes[image].tolist()
         return pixels.reshape(height, width, 3)
+
+    def load_or_grey(self, image: int) -> np.ndarray:
+        """The same, or grey of its size if it was damaged since the check: its labels then count as missed."""
+        try:
+            return self.load(image)
+        except UnreadableImageError as error:
+            _log.warning("%s: %s; a grey picture takes its place", self.paths[image], error)
+            height, width = self.sizes[image].tolist()
+            return np.full((height, width, 3), GREY, np.uint8)
 
     def close(self) -> None:
         """Give the file back; in shared memory the last one to leave removes it."""

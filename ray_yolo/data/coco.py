@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ray_yolo.data.labels import NO_LABELS, Labels
+from ray_yolo.data.labels import NO_LABELS, Labels, is_empty
 from ray_yolo.data.yolo_txt import UnreadableLabelsError
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
@@ -30,8 +31,10 @@ class CocoFile:
         content = _read(file)
         self._classes = _match(content["categories"], names, file)
         images = {_field(image, "id", file): image for image in content["images"]}
-        folder = _image_folder(file, root, [str(_field(image, "file_name", file)) for image in images.values()])
-        self._images = {os.path.normpath(folder / str(image["file_name"])): image for image in images.values()}
+        file_names = [_file_name(image, file) for image in images.values()]
+        folder = _image_folder(file, root, file_names)
+        self._images = {os.path.normpath(folder / name): image
+                        for name, image in zip(file_names, images.values(), strict=True)}
         self._rows: dict[object, list[dict[str, Any]]] = defaultdict(list)
         for row in content["annotations"]:
             if not row.get("iscrowd"):  # a crowd is no single object to learn
@@ -57,9 +60,9 @@ class CocoFile:
         kept: dict[tuple[float, ...], np.ndarray] = {}
         findings = []
         for row in self._rows[image["id"]]:
-            place = f"{self.file}: annotation {row.get('id')}"
+            place = f"{self.file}: annotation {str(row.get('id'))[:80]}"
             kind, box = self._class(row, place), _box(row, size, place)
-            if min(box[2] - box[0], box[3] - box[1]) <= 0:
+            if is_empty(box):
                 findings.append(Finding(place, "the box is empty; it is left out", dropped=True))
             elif (kind, *box) in kept:
                 findings.append(Finding(place, "repeats an earlier box; counted once", dropped=False))
@@ -75,9 +78,11 @@ class CocoFile:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if not os.path.isfile(file):  # reading a pipe or a device may never end
+        raise DatasetError(f"{file}: is not a file; expected COCO's annotations")
     try:
         content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise DatasetError(f"{file}: is not a JSON file: {error}") from None
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
@@ -90,6 +95,14 @@ def _field(row: dict[str, Any], key: str, file: Path) -> Any:
     if not isinstance(row.get(key), (int, str)):
         raise DatasetError(f"{file}: an entry has no {key}: {str(row)[:80]}")
     return row[key]
+
+
+def _file_name(image: dict[str, Any], file: Path) -> str:
+    name = str(_field(image, "file_name", file))
+    with suppress(UnicodeEncodeError):  # half a surrogate pair
+        if b"\0" not in os.fsencode(name):
+            return name
+    raise DatasetError(f"{file}: an entry has the file_name {name[:80]!r}, which no file can have")
 
 
 def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path) -> dict[object, int]:
@@ -110,7 +123,7 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     bases = (file.parent, file.parent.parent, root)
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
     for folder in folders:
-        if any((folder / name).is_file() for name in file_names[:100]):
+        if any(os.path.isfile(folder / name) for name in file_names[:100]):
             return folder
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 
@@ -123,7 +136,7 @@ def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> tuple[float,
         x, y, width, height = map(float, row["bbox"])
         if not np.isfinite([x, y, width, height]).all() or width < 0 or height < 0:
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UnreadableLabelsError(place, f"has no usable bbox: {str(row.get('bbox'))[:80]}") from None
     return (min(max(x, 0.0), size[1]), min(max(y, 0.0), size[0]),
             min(max(x + width, 0.0), size[1]), min(max(y + height, 0.0), size[0]))
@@ -133,10 +146,10 @@ def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     """The outline of an object in one piece; empty for several pieces, run lengths, or none."""
     parts = row.get("segmentation")
     if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) and len(parts[0]) >= 6:
-        try:
-            return np.array(parts[0], np.float32).reshape(-1, 2).clip(0, (size[1], size[0]))
-        except (TypeError, ValueError):
-            pass
+        with suppress(TypeError, ValueError, OverflowError):
+            outline = np.array(parts[0], np.float64).reshape(-1, 2)
+            if np.isfinite(outline).all():
+                return outline.clip(0, (size[1], size[0])).astype(np.float32)
     return np.zeros((0, 2), np.float32)
 
 

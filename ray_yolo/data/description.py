@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
+from ray_yolo.data.folders import matching
 from ray_yolo.data.shapes import BUILT_IN, ensure_shapes
 from ray_yolo.errors import DatasetError
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would tear the tables of results apart
+MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public data sets name some 20,000
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,10 @@ def read_description(source: str | Path) -> DatasetDescription:
     """
     from ray_yolo.yaml_files import load_text_yaml  # as spelled: names may look like numbers or truths
 
-    path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(source).expanduser()
-    if path.is_dir() and (path / "data.yaml").is_file():
+    path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
+    if os.path.isdir(path) and os.path.isfile(path / "data.yaml"):
         path = path / "data.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}); give the path of a data-set YAML")
     content = load_text_yaml(path)
@@ -78,7 +83,7 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     _refuse_download(content, where)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
-    root = Path(os.path.normpath(path.absolute().parent / Path(folder).expanduser()))
+    root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
     splits = {key: _sources(content, key, root, where) for key in ("train", "val", "test")}
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
@@ -102,9 +107,13 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
         value = _by_number(value, where("names"))
     if not isinstance(value, list) or not value:
         raise DatasetError(f"{where('names')}: names: must list the classes, such as `names: [cat, dog]` or `0: cat`")
+    if len(value) > MAX_CLASSES:
+        raise DatasetError(f"{where('names')}: names: {len(value)} classes are more than {MAX_CLASSES}")
     for name in value:
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or not str(name).strip():
-            raise DatasetError(f"{where('names')}: names: {name!r} is not a class name; put it in quotes")
+            raise DatasetError(f"{where('names')}: names: {short(name)} is not a class name; put it in quotes")
+        if _CONTROL.search(str(name).strip()):
+            raise DatasetError(f"{where('names')}: names: {short(name)} holds line ends or control characters")
     if count is not None and count != len(value):
         raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
                            "make them agree or drop nc")
@@ -114,14 +123,20 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
 def _count(value: object, where: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not str(value).isdecimal() or int(str(value)) < 1:
-        raise DatasetError(f"{where}: nc: must be a number of classes from 1 up, not {value!r}")
-    return int(str(value))
+    count = _number(value)
+    if not 1 <= count <= MAX_CLASSES:
+        raise DatasetError(f"{where}: nc: must be a number of classes from 1 to {MAX_CLASSES}, not {short(value)}")
+    return count
+
+
+def _number(value: object) -> int:
+    """A whole number as it may be written; -1 for anything else."""
+    plain = not isinstance(value, bool) and str(value).isdecimal() and len(str(value)) < 10
+    return int(str(value)) if plain else -1
 
 
 def _by_number(value: Mapping[Any, Any], where: str) -> list[Any]:
-    numbers = {int(str(key)): name for key, name in value.items()
-               if str(key).isdecimal() and not isinstance(key, bool)}
+    numbers = {_number(key): name for key, name in value.items()}
     if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
         raise DatasetError(f"{where}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
     return [numbers[number] for number in range(len(value))]
@@ -129,7 +144,7 @@ def _by_number(value: Mapping[Any, Any], where: str) -> list[Any]:
 
 def _text(value: object, where: str, key: str) -> str:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise DatasetError(f"{where}: {key}: expected a path, found {value!r}")
+        raise DatasetError(f"{where}: {key}: expected a path, found {short(value)}")
     return value.strip()
 
 
@@ -146,9 +161,9 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
     plain = entry
     while plain.startswith("../"):
         plain = plain[3:]
-    tried = list(dict.fromkeys(os.path.normpath(root / Path(text).expanduser()) for text in (entry, plain)))
+    tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
     for candidate in tried:
-        if os.path.exists(candidate) or (glob.has_magic(candidate) and glob.glob(candidate, recursive=True)):
+        if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):
             return candidate
     if key == "test":  # many descriptions name a test split that was never shipped; it is missed when asked for
         return tried[0]

@@ -12,11 +12,17 @@ from PIL import Image, ImageOps
 from ray_yolo.errors import DatasetError
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file is for the caller to tell
 
 SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})
 MIN_SIDE_PX = 10
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+# What Pillow may take a file for, whatever its suffix. The others are no pictures that cameras make, and one of them
+# (EPS) starts a program to be drawn.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# What Pillow raises for damaged files, a decompression bomb apart.
+_DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 
 
 class UnreadableImageError(DatasetError):
@@ -55,9 +61,9 @@ def _from_floats(floats: np.ndarray) -> np.ndarray:
 def _decode_with_pillow(path: str) -> np.ndarray | None:
     """Second opinion for rare forms (32-bit TIFF) that OpenCV does not know."""
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=_FORMATS) as file:
             return np.array(ImageOps.exif_transpose(file).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except (*_DAMAGE, Image.DecompressionBombError):
         return None
 
 
@@ -86,7 +92,7 @@ def check_image(path: str) -> tuple[int, int]:
 def _header(path: str) -> tuple[int, int, bool]:
     """(height, width, known to be whole) from what the file says of itself."""
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=_FORMATS) as file:
             width, height = file.size
             kind = file.format
             if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
@@ -96,7 +102,7 @@ def _header(path: str) -> tuple[int, int, bool]:
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
-    except (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
+    except _DAMAGE as error:
         if path.lower().endswith(".pfm"):
             height, width = read_image(path).shape[:2]
             return height, width, True

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _MIN_SIDE_PX = 2.0
 _MAX_ASPECT = 100.0
@@ -25,6 +26,13 @@ class Labels(NamedTuple):
 
 
 NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
+
+
+def is_empty(box: ArrayLike) -> bool:
+    """Whether a box (x1, y1, x2, y2) has no area as float32, in which labels are kept: 1e-9 px at 30 px is no width."""
+    corners = np.asarray(box, np.float32)
+    sides = corners[2:] - corners[:2]
+    return bool(sides.min() <= 0 or sides.prod() == 0)
 
 
 def join(parts: Sequence[Labels]) -> Labels:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from ray_yolo.data.folders import matching
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError
 from ray_yolo.errors import InputError
 
@@ -100,7 +100,7 @@ def _paths(source: str) -> tuple[str, Iterable[str]]:
         return source, [str(path) for path in below if path.is_file() and not _is_hidden(path.relative_to(source))]
     if _suffix(source) == ".txt":
         return "", _listed(Path(source))
-    return "", [source] if os.path.isfile(source) else glob.glob(source, recursive=True)
+    return "", [source] if os.path.isfile(source) else matching(source)
 
 
 def _is_hidden(path: Path) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import stat
 from pathlib import Path
 
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.description import DatasetDescription
+from ray_yolo.data.folders import files_below, matching
 from ray_yolo.data.images import SUFFIXES
 from ray_yolo.data.labels import NO_LABELS, Labels
 from ray_yolo.data.yolo_txt import UnreadableLabelsError, label_path, parse_labels
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
+
+MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: no picture has more, and no step could train on them
 
 
 class Sources:
@@ -69,7 +72,13 @@ class Sources:
 
 
 def _content(file: str) -> bytes | None:
+    """The bytes of a label file; None if there is none."""
     try:
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
+            raise UnreadableLabelsError(file, "is not a plain file")
+        if status.st_size > MAX_BYTES:
+            raise UnreadableLabelsError(file, f"is larger than {MAX_BYTES // 2**20} MiB: no label file")
         return Path(file).read_bytes()
     except FileNotFoundError:
         return None
@@ -85,31 +94,20 @@ def _coco_files(source: str, split: str) -> list[Path]:
 
 def _images_of(source: str, root: Path) -> list[str]:
     if os.path.isdir(source):
-        found = _files_below(source)
+        found = files_below(source)
     elif source.lower().endswith(".txt"):
         return _listed(Path(source), root)
     else:
-        found = [source] if os.path.isfile(source) else glob.glob(source, recursive=True)
+        found = [source] if os.path.isfile(source) else matching(source)
     return [os.path.normpath(path) for path in found if Path(path).suffix.lower() in SUFFIXES]
-
-
-def _files_below(folder: str) -> list[str]:
-    """Files at any depth but hidden ones, through links too; each folder once, for links may run in circles."""
-    found, seen = [], set()
-    for here, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(here)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        found += [os.path.join(here, name) for name in names if not name.startswith(".")]
-    return found
 
 
 def _listed(file: Path, root: Path) -> list[str]:
     """Image paths in a list file; relative ones are below the file's folder or the data set's root."""
     try:
-        lines = file.read_text("utf-8-sig").splitlines()
+        if not os.path.isfile(file):  # reading a pipe or a device may never end
+            raise FileNotFoundError
+        lines = file.read_text("utf-8-sig").split("\n")  # any other line end may be part of a name
     except (UnicodeDecodeError, OSError):
         raise DatasetError(f"{file}: cannot be read as text; expected one image path per line") from None
     paths = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -11,13 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ray_yolo.data.augment import GREY, letterbox
+from ray_yolo.data.augment import letterbox
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.dataset import targets
-from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.structures import AnnotationIndex
-
-_log = logging.getLogger(__name__)
 
 
 class ValBatch(NamedTuple):
@@ -64,7 +60,7 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         batch = self.batches[number]
         images, labels, ratios, pads = [], [], [], []
         for image in batch.indices:
-            pixels = self._picture(image)
+            pixels = self.store.load_or_grey(image)
             padded, (top, left) = letterbox(pixels, batch.shape)
             shown = self.index[image]
             ratio = np.array(pixels.shape[:2]) / np.array(shown.size)
@@ -78,12 +74,3 @@ class ValDataset(Dataset[dict[str, Tensor]]):
                 "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
                 "pads": torch.tensor(pads, dtype=torch.float32),
                 "sizes": torch.from_numpy(self.index.sizes[list(batch.indices)].astype(np.int64))}
-
-    def _picture(self, image: int) -> np.ndarray:
-        """The picture, or grey of its size if it was damaged since the check: its labels then count as missed."""
-        try:
-            return self.store.load(image)
-        except UnreadableImageError as error:
-            _log.warning("%s: %s; a grey picture takes its place", self.index.paths[image], error)
-            height, width = self.store.sizes[image].tolist()
-            return np.full((height, width, 3), GREY, np.uint8)

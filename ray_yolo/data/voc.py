@@ -7,12 +7,13 @@ from xml.parsers import expat
 
 import numpy as np
 
-from ray_yolo.data.labels import NO_LABELS, Labels
+from ray_yolo.data.labels import NO_LABELS, Labels, is_empty
 from ray_yolo.data.yolo_txt import UnreadableLabelsError
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_MAX_DEPTH = 32  # an annotation has 4 levels
 
 
 def annotation_path(image_path: str) -> Path | None:
@@ -42,7 +43,7 @@ def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
         if name not in names:
             raise DatasetError(f"{place}: class {name!r}, which the data set does not name; correct it or add the name")
         row = (names.index(name), *_box(item, size, place))
-        if min(row[3] - row[1], row[4] - row[2]) <= 0:
+        if is_empty(row[1:]):
             findings.append(Finding(place, "the box is empty; it is left out", dropped=True))
         elif row in kept:
             findings.append(Finding(place, "repeats an earlier box; counted once", dropped=False))
@@ -71,9 +72,12 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
     objects: list[dict[str, str]] = []
     path: list[str] = []
     parser = expat.ParserCreate()
+    parser.buffer_text = True  # or `cats &amp; dogs` comes in three pieces
 
     def start(tag: str, _: dict[str, str]) -> None:
         path.append(tag)
+        if len(path) > _MAX_DEPTH:
+            raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is nested deeper than {_MAX_DEPTH}")
         if path[1:] == ["object"]:
             objects.append({})
 
@@ -91,6 +95,7 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(content, True)
-    except expat.ExpatError as error:
-        raise UnreadableLabelsError(f"{where}:{error.lineno}", f"is not well-formed XML: {error}") from None
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two for encodings that expat cannot read
+        raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
+                                    ) from None
     return objects

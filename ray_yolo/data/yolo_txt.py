@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.data.labels import NO_LABELS, Labels
+from ray_yolo.data.labels import NO_LABELS, Labels, is_empty
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
-MAX_BYTES = 16 * 2**20  # some 400,000 boxes: no picture has more, and no step could train on them
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped
 
 
@@ -51,6 +50,7 @@ def parse_labels(content: bytes, size: tuple[int, int], num_classes: int, where:
     """
     kept: dict[tuple[float, ...], np.ndarray] = {}
     findings = []
+    scale = (size[1], size[0])
     for number, line in enumerate(_text(content, where).splitlines(), 1):
         if not line.strip():
             continue
@@ -59,18 +59,15 @@ def parse_labels(content: bytes, size: tuple[int, int], num_classes: int, where:
         if row in kept:
             findings.append(Finding(place, "repeats an earlier row; counted once", dropped=False))
             continue
-        outline = _outline(row)
-        extent = outline.max(axis=0) - outline.min(axis=0)
-        if extent.min() <= 0:
+        outline = _outline(row) * scale
+        if is_empty(_around(outline)):
             findings.append(Finding(place, "the box is empty; the row is left out", dropped=True))
         else:
             kept[row] = outline
-    return _labels(kept, size), findings
+    return _labels(kept), findings
 
 
 def _text(content: bytes, where: str) -> str:
-    if len(content) > MAX_BYTES:
-        raise UnreadableLabelsError(where, f"is larger than {MAX_BYTES // 2**20} MiB: no label file")
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         text = content.decode("utf-16" if marked else "utf-8-sig")
@@ -97,7 +94,7 @@ def _row(line: str, num_classes: int, place: str) -> tuple[float, ...]:
     if not kind.is_integer():
         raise UnreadableLabelsError(place, f"has the class {words[0]}, which is not a whole number")
     if not 0 <= kind < num_classes:
-        raise DatasetError(f"{place}: class {int(kind)}, but the data set names {num_classes} classes "
+        raise DatasetError(f"{place}: class {words[0][:20]}, but the data set names {num_classes} classes "
                            f"(0-{num_classes - 1}). Fix the label or add the name.")
     return kind, *(min(max(share, 0.0), 1.0) for share in shares)
 
@@ -110,14 +107,16 @@ def _outline(row: tuple[float, ...]) -> np.ndarray:
     return np.array([(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]).clip(0, 1)
 
 
-def _labels(rows: dict[tuple[float, ...], np.ndarray], size: tuple[int, int]) -> Labels:
+def _around(outline: np.ndarray) -> np.ndarray:
+    return np.concatenate([outline.min(axis=0), outline.max(axis=0)])
+
+
+def _labels(rows: dict[tuple[float, ...], np.ndarray]) -> Labels:
     if not rows:
         return NO_LABELS
-    scale = np.array([size[1], size[0]])
-    boxes = np.array([np.concatenate([outline.min(axis=0), outline.max(axis=0)]) for outline in rows.values()])
     polygons: tuple[np.ndarray, ...] = ()
     if any(len(row) > 5 for row in rows):
-        polygons = tuple((outline * scale if len(row) > 5 else np.zeros((0, 2))).astype(np.float32)
+        polygons = tuple((outline if len(row) > 5 else np.zeros((0, 2))).astype(np.float32)
                          for row, outline in rows.items())
     return Labels(np.array([row[0] for row in rows]).astype(np.int64),
-                  (boxes * np.tile(scale, 2)).astype(np.float32), polygons)
+                  np.array([_around(outline) for outline in rows.values()]).astype(np.float32), polygons)

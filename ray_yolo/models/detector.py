@@ -112,7 +112,7 @@ def _absolute(row: Row, index: int) -> tuple[int, ...]:
     """Sources of row `index` counted from the first row; -1 is the image, for the first row only."""
     sources = tuple(source if source >= 0 else index + source for source in row.source)
     lowest = -1 if index == 0 else 0
-    if not all(lowest <= source < index for source in sources):
+    if not sources or not all(lowest <= source < index for source in sources):
         raise ConfigError(f"model row {index}, {row}: its source is not an earlier row")
     return sources
 
