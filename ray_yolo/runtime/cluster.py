@@ -17,10 +17,10 @@ import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ray_yolo.config import Placement
-from ray_yolo.errors import ResourcesError
+from ray_yolo.errors import InputError, ResourcesError
 
 # Large blocks are kept and reused instead of being returned to the system after each layer; huge pages spare page
 # faults. Read by glibc when a process starts, so they are given to Ray's workers. Measured gain on CPU: see
@@ -128,6 +128,24 @@ def _advice(missing: dict[str, float], there: dict[str, float]) -> str:
         return "; use fewer --num-workers, --gpus-per-worker 0, or add nodes"
     room = math.floor(there.get("CPU", 0))
     return f"; use --num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"
+
+
+def check_storage(folder: Path) -> None:
+    """Refuse a run folder that some node of the cluster does not see.
+
+    Raises:
+        InputError: naming the node.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    ask = ray.remote(os.path.exists)
+    answers = [ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True))
+               .remote(str(folder)) for node in nodes]
+    for node, seen in zip(nodes, ray.get(answers), strict=True):
+        if not seen:
+            raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
+                             "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

@@ -24,7 +24,7 @@ from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import Job
+from ray_yolo.engine.build import Job, initial_tensors
 from ray_yolo.engine.runs import Run
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
@@ -52,12 +52,15 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse an unknown model, and freezing layers that it does not have, or all that it has.
+    """Refuse an unknown model, weights that cannot be read, and freezing layers that are not there, or all that are.
 
     Raises:
         ConfigError: naming the layers there are.
+        CheckpointError: saying what to do about the weights.
     """
     name, architecture = read_model(recipe.model)
+    if recipe.weights:
+        initial_tensors(Path(recipe.weights))
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
@@ -73,6 +76,8 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
 
     Under AutoBatch the workers are asked what fits, and the smallest answer counts.
     """
+    if asked.weights:  # workers have working folders of their own
+        asked = asked.model_copy(update={"weights": str(Path(asked.weights).absolute())})
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, num_images=len(train))
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:

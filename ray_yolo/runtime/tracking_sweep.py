@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
     """The id of the sweep's MLflow run, created at the first start; None (and a warning) if the server is away."""
-    from mlflow.entities import Param
-
     about = read_run_file(folder)
     if about is not None:
         return about["run_id"]
     try:
         client = build_client(uri)
+        from mlflow.entities import Param  # after the client, which quietens MLflow
+
         source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
         run_id = str(client.create_run(find_experiment(client, uri, folder.parent.name), run_name=folder.name,
                                        tags=source).info.run_id)
@@ -45,10 +45,10 @@ def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
 
 def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial], best: Trial) -> None:
     """End the sweep's MLflow run: fitness by trial, the best one, files, and the mark on the best trial's run."""
-    from mlflow.entities import Metric
-
     try:
         client, now = build_client(uri), round(time.time() * 1000)
+        from mlflow.entities import Metric
+
         points = [Metric("fitness", trial.fitness, now, trial.number) for trial in trials if trial.fitness is not None]
         for first in range(0, len(points), METRICS_PER_CALL):
             client.log_batch(parent, metrics=points[first : first + METRICS_PER_CALL])

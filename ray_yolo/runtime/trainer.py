@@ -103,6 +103,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     Ray restarts worker groups (`max_failures`); a dead controller or a failed process-group setup it does not. Each
     attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
     """
+    cluster.check_storage(job.run_dir)
     cluster.wait_for_room(placement, gpus)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
     attempts = placement.max_failures

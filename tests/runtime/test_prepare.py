@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
+import torch
 
 from ray_yolo.config import OptimizerConfig, Placement, Recipe, resolve
-from ray_yolo.errors import ConfigError
+from ray_yolo.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.prepare import check_model, decide, read_dataset
 from ray_yolo.runtime.trainer import fit
@@ -37,6 +39,17 @@ def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) 
     check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 24}))
     with pytest.raises(ConfigError, match=message):
         check_model(Recipe.model_validate({"model": "yolov5n", "freeze": freeze}))
+
+
+def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = make_config(tmp_path, 1, weights="mine.pt").recipe
+    with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file"):
+        check_model(recipe)
+    torch.save({}, "mine.pt")
+    check_model(recipe)
+    assert decide(recipe, Placement(), read_dataset(recipe)[1], 0.0).weights == str(tmp_path / "mine.pt")
 
 
 @pytest.mark.parametrize(("fields", "message"), [
@@ -78,3 +91,14 @@ def test_autobatch_goes_through_the_cluster(tmp_path: Path) -> None:
     recipe = Recipe.model_validate(make_config(tmp_path, 2, batch_size=-1, microbatch=None).recipe)
     decided = decide(recipe, Placement(num_workers=2), read_dataset(recipe)[1], gpus=0.0)
     assert (decided.batch_size, decided.microbatch) == (32, 16)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_storage_that_a_node_does_not_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.check_storage(tmp_path / "gone")  # one node: its own disk will do
+    two = ray.nodes() * 2
+    monkeypatch.setattr(ray, "nodes", lambda: two)
+    cluster.check_storage(tmp_path)
+    with pytest.raises(InputError, match=r"does not see .*gone; give a folder that every node mounts"):
+        cluster.check_storage(tmp_path / "gone")
