@@ -69,6 +69,10 @@ class Search(Frozen):
     """evolve: children of the best rows; random; grid: every combination; tpe: Optuna's estimator."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
+    random_first: int = Field(0, ge=0)
+    """Proposals under evolve that are drawn at random before the first child."""
+    random_share: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the later proposals under evolve that are drawn at random instead of being children."""
     scheduler: Annotated[Nothing | Asha | MedianStop | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = Nothing()
     """What stops trials early: a name, or a name with its settings."""

@@ -128,7 +128,8 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     for end in (0, -1):
         _check_overlay(recipe, {gene.name: _ends(gene)[end] for gene in genes.values()}, where())
     start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}
-    space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent)
+    space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
+                  search.random_share)
     _check_algorithm(space, where())
     return TuneSpace(space, search, tuple(_warnings(space, search, recipe)))
 

@@ -54,13 +54,17 @@ class Space:
     """What a search may try. Its first trials are the `starts`, as they are (a grid has none).
 
     `parent` is whose child evolution makes: one of the best five rows, drawn by fitness, or their mean, weighted
-    by fitness. `tpe` is proposed elsewhere.
+    by fitness. Before it makes any, evolution draws `random_first` proposals at random, and later one with probability
+    `random_share`: children stay near what is known, and a good place may be far from the start. `tpe` is proposed
+    elsewhere.
     """
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
     algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
     parent: Literal["single", "mean"] = "single"
+    random_first: int = 0
+    random_share: float = 0.0
 
 
 class Row(NamedTuple):
@@ -83,7 +87,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
         return dict(space.starts[k])
     assert space.algorithm != "tpe", "Optuna's proposals are made where Optuna may be imported"
     rng = _generator(seed, k)
-    if space.algorithm == "random":
+    if space.algorithm == "random" or _draws_at_random(space, k, rng):
         return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
 
@@ -91,11 +95,12 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
 def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[int, ...]:
     """Trials that proposal `k` is a child of: one, the five best where it is a child of their mean, or none."""
     best = best_rows(rows, NUM_PARENTS)
-    if space.algorithm != "evolve" or k < len(space.starts) or not best:
+    rng = _generator(seed, k)
+    if space.algorithm != "evolve" or k < len(space.starts) or not best or _draws_at_random(space, k, rng):
         return ()
     if space.parent == "mean":
         return tuple(row.trial for row in best)
-    return (_draw_parent(best, _generator(seed, k)).trial,)
+    return (_draw_parent(best, rng).trial,)
 
 
 def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
@@ -159,6 +164,13 @@ def grid_size(genes: Sequence[Gene]) -> int:
 
 def _generator(seed: int, k: int) -> np.random.Generator:
     return generator(Stream.TRIALS, seed, k)
+
+
+def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
+    """Whether evolution's proposal `k` is no child. Takes a draw only where the share is between 0 and 1."""
+    if k < len(space.starts) + space.random_first:
+        return True
+    return space.random_share > 0 and rng.random() < space.random_share
 
 
 def _draw_parent(parents: Sequence[Row], rng: np.random.Generator) -> Row:

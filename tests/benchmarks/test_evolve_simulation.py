@@ -92,10 +92,9 @@ class TestClock:
         surface.table.start_seconds = 10.0
         assert simulate(surface, contest(Script(0.1, 1.0)), 1, 0).seconds == 28.0
 
-    def test_what_looks_best_counts_not_what_is_best(self):
-        """A lucky trial hides a good one until a better-looking one comes."""
-        surface = Ramp(noise={0: 1.0, 2: 1.0})
-        assert simulate(surface, contest(Script(0.5, 1.0, 1.0)), 1, 0) == (12.0, 3)
+    def test_what_a_row_reports_counts_luck_and_all(self):
+        assert simulate(Ramp(noise={1: -0.5}), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (12.0, 3)
+        assert simulate(Ramp(noise={0: 1.0}), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (4.0, 1)
         assert simulate(Ramp(), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (8.0, 2)
 
     def test_a_search_that_never_arrives_ends_with_its_budget(self, monkeypatch):

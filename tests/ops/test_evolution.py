@@ -228,3 +228,30 @@ class TestProposals:
             rows.append(Row(k, genes, -math.log(genes["a"] / 0.4) ** 2 - math.log(genes["b"] / 0.3) ** 2))
         assert rows[0].fitness < -3
         assert best_rows(rows, 1)[0].fitness > -0.01
+
+
+class TestRandomProposals:
+    MIXED = replace(SPACE, random_first=3, random_share=0.4)
+
+    def test_the_first_after_the_starts_are_as_random_search_draws_them(self):
+        random = replace(SPACE, algorithm="random")
+        first = len(SPACE.starts)
+        for k in range(first, first + 3):
+            assert propose(self.MIXED, 5, k, ROWS) == propose(random, 5, k, ROWS)
+            assert parents_of(self.MIXED, 5, k, ROWS) == ()
+
+    def test_of_the_later_ones_a_share_has_no_parents(self):
+        orphans = [not parents_of(self.MIXED, 5, k, ROWS) for k in range(100, 1100)]
+        assert 0.35 < sum(orphans) / 1000 < 0.45
+
+    def test_a_child_is_one_of_its_recorded_parent(self):
+        nearest = []
+        for k in range(100, 200):
+            if parents := parents_of(self.MIXED, 5, k, ROWS):
+                child = propose(self.MIXED, 5, k, ROWS)
+                nearest.append(any(child[gene.name] == row.genes[gene.name] for row in ROWS
+                                   if row.trial in parents for gene in SPACE.genes))
+        assert sum(nearest) > 40  # each gene stays as it is with probability 0.2
+
+    def test_without_them_nothing_changes(self):
+        assert propose(SPACE, 5, 50, ROWS) == propose(replace(SPACE, random_share=0.0), 5, 50, ROWS)

@@ -128,6 +128,24 @@ def test_twenty_trials_on_four_slots_come_to_an_end(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_asha_stops_real_trainings_early_and_their_records_are_complete(tmp_path: Path) -> None:
+    settings = "search: {algorithm: random, scheduler: {name: asha, grace_epochs: 10, reduction: 2}}\n"
+    config = make_sweep(tmp_path, settings + SPACE, recipe={"epochs": 60, "noval": False}, trials=5, max_concurrent=2)
+    result = search(config, quiet=True)
+    assert [trial.state for trial in result.trials] == ["finished"] * 5
+    stopped = [trial for trial in result.trials if trial.epochs < 60]
+    assert stopped
+    assert_cpus_return()
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert sorted(run.info.status for run in runs) == ["FINISHED"] * (6 - len(stopped)) + ["KILLED"] * len(stopped)
+
+
+@pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_trial_that_can_never_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="5 workers need 5 CPU"):
