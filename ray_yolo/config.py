@@ -31,6 +31,13 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @field_validator("*")
+    @classmethod
+    def _plain_text(cls, value: object) -> object:
+        if isinstance(value, str) and not all(ord(character) >= ord(" ") for character in value):
+            raise ValueError("must not hold line ends or control characters")
+        return value
+
 
 class OptimizerConfig(Frozen):
     """How gradients become weights."""
@@ -244,7 +251,7 @@ class Placement(Frozen):
     """Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
-    cpus_per_worker: float = Field(1.0, gt=0.0)
+    cpus_per_worker: float = Field(1.0, gt=0.0, le=4096.0)
     """CPUs of each worker."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """Ray's placement of workers over nodes."""

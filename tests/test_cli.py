@@ -66,6 +66,11 @@ def test_passwords_in_messages_are_masked(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "InputError: http://***@host is not there\n"
 
 
+def test_what_a_terminal_would_obey_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    raising(InputError("one\x1b[2J\ntwo\r"))
+    assert capsys.readouterr().err == "InputError: one\\x1b[2J\ntwo\\r\n"
+
+
 def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert raising(KeyboardInterrupt()) == 130
     assert capsys.readouterr() == ("", "")

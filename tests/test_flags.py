@@ -189,6 +189,8 @@ REFUSED = {
     "yolov5s": f"unexpected 'yolov5s'; values follow their flags, {HELP}",
     "--epochs": f"--epochs: expected one argument; {HELP}",
     "--freeze": f"--freeze: expected at least one argument; {HELP}",
+    "--epochs=--": f"--epochs: a value cannot be '--'; {HELP}",
+    "--img=--": f"--img: a value cannot be '--'; {HELP}",
     "--rect=1": f"--rect: ignored explicit argument '1'; {HELP}",
     "--set epochs": "--set epochs: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02",
     "--set epoch=3": "--set epoch: unknown setting 'epoch'; did you mean epochs?",

@@ -1,6 +1,6 @@
 import pytest
 
-from ray_yolo.redact import redact
+from ray_yolo.redact import printable, redact
 
 
 @pytest.mark.parametrize("secret", [
@@ -26,6 +26,15 @@ def test_what_a_reader_needs_stays():
 ])
 def test_other_text_passes_unchanged(text):
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("ü 漢字 😀 'x' \\", "ü 漢字 😀 'x' \\"), ("a\nb\tc", "a\\nb\\tc"), ("\x1b[31m", "\\x1b[31m"),
+    ("\u202etxt", "\\u202etxt"), ("\udcff", "\\udcff"),
+])
+def test_a_terminal_has_nothing_to_obey(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(text).encode().decode() == shown
 
 
 def test_redacting_twice_is_redacting_once():

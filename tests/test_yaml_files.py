@@ -124,6 +124,14 @@ def test_a_syntax_error_names_its_line(
         load(tmp_path, content)
 
 
+@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
+def test_an_escape_of_no_character_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type) -> None:
+    monkeypatch.setattr(yaml_files, "_PARSER", parser)
+    for escape in ("UFFFFFFFF", "U00110000"):
+        with pytest.raises(InputError, match=r"f\.yaml:?1?: not YAML: "):
+            load(tmp_path, f'a: "\\{escape}"')
+
+
 def test_a_tab_as_indentation_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"f\.yaml:2: not YAML: [^\n]+; indent with spaces, not tabs$"):
         load(tmp_path, "loss:\n\tbox: 1\n")

@@ -18,6 +18,7 @@ from ray_yolo.engine.predictions import Prediction, label_rows, to_json
 from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.predict_config import PredictConfig
+from ray_yolo.redact import printable
 
 Found = Iterator[tuple[Media, list[Prediction]]]
 
@@ -69,7 +70,7 @@ def _collect(found: Found, media: Sequence[Media], names: Sequence[str], config:
         if config.save_txt:
             _write_labels(one, predictions, folder / "labels", scores=config.save_conf)
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
-            print(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}")
+            print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
     return [prediction for one in media for prediction in of_file[one.path]]
 
 

@@ -6,6 +6,7 @@ at every later one, so that a start with another placement trains the same recip
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import shutil
@@ -141,7 +142,7 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
     if path.suffix not in (".yaml", ".yml"):
         find_family(model)
         return model, None
-    if not path.exists() and any(path.stem in family.models for family in FAMILIES.values()):
+    if not os.path.exists(model) and any(path.stem in family.models for family in FAMILIES.values()):
         return path.stem, None
     return model, dict(load_yaml(path).data)
 

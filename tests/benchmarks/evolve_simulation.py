@@ -31,7 +31,6 @@ import numpy as np
 
 from ray_yolo.config import Recipe
 from ray_yolo.ops.evolution import Genes, Row, Space, propose
-from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import load_space
 from tests.benchmarks.evolve_table import Surface, read_table
 
@@ -132,16 +131,11 @@ class Asha:
 
 
 def as_asha_yaml(space: Space) -> Space:
-    """The space searched as `tune_spaces/asha.yaml` searches: twice YOLOv5's gains, and that file's settings."""
-    settings = read_settings("asha.yaml")
-    return replace(space, parent=settings.parent, random_first=settings.random_first,
-                   random_share=settings.random_share,
-                   genes=tuple(replace(gene, gain=2 * gene.gain) for gene in space.genes))
-
-
-def read_settings(name: str) -> Search:
-    """How a file of tune_spaces/ searches."""
-    return load_space(Path(__file__).parents[2] / "tune_spaces" / name, Recipe()).search
+    """The space searched as `tune_spaces/asha.yaml` searches: with that file's gains and settings."""
+    file = load_space(Path(__file__).parents[2] / "tune_spaces" / "asha.yaml", Recipe())
+    gains = {gene.name: gene.gain for gene in file.space.genes}
+    return replace(file.space, starts=space.starts,
+                   genes=tuple(replace(gene, gain=gains[gene.name]) for gene in space.genes))
 
 
 CONTESTANTS = {

@@ -62,17 +62,34 @@ def test_crowds_are_no_labels_and_pieces_no_outlines(tmp_path: Path) -> None:
     assert index.polygons == {}
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, None, "x"])
+def test_an_outline_that_is_none_leaves_the_box(tmp_path: Path, number: object) -> None:
+    rows = [{"bbox": [0, 0, 9, 9], "segmentation": [[0, 0, 5, number, 2, 2]]}]
+    index = read_index(write(tmp_path, content(rows)), "train")
+    assert index.boxes.tolist() == [[0, 0, 9, 9]]
+    assert index.polygons == {}
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    description = write(tmp_path, content([]))
+    (tmp_path / "annotations" / "instances_train.json").unlink()
+    (tmp_path / "annotations" / "instances_train.json").mkdir()
+    with pytest.raises(DatasetError, match=r"instances_train\.json: is not a file"):
+        read_index(description, "train")
+
+
 def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tmp_path: Path) -> None:
     rows = [{"bbox": [-4, -4, 14, 14]}, {"bbox": [5, 5, 0, 9]}, {"bbox": [60, 40, 90, 90]}, {"bbox": [60, 40, 90, 90]},
-            {"bbox": [70, 5, 5, 5]}]
+            {"bbox": [70, 5, 5, 5]}, {"bbox": [30, 5, 1e-9, 5]}]
     index = read_index(write(tmp_path, content(rows)), "train")
     assert index.boxes.tolist() == [[0, 0, 10, 10], [60, 40, 64, 48]]
-    assert [finding.dropped for finding in index.findings] == [True, False, True]
+    assert [finding.dropped for finding in index.findings] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("row", [
     {}, {"bbox": None}, {"bbox": [1, 2, 3]}, {"bbox": [1, 2, 3, "x"]}, {"bbox": [1, 2, 3, float("nan")]},
     {"bbox": [1, 2, float("inf"), 3]}, {"bbox": [1, 2, -3, 3]}, {"bbox": "1234"}, {"bbox": {"x": 1}},
+    {"bbox": [1, 2, 3, 10**400]},
 ])
 def test_a_row_without_plain_meaning_leaves_its_image_out(tmp_path: Path, row: dict[str, Any]) -> None:
     index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, row])), "train")
@@ -98,6 +115,9 @@ def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]
     {"images": [{"id": 1, "file_name": "z.png"}], "annotations": [], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{}], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{}]},
+    {"images": [{"id": 1, "file_name": "a\0.png"}], "annotations": [], "categories": CATEGORIES},
+    {"images": [{"id": 1, "file_name": "\ud800.png"}], "annotations": [], "categories": CATEGORIES},
+    {"images": [{"id": 1, "file_name": "x" * 5000}], "annotations": [], "categories": CATEGORIES},
 ])
 def test_what_is_no_coco_file_is_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(DatasetError, match=r"instances_train\.json"):

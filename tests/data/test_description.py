@@ -47,7 +47,10 @@ def test_nc_alone_numbers_the_classes(root: Path) -> None:
     {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]},
     {"train": {"a": 1}}, {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
     {"train": "nothing/*.jpg"}, {"download": "import os\nos.system('true')"}, {"download": "bash get.sh"},
-    {"download": ["https://example.com/a.zip"]},
+    {"download": ["https://example.com/a.zip"]}, {"path": "~no-such-user/x"}, {"train": "~no-such-user/x"},
+    {"train": "x" * 5000}, {"nc": "9" * 5000}, {"names": None, "nc": 2**15 + 1}, {"names": ["x"] * (2**15 + 1)},
+    {"names": {"9" * 5000: "cat", 0: "dog"}}, {"names": ["a\nb"]}, {"names": ["\x1b[31m"]}, {"names": ["\ud800"]},
+    {"names": ["a\u2028b"]},
 ])
 def test_what_cannot_be_meant_is_refused_with_the_file(root: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match=r"data\.yaml"):
@@ -100,6 +103,12 @@ def test_a_file_is_read_with_its_names_as_spelled(root: Path) -> None:
     (root / "data.yaml").write_text("train: images/train\nval: images/val\nnc: 3\nnames: [yes, 007, true]\n")
     assert read_description(root / "data.yaml").names == ("yes", "007", "true")
     assert read_description(root) == read_description(root / "data.yaml")
+
+
+@pytest.mark.parametrize("source", ["~no-such-user/data.yaml", "x" * 5000, "a\0b", ""])
+def test_what_can_be_no_file_is_refused(source: str) -> None:
+    with pytest.raises(DatasetError, match="no such file"):
+        read_description(source)
 
 
 def test_an_unknown_data_set_is_refused_with_the_built_in_names(root: Path) -> None:

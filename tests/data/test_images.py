@@ -93,6 +93,24 @@ def test_a_file_that_ends_early_is_left_out(tmp_path: Path, suffix: str, share: 
         check_image(str(path))
 
 
+@pytest.mark.parametrize("kind", ["eps", "tga", "pcx", "ico", "dds"])
+def test_what_no_camera_makes_is_left_out_unopened(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    save(tmp_path / f"a.{kind}", Image.fromarray(PICTURE)).rename(tmp_path / "a.jpg")
+    monkeypatch.setattr("subprocess.Popen", None)  # EPS is drawn by a program
+    with pytest.raises(UnreadableImageError, match="not an image"):
+        check_image(str(tmp_path / "a.jpg"))
+    with pytest.raises(UnreadableImageError):
+        read_image(str(tmp_path / "a.jpg"))
+
+
+def test_damage_is_not_told_on_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pfm").write_bytes(b"PF\n64 48\n-1.0\n")
+    with pytest.raises(UnreadableImageError):
+        check_image(str(tmp_path / "a.pfm"))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_jpeg_without_its_end_is_left_out_but_zeros_and_text_after_it_are_not(tmp_path: Path) -> None:
     content = whole("jpeg")
     path = tmp_path / "a.jpg"

@@ -1,4 +1,5 @@
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from ray_yolo.data import index as index_module
 from ray_yolo.data.description import DatasetDescription, describe, read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.data.sources import MAX_BYTES
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import AnnotationIndex
 from tests.support.pictures import smooth_picture, write_dataset, write_image
@@ -182,6 +184,52 @@ def test_a_list_file_names_images_that_exist(tmp_path: Path, content: bytes, why
     description = describe({"train": "list.txt", "names": ["x", "y"]}, tmp_path / "data.yaml")
     with pytest.raises(DatasetError, match=why):
         read_index(description, "train")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle", "too large"])
+def test_a_label_file_that_is_none_leaves_its_image_out(tmp_path: Path, kind: str) -> None:
+    description = write_dataset(tmp_path, {"a": None, "b": ROW})
+    file = tmp_path / "labels" / "a.txt"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "too large":
+        with file.open("wb") as content:
+            content.truncate(MAX_BYTES + 1)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    index = read_index(description, "train")
+    assert names_of(index) == ["b"]
+    assert [finding.where for finding in index.findings] == [str(file)]
+
+
+def test_a_label_file_may_be_as_large_as_allowed(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW.encode().ljust(MAX_BYTES)})
+    assert len(read_index(description, "train").classes) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["list.txt", "instances_train.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_list_that_never_ends_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    write_dataset(tmp_path, {"a": ROW})
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(DatasetError, match=re.escape(name)):
+        read_index(describe({"train": name, "names": ["x", "y"]}, tmp_path / "data.yaml"), "train")
+
+
+def test_a_name_in_a_list_file_may_hold_any_character_but_a_line_end(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a\u2028b": ROW, "a\x0bb": ROW})
+    (tmp_path / "list.txt").write_text("images/a\u2028b.png\r\nimages/a\x0bb.png\n")
+    description = describe({"train": "list.txt", "names": ["x", "y"]}, tmp_path / "data.yaml")
+    assert names_of(read_index(description, "train")) == ["a\x0bb", "a\u2028b"]
 
 
 def test_a_split_without_any_image_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_a_file_and_a_pattern_name_files(folder: Path) -> None:
     assert names(folder / "**/*.bmp") == ["c d.bmp"]
 
 
+def test_links_that_run_in_circles_end(folder: Path) -> None:
+    for name in ("one", "two", "three"):
+        (folder / name).symlink_to(folder)
+    assert names(folder / "**" / "*.jpg") == ["b.jpg"]
+    assert names(folder) == ["a.PNG", "b.jpg", "clip.mp4", "deep/er/c d.bmp"]
+
+
 def test_names_are_relative_to_what_all_files_have_in_common(folder: Path) -> None:
     assert names(folder / "**" / "[bc]*.*") == ["b.jpg", "clip.mp4", "deep/er/c d.bmp"]
 

@@ -30,6 +30,16 @@ def test_pixels_count_from_one_and_include_the_last() -> None:
         [1, 0], [[0, 0, 64, 48], [16, 12, 48, 36]], [])
 
 
+def test_names_may_need_escapes_and_stand_on_lines_of_their_own() -> None:
+    content = f"<annotation>{item('a &amp; b &lt;1&gt;', 1, 1, 5, 5)}{item(' c ', 1, 1, 5, 5)}</annotation>"
+    labels, _ = parse_voc(content.encode(), (48, 64), ("c", "a & b <1>"), "a.xml")
+    assert labels.classes.tolist() == [1, 0]
+
+
+def test_a_box_without_area_in_single_precision_is_empty() -> None:
+    assert parse(item("cat", "64.9999999", 1, 65, 9)) == ([], [], [True])
+
+
 def test_an_annotation_without_objects_is_background() -> None:
     assert parse() == ([], [], [])
 
@@ -57,6 +67,9 @@ def test_an_unnamed_class_is_an_error() -> None:
     b'<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><annotation>&b;</annotation>',
     b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>',
     b'<!DOCTYPE annotation SYSTEM "http://example.com/a.dtd"><annotation/>',
+    b'<?xml version="1.0" encoding="gbk"?><annotation/>', b'<?xml version="1.0" encoding="base64"?><annotation/>',
+    b'<?xml version="1.0" encoding="no such"?><annotation/>', b'<?xml version="1.0" encoding="nosuch"?><annotation/>',
+    b"<a>" * 100_000, b"<a>" * 40 + b"</a>" * 40,
 ])
 def test_entities_and_broken_files_are_refused(content: bytes) -> None:
     with pytest.raises(UnreadableLabelsError):

@@ -138,3 +138,5 @@ def test_files_that_are_no_weights_get_one_clear_line(tmp_path: Path, content: b
         checkpoint.read_state(tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match="no such weights file"):
         checkpoint.read_state(tmp_path / "missing.pt")
+    with pytest.raises(CheckpointError, match="no such weights file"):
+        checkpoint.read_state(tmp_path / ("x" * 300 + ".pt"))

@@ -97,6 +97,27 @@ def test_remote_storage_is_refused_with_what_to_do(start: Open) -> None:
         open_run(RECIPE, Placement(storage_path="s3://bucket/x"))
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null"])
+def test_a_damaged_record_is_named_and_never_overwritten(start: Open, content: str) -> None:
+    run = start(name="mine")
+    run.release()
+    (run.folder / "run.json").write_text(content)
+    for placement in ({"name": "mine"}, {"resume": str(run.folder)}, {}):
+        with pytest.raises(InputError, match=r"mine/run\.json: is damaged"):
+            start(**placement)
+    assert (run.folder / "run.json").read_text() == content
+
+
+@pytest.mark.parametrize("project", ["file", "file/below", "a\0b", "x" * 300, "/proc/none"])
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_storage_that_cannot_be_written_is_told(tmp_path: Path, project: str, name: str) -> None:
+    (tmp_path / "file").touch()
+    placement = Placement(storage_path=str(tmp_path), project=project, name=name)
+    for open_one in (lambda: open_run(RECIPE, placement), lambda: output_folder(placement)):
+        with pytest.raises(InputError, match=r"give a --project and --storage-path"):
+            open_one()
+
+
 def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
     placement = Placement(storage_path=str(tmp_path), project="val", name="mine")
     assert [output_folder(placement).name for _ in range(3)] == ["mine", "mine2", "mine3"]

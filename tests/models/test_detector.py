@@ -197,7 +197,7 @@ def test_rows_that_do_not_fit_are_named() -> None:
         Detector([ConvRow(8), MaxPoolRow(3, 1, 2), DetectRow()])
 
 
-@pytest.mark.parametrize("source", [(1,), (5,), (-2,), (-3,)])
+@pytest.mark.parametrize("source", [(1,), (5,), (-2,), (-3,), ()])
 def test_a_row_takes_from_earlier_rows_only(source: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model row 1, .*not an earlier row"):
         Detector([ConvRow(8), ConvRow(8, source=source), DetectRow()])

@@ -22,6 +22,7 @@ assert "matplotlib.pyplot" not in sys.modules
 
 @pytest.mark.parametrize(("text", "shown"), [
     ("cat", "cat"), ("a  b\tc\n", "a b c"), ("$5", r"\$5"), ("x" * 25, "x" * 23 + "\N{HORIZONTAL ELLIPSIS}"),
+    ("\udcff.png", r"\udcff.png"),
 ])
 def test_names_are_shown_plainly(text: str, shown: str) -> None:
     assert plain(text) == shown

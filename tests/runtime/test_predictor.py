@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,19 @@ def test_the_console_tells_of_each_file(
                          "8/8 clip.avi: 3 frames, nothing found", f"results in {tmp_path / 'x'}"]
     run(weights, source / "0.png", tmp_path, "y", quiet=False)
     assert re.match(r"1/1 0\.png: \d+ dark, \d+ bright\n", capsys.readouterr().out)
+
+
+def test_a_file_may_be_called_anything_and_has_one_line(
+        weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for name in (b"new\nline.png", b"\x1b[31m.png", b"\xff\xfe.png", b"-rf.png", "漢.png".encode()):
+        picture = write_image(tmp_path / "plain.png", smooth_picture(48, 64))
+        picture.rename(tmp_path / "in" / os.fsdecode(name))
+    result = run(weights, tmp_path / "in", tmp_path, "x", quiet=False)
+    told = capsys.readouterr().out
+    assert len(told.splitlines()) == 6
+    assert "\x1b" not in told.encode().decode()
+    assert len(list((result.folder / "labels").iterdir())) == len(list(result.folder.glob("*.jpg"))) == 5
 
 
 def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_rows_of_a_killed_sweep_are_repeated_by_one_worker(tmp_path: Path) -> No
     config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2)
     killed = run_with_kills(config, tmp_path)
     base = Recipe.model_validate(config.recipe)
+    (tmp_path / "again").mkdir()
     for number in random.Random(2).sample(range(TRIALS), 2):
         placement = make_config(tmp_path / "again", 0, {"name": f"again{number}"}).placement
         again = fit(RunConfig(recipe=overlay(base, killed[number].genes), placement=placement), quiet=True)
