@@ -201,7 +201,8 @@ VALID = st.fixed_dictionaries({}, optional={
     "optimizer.lr0": st.floats(1e-6, 1.0), "schedule.lrf": st.floats(1e-300, 1.0), "loss.box": st.floats(0, 1e300),
     "batch_size": st.none() | st.integers(1, 99), "freeze": st.lists(st.integers(0, 24), max_size=4),
     "num_workers": st.integers(0, 9) | st.tuples(st.integers(1, 4), st.integers(4, 9)),
-    "gpus_per_worker": st.just("auto") | st.floats(0, 8), "project": st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+    "gpus_per_worker": st.just("auto") | st.floats(0, 8),
+    "project": st.text(st.characters(exclude_categories=["Cs", "Cc"])),
 })
 
 

@@ -121,7 +121,8 @@ def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:
     starts = [row["start_seconds"] for row in rows if row["fitness"]]
     about = {"made by": "python -m tests.benchmarks.record_curves", "python": platform.python_version(),
              "machine": platform.processor() or platform.machine()}
-    head = {"format": FORMAT, "about": about, "space": SPACE, "recipe": base.model_dump(mode="json"),
+    head = {"format": FORMAT, "about": about, "space": SPACE,
+            "recipe": base.model_dump(mode="json") | {"weights": ""},  # a path of the machine
             "epochs": base.epochs, "start_seconds": statistics.median(starts or [0.0])}
     keys = ("genes", "seed", "fitness", "seconds")
     lines = ",\n".join(json.dumps({key: row[key] for key in keys}) for row in rows)
