@@ -215,9 +215,9 @@ def compare(surface: Surface, seeds: Sequence[int], names: Sequence[str] = tuple
     return table
 
 
-def _summary(outcomes: Sequence[Outcome], base: float) -> dict[str, float]:
+def _summary(outcomes: Sequence[Outcome], base: float) -> dict[str, float | None]:
     seconds = float(np.median([outcome.seconds for outcome in outcomes]))
-    return {"hours": seconds / 3600, "trials": float(np.median([outcome.trials for outcome in outcomes])),
+    return {"hours": seconds / 3600 if math.isfinite(seconds) else None, "trials": float(np.median([outcome.trials for outcome in outcomes])),
             "reached": sum(math.isfinite(outcome.seconds) for outcome in outcomes) / len(outcomes),
             "speedup": base / seconds if math.isfinite(seconds) else 0.0}
 
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     surface = Surface(read_table(options.table))
-    print(json.dumps({"id": "evolve", "table": options.table, "seeds": options.seeds, "best": surface.best,
+    print(json.dumps({"id": "evolve", "table": Path(options.table).name, "seeds": options.seeds, "best": surface.best,
                       "contestants": compare(surface, range(options.seeds))}))
 
 
