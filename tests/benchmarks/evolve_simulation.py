@@ -217,7 +217,8 @@ def compare(surface: Surface, seeds: Sequence[int], names: Sequence[str] = tuple
 
 def _summary(outcomes: Sequence[Outcome], base: float) -> dict[str, float | None]:
     seconds = float(np.median([outcome.seconds for outcome in outcomes]))
-    return {"hours": seconds / 3600 if math.isfinite(seconds) else None, "trials": float(np.median([outcome.trials for outcome in outcomes])),
+    return {"hours": seconds / 3600 if math.isfinite(seconds) else None,
+            "trials": float(np.median([outcome.trials for outcome in outcomes])),
             "reached": sum(math.isfinite(outcome.seconds) for outcome in outcomes) / len(outcomes),
             "speedup": base / seconds if math.isfinite(seconds) else 0.0}
 
