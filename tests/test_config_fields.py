@@ -39,7 +39,7 @@ def test_paths_leave_out_recipe_and_placement() -> None:
 
 @pytest.mark.parametrize(("path", "words"), [
     ("epochs", "a whole number >= 1"),
-    ("batch_size", "a whole number >= 1 and <= 131072"),
+    ("batch_size", "a whole number >= -1 and <= 131072"),
     ("optimizer.lr0", "a number >= 1e-06 and <= 1.0"),
     ("optimizer.name", "one of SGD, Adam, AdamW"),
     ("seed", "a whole number >= 0 and < 4294967296"),

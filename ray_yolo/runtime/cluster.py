@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -53,9 +54,12 @@ def connect(placement: Placement) -> float:
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if not ray.is_initialized():
-        _check_answers(placement.address or os.environ.get("RAY_ADDRESS", ""))
+        address = placement.address or os.environ.get("RAY_ADDRESS") or _running_here()
+        if fault := _silence(address):
+            raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
+                                 "that the head runs (ray status)")
         try:
-            ray.init(address=placement.address or None, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
                                  "that this user has its token (ray get-auth-token)") from None
@@ -64,16 +68,26 @@ def connect(placement: Placement) -> float:
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
-def _check_answers(address: str) -> None:
-    """Refuse an address where nobody listens; Ray itself goes on trying for many minutes."""
+def _running_here() -> str:
+    """The address of the cluster that `ray start` has left word of on this machine, or `local`, for a new one.
+
+    A head that was killed leaves word too, which Ray itself would believe for many minutes.
+    """
+    word = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+    address = word.read_text().strip() if word.is_file() else ""
+    return "local" if not address or _silence(address) else address
+
+
+def _silence(address: str) -> str | None:
+    """Why nobody answers at host:port; None if somebody does, and for other kinds of addresses."""
     match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
     if match is None:
-        return
+        return None
     try:
         socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
     except OSError as error:
-        raise ResourcesError(f"address: nobody answers at {address} ({error}); check --address or RAY_ADDRESS, and "
-                             "that the head runs (ray status)") from None
+        return str(error)
+    return None
 
 
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
