@@ -17,10 +17,12 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ray_yolo.config import Placement
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.errors import InputError, ResourcesError
 
 # Large blocks are kept and reused instead of being returned to the system after each layer; huge pages spare page
@@ -160,6 +162,17 @@ def check_storage(folder: Path) -> None:
         if not seen:
             raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
                              "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
+
+
+def free_workers(run_dir: Path) -> None:
+    """Take its workers away from a training whose driver was killed; does nothing if it has ended by itself.
+
+    Ray's own cleaner does so within seconds, but not where the kill comes while a training ends: then the workers'
+    CPUs would be lost to the cluster until the sweep ends.
+    """
+    groups = [event["group"] for event in read_events(run_dir / EVENTS_FILE) if event["type"] == "placement"]
+    if groups and not (run_dir / "finished").exists():
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(groups[-1]))))
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

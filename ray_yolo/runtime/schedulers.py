@@ -22,7 +22,8 @@ def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialSchedul
     scheduler = settings.scheduler
     common: dict[str, Any] = {"time_attr": "epoch", "metric": "fitness", "mode": "max"}
     if isinstance(scheduler, Asha):
-        return ASHAScheduler(**common, max_t=epochs, grace_period=settings.first_rung(epochs),
+        # one more than there are, so that trainings that come to their end are not stopped while they end
+        return ASHAScheduler(**common, max_t=epochs + 1, grace_period=settings.first_rung(epochs),
                              reduction_factor=scheduler.reduction)
     if isinstance(scheduler, MedianStop):
         return MedianStoppingRule(**common, grace_period=settings.first_rung(epochs),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
@@ -16,6 +17,7 @@ from ray.tune.search import Searcher
 
 from ray_yolo.engine.ledger import Ledger, Trial
 from ray_yolo.engine.sweep_files import write_sweep_files
+from ray_yolo.runtime.cluster import free_workers
 from ray_yolo.runtime.sweep_display import SweepDisplay
 from ray_yolo.runtime.trial import number_of, read_pointer
 
@@ -67,6 +69,7 @@ class LedgerCallback(Callback):
         number = number_of(str(trial))
         pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
         row = self._ledger.trials[number]
+        free_workers(self._folder(number))  # of an earlier attempt
         if pointer and pointer.trial != number and pointer not in row.origins[-1:]:
             self._ledger.exploit(number, dict(trial.config["genes"]), pointer)
             self._display.say(f"trial {number} goes on from trial {pointer.trial} at epoch {pointer.epoch}")
@@ -93,6 +96,9 @@ class LedgerCallback(Callback):
         """A trial's process died."""
         self._end(trial, "its process died")
 
+    def _folder(self, number: int) -> Path:
+        return self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
+
     def __getstate__(self) -> dict[str, Any]:
         """Ray pickles callbacks for its own restore, which is not used."""
         return {}
@@ -102,6 +108,7 @@ class LedgerCallback(Callback):
         self._tell(trial)
 
     def _tell(self, trial: TuneTrial) -> None:
+        free_workers(self._folder(number_of(str(trial))))
         trials = self._ledger.trials
         write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
         self._display.ended(trials[number_of(str(trial))], trials)

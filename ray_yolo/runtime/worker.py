@@ -9,6 +9,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.util import get_current_placement_group
 
 from ray_yolo.config import Placement, Recipe
 from ray_yolo.engine.build import Host, Job
@@ -46,7 +47,10 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         cache=placement.cache,
     )
     torch.set_num_threads(host.threads)
+    emit, group = emitter(config["recorder"]), get_current_placement_group()
+    if group is not None and host.replicas.worker == 0:
+        emit("placement", group=group.id.hex())
     try:
-        return run_session(from_wire(config["job"]), host, placement, emitter(config["recorder"]), ray.train.report)
+        return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report)
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
