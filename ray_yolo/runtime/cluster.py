@@ -164,15 +164,15 @@ def check_storage(folder: Path) -> None:
                              "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
 
 
-def free_workers(run_dir: Path) -> None:
-    """Take its workers away from a training whose driver was killed; does nothing if it has ended by itself.
-
-    Ray's own cleaner does so within seconds, but not where the kill comes while a training ends: then the workers'
-    CPUs would be lost to the cluster until the sweep ends.
-    """
+def held_by(run_dir: Path) -> str | None:
+    """The placement group that a training's workers were given last; None if it has ended by itself, or never began."""
     groups = [event["group"] for event in read_events(run_dir / EVENTS_FILE) if event["type"] == "placement"]
-    if groups and not (run_dir / "finished").exists():
-        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(groups[-1]))))
+    return groups[-1] if groups and not (run_dir / "finished").exists() else None
+
+
+def free(group: str) -> None:
+    """Give back what a placement group holds; nothing happens if it is gone already."""
+    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

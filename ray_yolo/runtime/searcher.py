@@ -7,8 +7,8 @@ trials again, and it unpickles.)
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
@@ -17,9 +17,11 @@ from ray.tune.search import Searcher
 
 from ray_yolo.engine.ledger import Ledger, Trial
 from ray_yolo.engine.sweep_files import write_sweep_files
-from ray_yolo.runtime.cluster import free_workers
+from ray_yolo.runtime.cluster import free, held_by
 from ray_yolo.runtime.sweep_display import SweepDisplay
 from ray_yolo.runtime.trial import number_of, read_pointer
+
+_DEAD_SECONDS = 15.0  # after which a stopped trial's processes are gone
 
 
 def tune_config_of(trial: Trial) -> dict[str, Any]:
@@ -63,13 +65,14 @@ class LedgerCallback(Callback):
 
     def __init__(self, ledger: Ledger, display: SweepDisplay) -> None:
         self._ledger, self._display = ledger, display
+        self._held: list[tuple[float, str]] = []  # when to give it back, placement group
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """A trial's process is there and has not begun."""
         number = number_of(str(trial))
         pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
         row = self._ledger.trials[number]
-        free_workers(self._folder(number))  # of an earlier attempt
+        self._free_later(number)  # what an earlier attempt held
         if pointer and pointer.trial != number and pointer not in row.origins[-1:]:
             self._ledger.exploit(number, dict(trial.config["genes"]), pointer)
             self._display.say(f"trial {number} goes on from trial {pointer.trial} at epoch {pointer.epoch}")
@@ -96,8 +99,28 @@ class LedgerCallback(Callback):
         """A trial's process died."""
         self._end(trial, "its process died")
 
-    def _folder(self, number: int) -> Path:
-        return self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
+    def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        """Called by Tune every moment: give back what stopped trials held.
+
+        Ray's own cleaner does so within seconds, but not where the kill comes while a training ends. Not at once: a
+        controller that still lives would take the loss of its workers for a failure and ask for others.
+        """
+        now = time.monotonic()
+        for due, group in self._held:
+            if due <= now:
+                free(group)
+        self._held = [(due, group) for due, group in self._held if due > now]
+
+    def finish(self) -> None:
+        """Wait until everything is given back; nothing to wait for where no trial was stopped lately."""
+        while self._held:
+            time.sleep(0.5)
+            self.on_step_end(0, [])
+
+    def _free_later(self, number: int) -> None:
+        folder = self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
+        if group := held_by(folder):
+            self._held.append((time.monotonic() + _DEAD_SECONDS, group))
 
     def __getstate__(self) -> dict[str, Any]:
         """Ray pickles callbacks for its own restore, which is not used."""
@@ -108,7 +131,7 @@ class LedgerCallback(Callback):
         self._tell(trial)
 
     def _tell(self, trial: TuneTrial) -> None:
-        free_workers(self._folder(number_of(str(trial))))
+        self._free_later(number_of(str(trial)))
         trials = self._ledger.trials
         write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
         self._display.ended(trials[number_of(str(trial))], trials)

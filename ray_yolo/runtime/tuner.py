@@ -124,6 +124,7 @@ def _run_trials(config: TuneConfig, sweep: Sweep, ledger: Ledger, folder: Path, 
         if not param_space:
             return
     warnings.filterwarnings("ignore", "Consider boosting PBT")  # reusing processes: a trial's are Ray Train's
+    callback = LedgerCallback(ledger, display)
     ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
@@ -131,7 +132,8 @@ def _run_trials(config: TuneConfig, sweep: Sweep, ledger: Ledger, folder: Path, 
             reuse_actors=False, trial_name_creator=lambda trial: f"trial{trial.config['trial']}",
             trial_dirname_creator=lambda trial: f"trial{trial.config['trial']}"),
         run_config=ray.tune.RunConfig(name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
-                                      callbacks=[LedgerCallback(ledger, display)])).fit()
+                                      callbacks=[callback])).fit()
+    callback.finish()
 
 
 def _population(ledger: Ledger, total: int) -> dict[str, Any]:
