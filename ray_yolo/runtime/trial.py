@@ -17,7 +17,7 @@ from typing import Any
 
 import ray.tune
 
-from ray_yolo.config import RunConfig
+from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import Event, follow, read_events
 from ray_yolo.engine.fork import open_fork
 from ray_yolo.engine.ledger import Origin
@@ -44,7 +44,9 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     search = Search.model_validate(wire["search"])
     exchanges = search.scheduler.name == "pbt"
     if exchanges:
-        name = open_fork(Path(wire["placement"]["project"]), number, _origin(number, config), run_config.recipe)
+        checkpoint = ray.tune.get_checkpoint()
+        pointer = read_pointer(checkpoint) if checkpoint else None
+        name = run_folder(Path(wire["placement"]["project"]), number, pointer, config.get("origin"), run_config.recipe)
         run_config = _renamed(run_config, name)
     folder = Path(run_config.placement.project) / run_config.placement.name
     _wait_until_released(folder)
@@ -81,14 +83,18 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"placement": config.placement.model_copy(update={"name": name})})
 
 
-def _origin(number: int, config: Mapping[str, Any]) -> Origin | None:
-    """Where the trial has been told to go on: by Ray's scheduler just now, or by the ledger. A trial that was only
-    paused gets a pointer to itself."""
-    checkpoint = ray.tune.get_checkpoint()
-    pointer = read_pointer(checkpoint) if checkpoint else None
-    if pointer and pointer.trial != number:
-        return pointer
-    return Origin(**config["origin"]) if config.get("origin") else None
+def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
+               recipe: Recipe) -> str:
+    """The name of the folder that a trial trains in under population based training.
+
+    Args:
+        pointer: what Ray gives the trial to go on from: another trial's checkpoint, or its own if it was only paused.
+        noted: what the ledger has, for the first start after a restart of the sweep.
+    """
+    if pointer and pointer.trial == number:
+        return Path(pointer.state).parent.parent.name
+    origin = pointer or (Origin(**noted) if noted else None)
+    return open_fork(trials, number, origin, recipe)
 
 
 def _wait_until_released(folder: Path) -> None:

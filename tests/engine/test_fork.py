@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray_yolo.engine.fork import open_fork
 from ray_yolo.engine.ledger import Origin
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.trial import run_folder
 from tests.support.jobs import make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 4}
@@ -95,3 +96,12 @@ def test_a_file_that_is_not_the_one_that_was_meant_is_refused(trials: Path) -> N
         open_fork(trials, 1, replace(origin_of(trials, 2), sha256="0" * 64), recipe_of(trials))
     with pytest.raises(CheckpointError, match="no such weights"):
         open_fork(trials, 1, replace(origin_of(trials, 2), state=str(trials / "gone.pt")), recipe_of(trials))
+
+
+def test_a_trial_that_was_only_paused_goes_on_in_its_own_folder(trials: Path) -> None:
+    recipe, origin = recipe_of(trials, lr0=5e-4), origin_of(trials, 2)
+    heir = run_folder(trials, 1, origin, None, recipe)
+    own = replace(origin, trial=1, state=str(trials / heir / "weights" / "epoch3.pt"))
+    assert run_folder(trials, 1, own, None, recipe) == heir
+    assert run_folder(trials, 1, None, asdict(origin), recipe) == heir  # a restart of the sweep knows it from the ledger
+    assert run_folder(trials, 1, None, None, recipe) == "trial1"
