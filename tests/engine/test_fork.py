@@ -103,5 +103,5 @@ def test_a_trial_that_was_only_paused_goes_on_in_its_own_folder(trials: Path) ->
     heir = run_folder(trials, 1, origin, None, recipe)
     own = replace(origin, trial=1, state=str(trials / heir / "weights" / "epoch3.pt"))
     assert run_folder(trials, 1, own, None, recipe) == heir
-    assert run_folder(trials, 1, None, asdict(origin), recipe) == heir  # a restart of the sweep knows it from the ledger
+    assert run_folder(trials, 1, None, asdict(origin), recipe) == heir  # after a restart of the sweep
     assert run_folder(trials, 1, None, None, recipe) == "trial1"
