@@ -23,6 +23,7 @@ momentum: [0.8, 0.98]
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("ray_session")
 def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_path: Path) -> None:
     recipe = {"epochs": 300, "noval": False}  # long enough for the two to meet, whoever starts first
