@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -12,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
-from ray_yolo.config import Recipe, RunConfig
+from ray_yolo.config import Recipe
+from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Trial, read_trials, verify
-from ray_yolo.runtime.trainer import fit
+from ray_yolo.engine.sweep_files import replay_command
 from ray_yolo.runtime.tuner import search
 from ray_yolo.tune_config import TuneConfig
-from ray_yolo.tune_space import overlay
 from ray_yolo.yaml_files import to_yaml
-from tests.support.jobs import make_config
 from tests.support.sweeps import assert_cpus_return, make_sweep
 
 TRIALS, KILLS = 5, 5
@@ -90,6 +91,18 @@ def check_tracking(folder: Path) -> None:
             assert points == dict.fromkeys(range(EPOCHS), 1)
 
 
+def repeat(trial: Trial, folder: Path) -> Path:
+    """Train a row again by its own command, with one worker. Returns the run folder."""
+    recipe = Recipe.model_validate(read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")[0]["recipe"])
+    words = shlex.split(replay_command(recipe, trial))
+    name = f"again{trial.number}"
+    process = start([sys.executable, *words[1:], "--num-workers", "1", "--storage-path", str(folder), "--name", name,
+                     "--mlflow-uri", "off", "--noplots"], folder)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+    return folder / "runs" / "train" / name
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
@@ -112,14 +125,15 @@ def test_a_killed_sweep_on_one_slot_is_the_calm_sweep(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("ray_session")
-def test_rows_of_a_killed_sweep_are_repeated_by_one_worker(tmp_path: Path) -> None:
+def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(tmp_path: Path) -> None:
     config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2)
     killed = run_with_kills(config, tmp_path)
-    base = Recipe.model_validate(config.recipe)
-    (tmp_path / "again").mkdir()
+    trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
     for number in random.Random(2).sample(range(TRIALS), 2):
-        placement = make_config(tmp_path / "again", 0, {"name": f"again{number}"}).placement
-        again = fit(RunConfig(recipe=overlay(base, killed[number].genes), placement=placement), quiet=True)
-        [last] = [event for event in read_events(again.run_dir / "events.jsonl") if event["type"] == "epoch"][-1:]
+        again = repeat(killed[number], tmp_path)
+        [last] = [event for event in read_events(again / "events.jsonl") if event["type"] == "epoch"][-1:]
         assert last["fitness"] == pytest.approx(killed[number].fitness, abs=1e-6)
+        first, second = (read_state(folder / "weights" / "last.pt") for folder in (trials / f"trial{number}", again))
+        for part in ("model", "ema"):
+            assert all(torch.equal(tensor, second[part][name]) for name, tensor in first[part].items())
     assert_cpus_return()
