@@ -108,3 +108,10 @@ class Search(Frozen):
         return (f"{self.scheduler.name}: the first rung, {rung} of {epochs} epochs, is much shorter than the schedule: "
                 "warm-up may not be over and the learning rate has hardly begun to fall, so that it prefers fast "
                 f"starters to good finishers; grace_epochs {math.ceil(epochs / RUNGS_SPAN)} or more is safer")
+
+    def random_warning(self, trials: int, starts: int) -> str | None:
+        """That evolution has no child among so many trials, if all that are no starts are drawn at random."""
+        if self.algorithm != "evolve" or not 0 < trials - starts <= self.random_first:
+            return None
+        return (f"evolve: all of these {trials} trials are starts or drawn at random, none is a child of a better one; "
+                f"give more --trials, or a random_first below {self.random_first}")

@@ -56,3 +56,14 @@ class TestSchedulers:
     def test_without_rungs_there_is_nothing_to_warn_of(self):
         assert Search().rung_warning(1000) is None
         assert Search(scheduler=Pbt(interval_epochs=1)).rung_warning(1000) is None
+
+
+class TestRandomFirst:
+    @pytest.mark.parametrize(("trials", "told"), [(1, False), (2, True), (21, True), (22, False)])
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, told):
+        warning = Search(random_first=20).random_warning(trials, starts=1)
+        assert (warning is not None) == told
+        assert warning is None or f"all of these {trials} trials" in warning
+
+    def test_other_algorithms_have_no_children(self):
+        assert Search(algorithm="random", random_first=20).random_warning(5, starts=1) is None

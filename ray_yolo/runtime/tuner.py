@@ -86,7 +86,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         stream = io.StringIO() if quiet else sys.stdout
         with contextlib.closing(SweepDisplay(stream, settings.trials, config.recipe.epochs,
                                              trials=ledger.trials)) as display:
-            _tell_begin(display, run.folder, ledger, settings.trials, slots, space.warnings)
+            all_random = space.search.random_warning(settings.trials, len(proposals.starts))
+            _tell_begin(display, run.folder, ledger, settings.trials, slots, (*space.warnings, all_random))
             parent = _parent_run(config, run.folder)
             _run_trials(config, sweep, ledger, run.folder, slots, parent, display)
         return _finish(config, ledger, run, parent, display)
@@ -102,10 +103,10 @@ def _check_validation(settings: Search, recipe: Recipe) -> None:
 
 
 def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int,
-                warnings: tuple[str, ...]) -> None:
+                warnings: tuple[str | None, ...]) -> None:
     done = sum(trial.has_ended for trial in ledger.trials)
     display.say(f"{folder}: {total} trials, {done} of them done, {slots} at a time")
-    for warning in warnings:
+    for warning in filter(None, warnings):
         display.say(f"warning: {warning}")
 
 
