@@ -118,7 +118,7 @@ def build(job: Job, host: Host) -> Parts:
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
         sampler=sampler, stores=(store, val_store),
         loader=_train_loader(train_dataset(job, store, _rect_shapes(job, order)), host, plan, sampler),
-        val_batches=_val_loader(job, val_store, host),
+        val_batches=val_loader(job.val, val_store, recipe.imgsz, recipe.evaluate.batch_size, host),
     )
 
 
@@ -209,11 +209,11 @@ def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShareS
         collate_fn=quad_collate if plan.recipe.quad else collate, **_processes(host)))
 
 
-def _val_loader(job: Job, store: ImageStore, host: Host) -> Batches:
+def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, batch_size: int, host: Host) -> Batches:
     """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers."""
-    batches = cut_batches(job.val, job.recipe.imgsz, job.recipe.evaluate.batch_size)
+    batches = cut_batches(index, imgsz, batch_size)
     mine = list(range(host.replicas.worker, len(batches), host.replicas.num_workers))
-    return DataLoader(ValDataset(job.val, store, batches), batch_size=None, sampler=mine, **_processes(host))
+    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(host))
 
 
 def _processes(host: Host) -> dict[str, Any]:

@@ -12,13 +12,11 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from torch.utils.data import DataLoader
 
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.description import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.data.validation import ValDataset, cut_batches
-from ray_yolo.engine.build import ALONE
+from ray_yolo.engine.build import ALONE, Host, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.replicas import Replicas
@@ -93,10 +91,8 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
     recipe, placement = trained.recipe, config.placement
     device = device or torch.device("cuda" if torch.cuda.is_available() and placement.gpus_per_worker != 0 else "cpu")
     imgsz = config.imgsz or recipe.imgsz
-    batches = cut_batches(index, imgsz, config.evaluate.batch_size)
-    dataset = ValDataset(index, ImageStore(index, imgsz, smooth=True), batches)
-    mine = list(range(replicas.worker, len(batches), replicas.num_workers))
-    loader = DataLoader(dataset, batch_size=None, sampler=mine, num_workers=placement.loader_processes)
+    host = Host(replicas=replicas, device=device, loader_processes=placement.loader_processes)
+    loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, config.evaluate.batch_size, host)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     loss = trained.family.build_loss(model.head, recipe.loss, model.num_classes, imgsz)
     precision = config.precision if config.precision != "auto" else recipe.precision

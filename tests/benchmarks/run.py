@@ -6,7 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation"}
+BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
+              "peers": "tests.benchmarks.peers"}
 
 
 def main(argv: list[str]) -> int:
