@@ -37,9 +37,3 @@ class ResourcesError(RayYoloError):
     """The cluster can never provide what was asked for (exit 4)."""
 
     exit_code = 4
-
-
-class PreemptedError(RayYoloError):
-    """The run was told to stop, saved its state, and continues when the command is run again (exit 75)."""
-
-    exit_code = 75

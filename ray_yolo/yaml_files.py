@@ -81,11 +81,6 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, width=math.inf)
 
 
-def dump_yaml(values: Mapping[str, Any], path: str | Path) -> None:
-    """Write `to_yaml(values)` to a file."""
-    Path(path).write_text(to_yaml(values), encoding="utf-8")
-
-
 def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
     text = _read_text(path)
     try:

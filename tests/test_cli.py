@@ -17,7 +17,6 @@ from ray_yolo.errors import (
     ConfigError,
     DatasetError,
     InputError,
-    PreemptedError,
     ResourcesError,
     TrainingError,
 )
@@ -46,7 +45,7 @@ def test_a_commands_own_status_is_kept() -> None:
 
 @pytest.mark.parametrize(("error", "status"), [
     (InputError, 2), (ConfigError, 2), (DatasetError, 2), (CheckpointError, 2), (TrainingError, 3),
-    (ResourcesError, 4), (PreemptedError, 75),
+    (ResourcesError, 4),
 ])
 def test_errors_raised_on_purpose_are_one_line_and_their_status(
         capsys: pytest.CaptureFixture[str], error: type[Exception], status: int) -> None:

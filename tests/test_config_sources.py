@@ -14,7 +14,7 @@ from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.config_fields import config_fields
 from ray_yolo.config_sources import Given, describe, given_by_keyword, read_config_file, resolve_config
 from ray_yolo.errors import ConfigError, InputError
-from ray_yolo.yaml_files import dump_yaml
+from ray_yolo.yaml_files import to_yaml
 
 SHARED_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -214,7 +214,7 @@ def test_a_description_reads_back_as_the_same_configuration(tmp_path: Path, valu
     path = tmp_path / "f.yaml"
     path.write_text(describe(config, origins), encoding="utf-8")
     assert resolve_config(RunConfig, read_config_file(str(path)))[0] == config
-    dump_yaml(config.model_dump(), path)
+    path.write_text(to_yaml(config.model_dump()), encoding="utf-8")
     assert resolve_config(RunConfig, read_config_file(str(path)))[0] == config
 
 
