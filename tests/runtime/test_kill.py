@@ -92,7 +92,7 @@ def check(storage: Path, calm: Path, interval: int, kills: int) -> None:
     for place in places[1:]:
         start = events[place]["step"]
         # the event of a checkpoint may be lost with the process that had just written it
-        assert start >= max(event["step"] for event in events[:place] if event["type"] == "checkpoint") > 0
+        assert start >= max((event["step"] for event in events[:place] if event["type"] == "checkpoint"), default=0)
         assert next(event["step"] for event in events[place:] if event["type"] == "step") == start + 1
     assert len(steps(storage)) <= total + kills * interval
     rows = (storage / "runs" / "train" / "exp" / "results.csv").read_text().splitlines()[1:]
