@@ -24,6 +24,7 @@ from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.data.labels import Labels, join, mirror_x, mirror_y, move, stretch
 from ray_yolo.data.mosaic import Tile, corner, look, snap
 from ray_yolo.errors import DatasetError
+from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.structures import AnnotationIndex, SampleKey
 
@@ -159,5 +160,6 @@ def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 def worker_init(_: int) -> None:
     """For each loader process: one thread each, because parallelism comes from the processes."""
+    keep_freed_memory()
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

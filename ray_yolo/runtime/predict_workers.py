@@ -20,6 +20,7 @@ from ray_yolo.engine.predict import build_predictor
 from ray_yolo.engine.predict_files import detect_files
 from ray_yolo.engine.predictions import Prediction, from_wire, to_wire
 from ray_yolo.engine.trained import load_trained
+from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.predict_config import PredictConfig
 from ray_yolo.runtime import cluster
 
@@ -53,6 +54,7 @@ class _Actor:
     """Detects in the files of one part after the other."""
 
     def __init__(self, config: dict[str, Any], folder: str | None) -> None:
+        keep_freed_memory()
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._folder = Path(folder) if folder else None

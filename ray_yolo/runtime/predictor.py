@@ -17,6 +17,7 @@ from ray_yolo.engine.predict_files import detect_files
 from ray_yolo.engine.predictions import Prediction, label_rows, to_json
 from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import load_trained
+from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import printable
 
@@ -45,6 +46,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     folder = output_folder(config.placement)
     pictures = None if config.placement.nosave else folder
     if config.placement.num_workers == 0:
+        keep_freed_memory()
         gpu = torch.cuda.is_available() and config.placement.gpus_per_worker != 0
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                     device=torch.device("cuda" if gpu else "cpu"))

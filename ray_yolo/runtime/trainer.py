@@ -21,6 +21,7 @@ from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
+from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
@@ -91,6 +92,7 @@ def check_early(config: RunConfig) -> None:
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session in this process."""
+    keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
     host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
                 loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))

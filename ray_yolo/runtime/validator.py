@@ -24,6 +24,7 @@ from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import DatasetError
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
+from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.narrator import CLASS_HEADER, class_row
 from ray_yolo.structures import AnnotationIndex
@@ -88,6 +89,7 @@ def table(result: ValResult, num_images: int, num_labels: int) -> str:
 def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas = ALONE,
               device: torch.device | None = None) -> Evaluation:
     """One worker's part of a validation, combined with the others'. Collective."""
+    keep_freed_memory()
     recipe, placement = trained.recipe, config.placement
     device = device or torch.device("cuda" if torch.cuda.is_available() and placement.gpus_per_worker != 0 else "cpu")
     imgsz = config.imgsz or recipe.imgsz
