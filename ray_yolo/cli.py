@@ -44,7 +44,7 @@ TRAIN = Command(
         "--bucket": "use --storage-path FOLDER, with the bucket mounted there on every node",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
-        "--evolve_population": "use --warm-start FILE of python -m ray_yolo.tune, with an old evolve.csv or hyp file",
+        "--evolve_population": "use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, hyp file, or folder",
         "--local_rank": "not needed: Ray starts the workers; run this command once, with --num-workers N",
         "--entity": _MLFLOW,
         "--upload_dataset": _MLFLOW,

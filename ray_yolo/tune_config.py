@@ -30,7 +30,7 @@ class Sweep(Frozen):
     max_concurrent: int | Literal["auto"] = "auto"
     """Trials at the same time; auto: as many as the cluster has room for."""
     warm_start: str = ""
-    """Old evolve.csv or hyp file whose genes are tried first."""
+    """Old evolve.csv, hyp file, or folder of hyp files, whose genes are tried first."""
 
 
 class TuneConfig(Frozen):

@@ -217,8 +217,8 @@ REFUSED = {
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",
-    "--evolve_population x": "--evolve_population: use --warm-start FILE of python -m ray_yolo.tune, with an old "
-                             "evolve.csv or hyp file",
+    "--evolve_population x": "--evolve_population: use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, "
+                             "hyp file, or folder",
     "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once, with --num-workers N",
     "--entity me": f"--entity: {MLFLOW}",
     "--upload_dataset": f"--upload_dataset: {MLFLOW}",

@@ -1,7 +1,7 @@
 """The ledger of a sweep: an append-only log of what was proposed, what it followed from, and what came of it.
 
     sweep      identity, space, search, recipe     once, the first line; `recipe` is resolved, the base of all trials
-    proposed   trial, genes, seen, parents         seen: the trials that had finished before
+    proposed   trial, genes, seen, parents, command    seen: the trials that had finished before; command repeats it
     started    trial, attempt
     exploited  trial, genes, origin                it goes on from another trial's checkpoint, with these genes
     finished   trial, fitness, metrics, losses, epochs; all of the trial's last epoch
@@ -26,6 +26,7 @@ from typing import Any, Literal
 from ray_yolo.config import Recipe, recipe_digest
 from ray_yolo.engine.events import Event, EventLog, plain, read_events
 from ray_yolo.engine.proposals import propose
+from ray_yolo.engine.replay import replay_command
 from ray_yolo.errors import InputError
 from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import Gene, Genes, Row, Space
@@ -138,7 +139,8 @@ class Ledger:
             seed = self.recipe.seed
             genes = propose(self._sweep.space, seed, number, rows)
             parents = evolution.parents_of(self._sweep.space, seed, number, rows)
-            self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents)
+            self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents,
+                         command=replay_command(self.recipe, genes))
             return self._trials[number]
 
     def start(self, number: int) -> None:

@@ -1,20 +1,20 @@
-"""The files of a sweep that people and YOLOv5's tools know: evolve.csv, hyp_evolve.yaml, the command that repeats a
-row. All are projections of the ledger and can be made again.
+"""The files of a sweep that people and YOLOv5's tools know: evolve.csv and hyp_evolve.yaml, written and read.
+
+Those that are written are projections of the ledger and can be made again.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ray_yolo.config import Recipe
-from ray_yolo.config_fields import config_fields
 from ray_yolo.config_sources import read_config_file
 from ray_yolo.engine.ledger import Trial
+from ray_yolo.engine.replay import replay_command
 from ray_yolo.engine.results import replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.genes import GENES
@@ -56,7 +56,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
     ended = sum(trial.has_ended for trial in trials)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
-            f"# {metrics}\n# {replay_command(recipe, best)}\n{to_yaml(values)}")
+            f"# {metrics}\n# {replay_command(recipe, best.genes)}\n{to_yaml(values)}")
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
@@ -73,47 +73,16 @@ def best_trial(trials: Iterable[Trial]) -> Trial | None:
     return by_number[best[0].trial] if best else None
 
 
-def replay_command(recipe: Recipe, trial: Trial) -> str:
-    """The command that trains a row again from the sweep's base recipe, on any number of workers (`--num-workers`).
-
-    A row that was stopped early has its fitness at its own last epoch of that training.
-    """
-    return shlex.join(train_command(overlay(recipe, trial.genes)))
-
-
-def train_command(recipe: Recipe) -> list[str]:
-    """The words of the command that trains a recipe."""
-    return ["python", "-m", "ray_yolo.train", *recipe_arguments(recipe)]
-
-
-def recipe_arguments(recipe: Recipe) -> list[str]:
-    """Command-line arguments that give this recipe: one for every field that is not at its default."""
-    default = Recipe()
-    words: list[str] = []
-    for path in config_fields(Recipe):
-        value = recipe_value(recipe, path)
-        if value == recipe_value(default, path):
-            continue
-        flag = f"--{path.replace('_', '-')}"
-        if "." in path or value is False:
-            words += ["--set", f"{path}={_text(value)}"]
-        elif value is True:
-            words.append(flag)
-        else:
-            words += [flag, *_words(value)]
-    return words
-
-
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
-    """The genes in an old evolve.csv (its five best rows by this search's objective) or a hyp file, moved into the
-    space; what a file does not say is as in the space's first start.
+    """The genes in an old evolve.csv (its five best rows by this search's objective), a hyp file, or each hyp file of a
+    folder, moved into the space; what a file does not say is as in the space's first start.
 
     They are trained again, not believed: a fitness of another data set or schedule compares with nothing here.
 
     Raises:
         InputError: if the file is neither, or has no row to use.
     """
-    rows = _read_csv(path, search) if path.endswith(".csv") else [_read_hyp(path)]
+    rows = _read_csv(path, search) if path.endswith(".csv") else [_read_hyp(file) for file in _hyp_files(path)]
     return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
              for gene in space.genes} for row in rows]
 
@@ -146,6 +115,16 @@ def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
     return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
 
 
+def _hyp_files(path: str) -> list[str]:
+    """The file itself, or the YAML files of a folder."""
+    if not os.path.isdir(path):
+        return [path]
+    files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
+    if not files:
+        raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
+    return files
+
+
 def _read_hyp(path: str) -> dict[str, Any]:
     """Genes of a hyp file by the names that spaces use."""
     written = {short_name(name): given.value for name, given in read_config_file(path).items()}
@@ -155,17 +134,3 @@ def _read_hyp(path: str) -> dict[str, Any]:
 def _gene_names(trials: Iterable[Trial]) -> list[str]:
     """YOLOv5's genes, then what else was searched."""
     return list(dict.fromkeys([*GENES, *(name for trial in trials for name in trial.genes)]))
-
-
-def _text(value: Any) -> str:
-    """A value as --set reads it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _words(value: Any) -> list[str]:
-    """A value as its own flag reads it; `--freeze n` means the first n layers, so a single one is named twice."""
-    if isinstance(value, tuple):
-        if value == tuple(range(len(value))):
-            return [str(len(value))]
-        return [str(item) for item in (value if len(value) > 1 else value * 2)]
-    return [_text(value)]

@@ -21,9 +21,9 @@ from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import Event, follow, read_events
 from ray_yolo.engine.fork import open_fork
 from ray_yolo.engine.ledger import Origin
+from ray_yolo.engine.replay import train_command
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import is_held
-from ray_yolo.engine.sweep_files import train_command
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import overlay

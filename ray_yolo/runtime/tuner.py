@@ -28,8 +28,9 @@ import ray.tune
 from ray_yolo.config import Recipe, RunConfig, recipe_digest
 from ray_yolo.engine.ledger import Ledger, Sweep, Trial
 from ray_yolo.engine.proposals import check_algorithm
+from ray_yolo.engine.replay import replay_command
 from ray_yolo.engine.runs import Run, open_run
-from ray_yolo.engine.sweep_files import best_trial, read_warm_start, replay_command, write_sweep_files
+from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
@@ -213,7 +214,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
                 f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
     if not best.origins:  # a trial that took another's place has no one recipe
-        display.say(f"repeat it:     {replay_command(ledger.recipe, best)}")
+        display.say(f"repeat it:     {replay_command(ledger.recipe, best.genes)}")
     return SearchResult(folder, trials, best)
 
 

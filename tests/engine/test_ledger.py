@@ -1,16 +1,19 @@
 """The ledger: one truth for a sweep, whatever dies and whenever."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 
+from ray_yolo.cli import parse_train
 from ray_yolo.config import Recipe
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
 from ray_yolo.errors import InputError
 from ray_yolo.ops.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune_search import Search
+from ray_yolo.tune_space import overlay
 
 SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 10),
                Gene("optimizer.name", "choice", values=("SGD", "AdamW"))),
@@ -132,6 +135,12 @@ class TestProposals:
         for trial in read_trials(events).values():
             rows = [Row(n, read_trials(events)[n].genes, read_trials(events)[n].fitness) for n in trial.seen]
             assert trial.genes == propose(SPACE, 3, trial.number, rows)
+
+    def test_every_row_has_the_command_that_trains_its_recipe(self, path):
+        for event in run_sweep(path, 8):
+            if event["type"] == "proposed":
+                arguments = shlex.split(event["command"])[3:]
+                assert parse_train(arguments).config.recipe == overlay(RESOLVED, event["genes"])
 
     def test_with_one_slot_a_row_has_seen_all_before_it(self, path):
         trials = read_trials(run_sweep(path, 8))

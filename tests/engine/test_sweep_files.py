@@ -1,20 +1,18 @@
-"""What a sweep leaves for people: YOLOv5's evolve.csv, hyp_evolve.yaml, the command that repeats a row, warm starts."""
+"""What a sweep leaves for people: YOLOv5's evolve.csv, hyp_evolve.yaml, and warm starts from them."""
 
 import csv
-import shlex
 
 import pytest
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config import Recipe
 from ray_yolo.engine.ledger import Trial
+from ray_yolo.engine.replay import recipe_arguments
 from ray_yolo.engine.sweep_files import (
     best_trial,
     format_evolve_csv,
     format_hyp_evolve,
     read_warm_start,
-    recipe_arguments,
-    replay_command,
     write_sweep_files,
 )
 from ray_yolo.errors import InputError
@@ -85,26 +83,6 @@ class TestBest:
         assert [path.name for path in tmp_path.iterdir()] == ["evolve.csv"]
 
 
-class TestReplay:
-    @pytest.mark.parametrize("number", range(4))
-    def test_the_command_trains_the_rows_recipe(self, number):
-        words = shlex.split(replay_command(BASE, TRIALS[number]))
-        assert words[:3] == ["python", "-m", "ray_yolo.train"]
-        assert parse_train(words[3:]).config.recipe == overlay(BASE, TRIALS[number].genes)
-
-    @pytest.mark.parametrize("recipe", [
-        Recipe(), BASE, Recipe(freeze=(0, 1, 2)), Recipe(freeze=1),
-        Recipe(freeze=(3, 7)), Recipe(freeze=(5,)), Recipe(exact=True, threads=2, strict=True),
-        Recipe.model_validate({"schedule": {"cos_lr": True}, "optimizer": {"name": "AdamW", "lr0": 1e-6}}),
-        Recipe(weights="a b's.pt", noval=True, seed=7),
-    ])
-    def test_arguments_give_the_recipe_back(self, recipe):
-        assert parse_train(recipe_arguments(recipe)).config.recipe == recipe
-
-    def test_defaults_need_no_arguments(self):
-        assert recipe_arguments(Recipe()) == []
-
-
 class TestWarmStart:
     def test_an_evolve_csv_gives_its_best_rows_best_first(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
@@ -139,6 +117,16 @@ class TestWarmStart:
         path.write_text("lr0: 0.02\noptimizer: {name: AdamW}\nmomentum: 0.9\n")
         assert read_warm_start(str(path), SPACE, Search()) == [
             {"lr0": 0.02, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "AdamW"}]
+
+    def test_a_folder_of_hyp_files_is_a_start_for_each(self, tmp_path):
+        for name, lr0 in (("b.yaml", 0.03), ("a.yml", 0.02)):
+            (tmp_path / name).write_text(f"lr0: {lr0}\n")
+        (tmp_path / "notes.txt").write_text("lr0: 1\n")
+        assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search())] == [0.02, 0.03]
+
+    def test_a_folder_without_any_is_told(self, tmp_path):
+        with pytest.raises(InputError, match="no hyp file"):
+            read_warm_start(str(tmp_path), SPACE, Search())
 
     @pytest.mark.parametrize(("name", "text", "message"), [
         ("evolve.csv", None, "evolve.csv: cannot be read: .*No such file"),

@@ -15,11 +15,9 @@ import pytest
 import ray
 import torch
 
-from ray_yolo.config import Recipe
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Trial, read_trials, verify
-from ray_yolo.engine.sweep_files import replay_command
 from ray_yolo.runtime.tuner import search
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.yaml_files import to_yaml
@@ -91,11 +89,12 @@ def check_tracking(folder: Path) -> None:
             assert points == dict.fromkeys(range(EPOCHS), 1)
 
 
-def repeat(trial: Trial, folder: Path) -> Path:
-    """Train a row again by its own command, with one worker. Returns the run folder."""
-    recipe = Recipe.model_validate(read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")[0]["recipe"])
-    words = shlex.split(replay_command(recipe, trial))
-    name = f"again{trial.number}"
+def repeat(number: int, folder: Path) -> Path:
+    """Train a row again by the command in the ledger, with one worker. Returns the run folder."""
+    events = read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
+    [row] = [event for event in events if event["type"] == "proposed" and event["trial"] == number]
+    words = shlex.split(row["command"])
+    name = f"again{number}"
     process = start([sys.executable, *words[1:], "--num-workers", "1", "--storage-path", str(folder), "--name", name,
                      "--mlflow-uri", "off", "--noplots"], folder)
     _, errors = process.communicate(timeout=300)
@@ -130,7 +129,7 @@ def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(t
     killed = run_with_kills(config, tmp_path)
     trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
     for number in random.Random(2).sample(range(TRIALS), 2):
-        again = repeat(killed[number], tmp_path)
+        again = repeat(number, tmp_path)
         [last] = [event for event in read_events(again / "events.jsonl") if event["type"] == "epoch"][-1:]
         assert last["fitness"] == pytest.approx(killed[number].fitness, abs=1e-6)
         first, second = (read_state(folder / "weights" / "last.pt") for folder in (trials / f"trial{number}", again))
