@@ -138,6 +138,13 @@ def test_help_is_fast_and_loads_no_library() -> None:
     assert cpu_seconds < 1.0
 
 
+def test_a_trials_process_does_not_load_torchs_compiler() -> None:
+    """`import torchvision` would, and take as long as all the rest."""
+    program = "import sys, ray_yolo.runtime.trial; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "True False\n"
+
+
 def test_a_wrong_flag_ends_the_real_command_with_2() -> None:
     done = subprocess.run([sys.executable, "-m", "ray_yolo.train", "--epoch", "3"], capture_output=True, text=True,
                           cwd=ROOT, check=False)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.ops import box_iou
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,6 +70,8 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
     Returns:
         (n, 10) bool.
     """
+    from torchvision.ops import box_iou  # here: it takes a second, and not every process validates
+
     thresholds = torch.tensor(IOU_THRESHOLDS, device=detections.device)
     if not len(detections) or not len(boxes):
         return torch.zeros(len(detections), len(thresholds), dtype=torch.bool, device=detections.device)

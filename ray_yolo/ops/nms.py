@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.ops import nms
 
 MAX_CANDIDATES = 30_000  # boxes of one image that enter suppression, best scores first
 
@@ -71,6 +70,8 @@ def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: boo
     Whether a candidate survives depends on better ones only. So suppression of the best few gives the beginning of the
     full result, and the rest, whose cost is quadratic, is looked at only while the limit is not reached.
     """
+    from torchvision.ops import nms  # here: it takes a second, and not every process validates
+
     boxes = candidates[:, :4].double()
     if not agnostic and len(boxes):
         # Classes are moved apart by more than the extent of all boxes, which may be negative or large. In double
