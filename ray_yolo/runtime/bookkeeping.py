@@ -65,8 +65,9 @@ class Bookkeeping:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            status = "failed" if isinstance(error, Exception) else "stopped"
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            status, reason = "stopped", "interrupted"
+            if isinstance(error, Exception):
+                status, reason = "failed", (str(error).strip() or type(error).__name__).splitlines()[-1]
             self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
         close_recorder(self.recorder)
         plots = error is None and not self._placement.noplots

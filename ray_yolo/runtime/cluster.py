@@ -6,8 +6,10 @@ import logging
 import math
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -32,6 +34,7 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
           "glibc.malloc.top_pad=268435456")
 
 ANSWER_SECONDS = 10.0
+DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
 DRIVER_ENVIRONMENT = {
@@ -65,6 +68,8 @@ def connect(placement: Placement) -> float:
         except ConnectionError as error:
             raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
                                  "that this user has its token (ray get-auth-token)") from None
+        if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
@@ -173,6 +178,13 @@ def held_by(run_dir: Path) -> str | None:
 def free(group: str) -> None:
     """Give back what a placement group holds; nothing happens if it is gone already."""
     remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
+
+
+def stop_workers(run_dir: Path) -> None:
+    """End a training's workers, whatever they do, while its log can still take down what they have done."""
+    if group := held_by(run_dir):
+        free(group)
+        time.sleep(DYING_SECONDS)
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

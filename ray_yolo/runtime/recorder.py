@@ -106,6 +106,17 @@ def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
     return emit
 
 
+def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) -> None:
+    """Wait until the writer answers: without one nobody is left to train for.
+
+    Raises:
+        ray.exceptions.RayError: if it has ended, with the driver or before it, or does not answer for `wait_seconds`.
+    """
+    import ray
+
+    ray.get(recorder.ready.remote(), timeout=wait_seconds)
+
+
 def flush_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 10.0) -> None:
     """Wait until everything that this process emitted has arrived, for at most `wait_seconds`.
 
@@ -114,7 +125,7 @@ def flush_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 10.0) 
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(recorder.ready.remote(), timeout=wait_seconds)
+        await_recorder(recorder, wait_seconds)
 
 
 def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:

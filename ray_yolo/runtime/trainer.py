@@ -23,6 +23,7 @@ from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
 from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
@@ -112,7 +113,10 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     while True:
         trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
         try:
-            return trainer.fit().return_value
+            return run_aside(trainer.fit).return_value
+        except (KeyboardInterrupt, SystemExit):
+            cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
+            raise
         except ray.train.WorkerGroupError as error:
             raise _cause(error) from error
         except (ray.train.ControllerError, ray.exceptions.ActorDiedError) as error:

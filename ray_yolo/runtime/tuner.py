@@ -20,7 +20,7 @@ import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 import ray.tune
@@ -32,8 +32,10 @@ from ray_yolo.engine.replay import replay_command
 from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
+from ray_yolo.ops.evolution import Space, grid_size
 from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import settle
 from ray_yolo.runtime.prepare import decide, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
@@ -43,9 +45,10 @@ from ray_yolo.runtime.tracking import tracking_uri
 from ray_yolo.runtime.tracking_sweep import close_parent_run, open_parent_run
 from ray_yolo.runtime.trainer import check_early
 from ray_yolo.runtime.trial import train_trial
+from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_search import Pbt, Search
-from ray_yolo.tune_space import load_space
+from ray_yolo.tune_space import TuneSpace, load_space
 
 LEDGER_FILE = "ledger.jsonl"
 
@@ -66,34 +69,55 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         InputError: for anything the user can get wrong, before any cluster work.
         TrainingError: if every trial has failed.
     """
-    settings = config.sweep
-    space = load_space(settings.space, config.recipe)
-    check_algorithm(space.space)
-    _check_validation(space.search, config.recipe)
-    placement = config.placement.model_copy(update={"num_workers": settings.workers_per_trial})
-    check_early(RunConfig(recipe=config.recipe, placement=placement))
-    _, train, _ = read_dataset(config.recipe)
-    warm = read_warm_start(settings.warm_start, space.space, space.search) if settings.warm_start else []
-    proposals = replace(space.space, starts=(*space.space.starts, *warm))
-    run = open_run(config.recipe, placement)
+    found = load_space(config.sweep.space, config.recipe)
+    config = _adapted(config, found.space)
+    train = _check(config, found)
+    warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
+    space = found._replace(space=replace(found.space, starts=(*found.space.starts, *warm)))
+    run = open_run(config.recipe, config.placement)
     try:
-        gpus = cluster.connect(placement)
-        slots = concurrent_trials(config, gpus)
-        resolved = decide(config.recipe, placement, train, gpus)
-        if run.is_new:
-            run.first_start(digest=recipe_digest(config.recipe), space=settings.space, trials=settings.trials)
-        sweep = Sweep(proposals, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
-        stream = io.StringIO() if quiet else sys.stdout
-        with contextlib.closing(SweepDisplay(stream, settings.trials, config.recipe.epochs,
-                                             trials=ledger.trials)) as display:
-            all_random = space.search.random_warning(settings.trials, len(proposals.starts))
-            _tell_begin(display, run.folder, ledger, settings.trials, slots, (*space.warnings, all_random))
-            parent = _parent_run(config, run.folder)
-            _run_trials(config, sweep, ledger, run.folder, slots, parent, display)
-        return _finish(config, ledger, run, parent, display)
+        return _search(config, space, train, run, io.StringIO() if quiet else sys.stdout)
     finally:
         run.release()
+
+
+def _adapted(config: TuneConfig, space: Space) -> TuneConfig:
+    """The configuration with each trial's workers in its placement, and no more trials than a grid has points."""
+    sweep = config.sweep
+    if space.algorithm == "grid":
+        sweep = sweep.model_copy(update={"trials": min(sweep.trials, grid_size(space.genes))})
+    placement = config.placement.model_copy(update={"num_workers": sweep.workers_per_trial})
+    return config.model_copy(update={"sweep": sweep, "placement": placement})
+
+
+def _check(config: TuneConfig, space: TuneSpace) -> AnnotationIndex:
+    """Refuse what cannot be searched or trained, before any cluster work. Returns the training labels."""
+    check_algorithm(space.space)
+    _check_validation(space.search, config.recipe)
+    check_early(RunConfig(recipe=config.recipe, placement=config.placement))
+    _, train, _ = read_dataset(config.recipe)
+    return train
+
+
+def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: Run, stream: TextIO) -> SearchResult:
+    """The sweep of a run folder, from where it was left."""
+    settings, gpus = config.sweep, cluster.connect(config.placement)
+    slots = concurrent_trials(config, gpus)
+    resolved = decide(config.recipe, config.placement, train, gpus)
+    if run.is_new:
+        run.first_start(digest=recipe_digest(config.recipe), space=settings.space, trials=settings.trials)
+    sweep = Sweep(space.space, space.search, config.recipe, train.digest)
+    ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+    with contextlib.closing(SweepDisplay(stream, settings.trials, config.recipe.epochs,
+                                         trials=ledger.trials)) as display:
+        _tell_begin(display, run.folder, ledger, settings.trials, slots, space)
+        parent = _parent_run(config, run.folder)
+        try:
+            _run_trials(config, sweep, ledger, run.folder, slots, parent, display)
+        except (KeyboardInterrupt, SystemExit):
+            display.say("interrupted; the same command continues")
+            raise
+    return _finish(config, ledger, run, parent, display)
 
 
 def _check_validation(settings: Search, recipe: Recipe) -> None:
@@ -103,11 +127,11 @@ def _check_validation(settings: Search, recipe: Recipe) -> None:
                           "epoch; leave --noval out, or use scheduler: none")
 
 
-def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int,
-                warnings: tuple[str | None, ...]) -> None:
+def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int, space: TuneSpace) -> None:
     done = sum(trial.has_ended for trial in ledger.trials)
     display.say(f"{folder}: {total} trials, {done} of them done, {slots} at a time")
-    for warning in filter(None, warnings):
+    all_random = space.search.random_warning(total, len(space.space.starts))
+    for warning in filter(None, (*space.warnings, all_random)):
         display.say(f"warning: {warning}")
 
 
@@ -127,14 +151,15 @@ def _run_trials(config: TuneConfig, sweep: Sweep, ledger: Ledger, folder: Path, 
             return
     warnings.filterwarnings("ignore", "Consider boosting PBT")  # reusing processes: a trial's are Ray Train's
     callback = LedgerCallback(ledger, display)
-    ray.tune.Tuner(
+    tune = ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
             search_alg=searcher, num_samples=-1 if searcher else 1, max_concurrent_trials=slots, scheduler=scheduler,
             reuse_actors=False, trial_name_creator=lambda trial: f"trial{trial.config['trial']}",
             trial_dirname_creator=lambda trial: f"trial{trial.config['trial']}"),
         run_config=ray.tune.RunConfig(name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
-                                      callbacks=[callback])).fit()
+                                      callbacks=[callback]))
+    run_aside(tune.fit)
     callback.finish()
 
 
@@ -170,9 +195,8 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
 
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
-    placement = {**config.placement.model_dump(mode="json"), "num_workers": config.sweep.workers_per_trial,
-                 "project": str(folder / "trials"), "storage_path": "", "resume": "",
-                 "mlflow_uri": _uri(config) or "off"}
+    placement = {**config.placement.model_dump(mode="json"), "project": str(folder / "trials"), "storage_path": "",
+                 "resume": "", "mlflow_uri": _uri(config) or "off"}
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data)},

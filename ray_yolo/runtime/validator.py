@@ -26,6 +26,7 @@ from ray_yolo.errors import DatasetError
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.narrator import CLASS_HEADER, class_row
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.val_config import ValConfig
@@ -109,7 +110,7 @@ def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path) -> Evaluati
     wire = {"config": config.model_dump(mode="json"), "weights": str(Path(config.weights).absolute()),
             "index": [ray.put(index)]}
     trainer = cluster.build_trainer(_worker, wire, config.placement, gpus, folder)
-    return trainer.fit().return_value
+    return run_aside(trainer.fit).return_value
 
 
 def _worker(wire: dict[str, Any]) -> Evaluation:

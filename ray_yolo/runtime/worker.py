@@ -15,7 +15,7 @@ from ray_yolo.config import Placement, Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
-from ray_yolo.runtime.recorder import emitter, flush_recorder
+from ray_yolo.runtime.recorder import await_recorder, emitter, flush_recorder
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def from_wire(wire: dict[str, Any]) -> Job:
 
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     """Ray Train's train function. Returns the session's summary."""
+    await_recorder(config["recorder"])
     context = ray.train.get_context()
     placement = Placement.model_validate(config["placement"])
     host = Host(

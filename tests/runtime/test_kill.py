@@ -127,3 +127,23 @@ def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple
     kill_after(start(command(tmp_path, tmp_path, 0), tmp_path), tmp_path, 8)
     finish(start(command(tmp_path, tmp_path, 2), tmp_path))
     check(tmp_path, calm[0], interval=2, kills=2)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_training_on_ray_that_is_told_to_stop_says_so_and_goes_on(
+        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int) -> None:
+    process = start(command(tmp_path, tmp_path, 2), tmp_path)
+    while 5 not in steps(tmp_path):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.005)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (status, b"")
+    last = read_events(log_of(tmp_path))[-1]
+    assert (last["type"], last["status"], last["reason"]) == ("end", "stopped", "interrupted")
+    finish(start(command(tmp_path, tmp_path, 0), tmp_path))
+    expected = tensors(calm[0])
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
+    client_rows(tmp_path)

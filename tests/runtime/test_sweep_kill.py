@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,28 @@ def check_tracking(folder: Path) -> None:
         for key in ("metrics/mAP50", "train/box_loss"):
             points = Counter(point.step for point in client.get_metric_history(run.info.run_id, key))
             assert points == dict.fromkeys(range(EPOCHS), 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, status: int) -> None:
+    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=2, max_concurrent=1)
+    argv, ledger = command(config, tmp_path), tmp_path / "runs" / "evolve" / "exp" / "ledger.jsonl"
+    process = start(argv, tmp_path)
+    while not any(event["type"] == "finished" for event in read_events(ledger)):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.1)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, (ledger.parent / "finished").exists()) == (status, False), errors.decode()
+    process = start(argv, tmp_path)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors.decode()
+    assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert_cpus_return()
 
 
 def repeat(number: int, folder: Path) -> Path:

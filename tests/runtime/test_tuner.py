@@ -11,7 +11,7 @@ import pytest
 
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import verify
+from ray_yolo.engine.ledger import Ledger, verify
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runtime import tuner
 from ray_yolo.runtime.trainer import fit
@@ -84,18 +84,18 @@ def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize(("settings", "genes", "trials"), [
-    ("{algorithm: evolve, scheduler: asha}", SPACE, 8),
-    pytest.param("{algorithm: random}", SPACE, 6, marks=pytest.mark.slow),
-    pytest.param("{algorithm: grid}", GRID, 6, marks=pytest.mark.slow),
-    pytest.param("{algorithm: tpe}", SPACE, 13, marks=pytest.mark.slow),
-    pytest.param("{algorithm: random, scheduler: {name: median, grace_epochs: 3, min_trials: 2}}", SPACE, 8,
+@pytest.mark.parametrize(("settings", "genes", "asked", "trials"), [
+    ("{algorithm: evolve, scheduler: asha}", SPACE, 8, 8),
+    pytest.param("{algorithm: random}", SPACE, 6, 6, marks=pytest.mark.slow),
+    pytest.param("{algorithm: grid}", GRID, 300, 6, marks=pytest.mark.slow),  # which has no more points
+    pytest.param("{algorithm: tpe}", SPACE, 13, 13, marks=pytest.mark.slow),
+    pytest.param("{algorithm: random, scheduler: {name: median, grace_epochs: 3, min_trials: 2}}", SPACE, 8, 8,
                  marks=pytest.mark.slow),
 ], ids=["asha", "random", "grid", "tpe", "median"])
 def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, trials: int) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, asked: int, trials: int) -> None:
     monkeypatch.setattr(tuner, "train_trial", formula_trial)
-    config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=trials)
+    config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=asked)
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * trials
     assert len({json.dumps(trial.genes) for trial in result.trials}) == trials
@@ -116,6 +116,26 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
     ends = [event for event in read_events(folder / "ledger.jsonl") if event["type"] == "failed"]
     assert sorted(event["trial"] for event in ends) == [0, 1, 2]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_an_interrupted_sweep_has_not_ended_and_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: object) -> None:
+        ledger = next(each for each in arguments if isinstance(each, Ledger))
+        ledger.start(ledger.propose().number)
+        raise KeyboardInterrupt
+
+    config = make_sweep(tmp_path, trials=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(tuner, "_run_trials", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            search(config)
+    assert "interrupted; the same command continues" in capsys.readouterr().out
+    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    result = search(config, quiet=True)
+    assert [trial.attempts for trial in result.trials] == [2, 1]
 
 
 @pytest.mark.ray
