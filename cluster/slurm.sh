@@ -65,5 +65,4 @@ if [[ ! -s $private/driver.pid ]]; then  # symmetric-run exits 0 when Ray could 
     echo "slurm.sh: the training was never started; see the lines above" >&2
     exit 1
 fi
-if (( status == 75 )); then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

@@ -32,7 +32,7 @@ if argv[:2] != ["-m", "ray_yolo.train"]:
     os.execv(sys.executable, [sys.executable, *argv])
 token = os.environ["RAY_AUTH_TOKEN_PATH"]
 mode = lambda path: oct(os.stat(path).st_mode & 0o777)
-signal.signal(signal.SIGTERM, lambda *_: (note(event="stopped"), sys.exit(75)))
+signal.signal(signal.SIGTERM, lambda *_: (note(event="stopped"), sys.exit(143)))
 note(event="train", auth=os.environ["RAY_AUTH_MODE"], token=open(token).read(), path=token,
      modes=[mode(token), mode(os.path.dirname(token))])
 time.sleep({seconds})
@@ -127,12 +127,6 @@ def test_the_exit_status_is_the_trainings(job: Job, status: int) -> None:
     job.train(status)
     assert job.run() == status
     assert not job.requeued
-
-
-def test_a_preempted_training_is_queued_again(job: Job) -> None:
-    job.train(75)
-    assert job.run() == 75
-    assert job.requeued
 
 
 def test_the_time_limit_stops_the_driver_and_queues_again(job: Job) -> None:
