@@ -134,6 +134,8 @@ def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_on_ray_that_is_told_to_stop_says_so_and_goes_on(
         calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int) -> None:
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        pytest.skip("started in the background, where this signal is ignored")
     process = start(command(tmp_path, tmp_path, 2), tmp_path)
     while 5 not in steps(tmp_path):
         assert process.poll() is None, process.stderr.read().decode()
