@@ -15,133 +15,24 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from ray_yolo.changes import Change
 from ray_yolo.errors import ConfigError
+from ray_yolo.recipe_sections import (
+    AugmentConfig,
+    EvaluateConfig,
+    Frozen,
+    LossConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
 
 MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
-
-
-class Frozen(BaseModel):
-    """A value: no unknown keys, no mutation, no infinities."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @field_validator("*")
-    @classmethod
-    def _plain_text(cls, value: object) -> object:
-        if isinstance(value, str) and not all(ord(character) >= ord(" ") for character in value):
-            raise ValueError("must not hold line ends or control characters")
-        return value
-
-
-class OptimizerConfig(Frozen):
-    """How gradients become weights."""
-
-    name: Literal["SGD", "Adam", "AdamW"] = "SGD"
-    """SGD is Nesterov; the betas of Adam and AdamW are (momentum, 0.999)."""
-    lr0: float = Field(0.01, ge=1e-6, le=1.0)
-    """Learning rate at the end of warm-up, for one step of `nominal_batch` images."""
-    momentum: float = Field(0.937, ge=0.0, lt=1.0)
-    """Momentum (SGD) or beta1 (Adam) after warm-up."""
-    weight_decay: float = Field(0.0005, ge=0.0, le=0.1)
-    """Decay of convolution weights, for steps of `nominal_batch` images; norms and biases have none."""
-    nominal_batch: int = Field(64, ge=1, le=2**17)
-    """Images that one optimiser step accumulates after warm-up (rounded to whole batches)."""
-    clip_norm: float = Field(10.0, gt=0.0)
-    """Largest L2 norm of the whole gradient."""
-
-
-class ScheduleConfig(Frozen):
-    """How rates move over the epochs."""
-
-    lrf: float = Field(0.01, gt=0.0, le=1.0)
-    """Final learning rate as a fraction of lr0."""
-    cos_lr: bool = False
-    """Cosine instead of linear decay."""
-    warmup_epochs: float = Field(3.0, ge=0.0)
-    """Length of warm-up; see `warmup_min_batches`."""
-    warmup_min_batches: int = Field(100, ge=0)
-    """Warm-up lasts at least so many batches, unless warmup_epochs is 0 (then there is none)."""
-    warmup_momentum: float = Field(0.8, ge=0.0, lt=1.0)
-    """Momentum at the first batch of warm-up."""
-    warmup_bias_lr: float = Field(0.1, ge=0.0)
-    """Learning rate of the biases at the first batch of warm-up."""
-    ema_decay: float = Field(0.9999, ge=0.0, lt=1.0)
-    """Limit of the moving average's decay: d(n) = ema_decay (1 - exp(-n / ema_ramp))."""
-    ema_ramp: float = Field(2000.0, gt=0.0)
-    """Steps over which the moving average's decay rises."""
-
-
-class LossConfig(Frozen):
-    """Gains of the loss terms and the rule of assignment."""
-
-    box: float = Field(0.05, ge=0.0)
-    """Gain of 1 - CIoU; scaled by 3 / levels."""
-    obj: float = Field(1.0, ge=0.0)
-    """Gain of objectness; scaled by (imgsz / 640)^2 x 3 / levels."""
-    cls: float = Field(0.5, ge=0.0)
-    """Gain of classification; scaled by classes / 80 x 3 / levels."""
-    obj_pw: float = Field(1.0, gt=0.0)
-    """Weight of positive objectness targets."""
-    cls_pw: float = Field(1.0, gt=0.0)
-    """Weight of positive class targets."""
-    anchor_t: float = Field(4.0, gt=1.0)
-    """A target is assigned to anchors whose sides differ from its own by less than this factor."""
-    fl_gamma: float = Field(0.0, ge=0.0)
-    """Focal exponent; 0 is plain binary cross-entropy."""
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """Class targets become 1 - eps/2 and eps/2."""
-
-
-class AugmentConfig(Frozen):
-    """What training images go through; every draw comes from the sample's own key."""
-
-    hsv_h: float = Field(0.015, ge=0.0, le=1.0)
-    """Hue gain: each image's hue is multiplied by 1 + uniform(-1, 1) x hsv_h."""
-    hsv_s: float = Field(0.7, ge=0.0, le=1.0)
-    """Saturation gain."""
-    hsv_v: float = Field(0.4, ge=0.0, le=1.0)
-    """Brightness gain."""
-    degrees: float = Field(0.0, ge=0.0, le=180.0)
-    """Rotation in +- degrees."""
-    translate: float = Field(0.1, ge=0.0, le=1.0)
-    """Translation in +- fractions of the image size."""
-    scale: float = Field(0.5, ge=0.0, le=0.95)
-    """Zoom: uniform(1 - scale, 1 + scale)."""
-    shear: float = Field(0.0, ge=0.0, le=45.0)
-    """Shear in +- degrees on both axes."""
-    perspective: float = Field(0.0, ge=0.0, le=0.001)
-    """Perspective coefficients, +-."""
-    flipud: float = Field(0.0, ge=0.0, le=1.0)
-    """Probability of an up-down flip."""
-    fliplr: float = Field(0.5, ge=0.0, le=1.0)
-    """Probability of a left-right flip."""
-    mosaic: float = Field(1.0, ge=0.0, le=1.0)
-    """Probability that a sample is a mosaic of four images."""
-    mixup: float = Field(0.0, ge=0.0, le=1.0)
-    """Probability that a mosaic is blended with a second one."""
-    copy_paste: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of a mosaic's polygons that are mirrored and pasted."""
-    close_mosaic: int = Field(0, ge=0)
-    """The last so many epochs train without mosaic and mixup."""
-
-
-class EvaluateConfig(Frozen):
-    """How validation turns predictions into detections."""
-
-    confidence: float = Field(0.001, ge=0.0, lt=1.0)
-    """Detections below this score are dropped."""
-    iou: float = Field(0.6, gt=0.0, le=1.0)
-    """Overlap above which non-maximum suppression removes a detection."""
-    max_detections: int = Field(300, ge=1)
-    """Detections kept per image."""
-    batch_size: int = Field(32, ge=1)
-    """Images per validation batch; part of the recipe because it shapes the numbers' last bits."""
 
 
 def _freeze_list(value: object) -> object:
@@ -151,6 +42,14 @@ def _freeze_list(value: object) -> object:
 
 def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
+
+
+def _list_one(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _in_order(value: tuple[Change, ...]) -> tuple[Change, ...]:
+    return tuple(sorted(value, key=lambda change: change.epoch))
 
 
 class Recipe(Frozen):
@@ -203,6 +102,9 @@ class Recipe(Frozen):
     """Validate after the last epoch only."""
     strict: bool = False
     """Refuse a data set in which any image or label has to be left out."""
+    changes: Annotated[tuple[Change, ...], BeforeValidator(_list_one), AfterValidator(_in_order)] = ()
+    """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
+    trained epochs on. Best weights and patience count anew from there."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     loss: LossConfig = LossConfig()
@@ -241,7 +143,23 @@ class Recipe(Frozen):
             if self.quad and size and size != AUTO_BATCH and size % QUAD:
                 raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
                                  f"{QUAD}, not {size}")
+        if self.changes and self.changes[-1].epoch >= self.epochs:
+            raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs would never hold; "
+                             "drop them, or raise epochs")
         return self
+
+    def at(self, epoch: int) -> Recipe:
+        """The settings that hold in an epoch (from 0), as a recipe without changes."""
+        tree = self.model_dump(exclude={"changes"})
+        for change in self.changes:
+            for path, value in change.settings.items() if change.epoch <= epoch else ():
+                section, name = path.split(".")
+                tree[section][name] = value
+        return Recipe.model_validate(tree)
+
+    def last_change(self, epoch: int) -> int:
+        """The epoch from which the settings of an epoch have held: that of its last change, or 0."""
+        return max((change.epoch for change in self.changes if change.epoch <= epoch), default=0)
 
 
 class Placement(Frozen):

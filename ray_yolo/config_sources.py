@@ -150,8 +150,8 @@ def describe(config: BaseModel, origins: Mapping[str, str]) -> str:
 
     Passwords in URLs are masked.
     """
-    lines = []
+    lines, tree = [], config.model_dump(mode="json")
     for path, field in config_fields(type(config)).items():
-        value = functools.reduce(getattr, field.keys, config)
+        value = functools.reduce(dict.__getitem__, field.keys, tree)
         lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origins[path]}")
     return "\n".join(lines)

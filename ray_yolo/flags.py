@@ -45,7 +45,7 @@ ALIASES = {
 ALONE = {"cache": "ram", "resume": "auto"}
 """Flags that may be given without a value, and the value they then have."""
 
-SEVERAL = ("imgsz", "freeze", "classes")
+SEVERAL = ("imgsz", "freeze", "changes", "classes")
 """Flags that take one or more values."""
 
 FILES = {

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ray_yolo.config import STRIDE, Frozen, Placement
+from ray_yolo.config import STRIDE, Placement
+from ray_yolo.recipe_sections import Frozen
 
 
 class NmsConfig(Frozen):

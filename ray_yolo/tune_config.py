@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ray_yolo.config import Frozen, Placement, Recipe
+from ray_yolo.config import Placement, Recipe
+from ray_yolo.recipe_sections import Frozen
 
 
 class TunePlacement(Placement):

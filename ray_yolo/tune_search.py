@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from ray_yolo.config import Frozen
+from ray_yolo.recipe_sections import Frozen
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later

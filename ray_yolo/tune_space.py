@@ -21,11 +21,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from ray_yolo.config import Frozen, Placement, Recipe
+from ray_yolo.changes import CHANGEABLE
+from ray_yolo.config import Placement, Recipe
 from ray_yolo.config_fields import canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.errors import ConfigError
 from ray_yolo.genes import GENES, LEGACY_GENES
 from ray_yolo.ops.evolution import Gene, GeneValue, Space, can_move, nearest
+from ray_yolo.recipe_sections import Frozen
 from ray_yolo.tune_search import SCHEDULERS, Search
 from ray_yolo.yaml_files import load_yaml
 
@@ -122,6 +124,9 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
             raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
         for value in _ends(gene):
             _check_overlay(recipe, {gene.name: value}, where(key))
+        if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
+            raise ConfigError(f"{where(key)}: {key} cannot change in the middle of a training, as population based "
+                              "training changes it; remove it, or use another scheduler")
         genes[gene.name] = gene
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ray_yolo.config import STRIDE, EvaluateConfig, Frozen, Placement
+from ray_yolo.config import STRIDE, Placement
+from ray_yolo.recipe_sections import EvaluateConfig, Frozen
 
 
 class ValPlacement(Placement):

@@ -21,6 +21,7 @@ from ray_yolo.val_config import ValConfig
 TRAIN_FLAGS = frozenset([
     "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",
     "--img", "--img-size", "--seed", "--precision", "--sync-bn", "--exact", "--threads", "--patience", "--freeze",
+    "--changes",
     "--single-cls", "--multi-scale", "--rect", "--quad", "--image-weights", "--noautoanchor", "--noval", "--notest",
     "--strict", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",

@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ray_yolo"
 SIBLINGS = ("models", "losses", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
-    ("structures", "config", "errors", "ops", "genes", "redact", "yaml_files", "config_fields", "config_sources",
-     "val_config", "predict_config", "export_config", "tune_search", "tune_space", "tune_config", "__version__"),
+    ("structures", "config", "recipe_sections", "changes", "errors", "ops", "genes", "redact", "yaml_files",
+     "config_fields", "config_sources", "val_config", "predict_config", "export_config", "tune_search",
+     "tune_space", "tune_config", "__version__"),
     SIBLINGS, ("families",), ("engine",), ("runtime",),
 )
 DOORS = {"ray": "runtime/", "mlflow": "runtime/", "torch.distributed": "engine/replicas.py"}

@@ -111,6 +111,18 @@ class TestFiles:
         assert load_space(path, Recipe()).space.genes == (Gene("lr0", low=1e-5, high=0.1, log=True),)
 
 
+PBT = "search: {scheduler: pbt}\n"
+
+
+def test_population_based_training_changes_only_what_can_change_on_the_way(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text(f"{PBT}imgsz: {{type: choice, values: [320, 640]}}\n")
+    with pytest.raises(ConfigError, match=r"space.yaml:2: imgsz cannot change in the middle of a training"):
+        load_space(path, Recipe())
+    path.write_text(f"{PBT}imgsz: {{type: fixed, value: 320}}\nlr0: [0.001, 0.1]\n")
+    assert len(load_space(path, Recipe()).space.genes) == 2
+
+
 MISTAKES = {
     "lr_0: [0.1, 0.2]": r"space.yaml:2: unknown setting 'lr_0'; did you mean optimizer.lr0\?",
     "optimizer: [0.1, 0.2]": "space.yaml:2: 'optimizer' is a section; give one of its fields: optimizer.name, ",

@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Iterator
 
+from ray_yolo.errors import DatasetError
+
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
@@ -29,11 +31,20 @@ def matching(pattern: str) -> list[str]:
 
 
 def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
-    """Each folder from `top` down with the names of its files."""
+    """Each folder from `top` down with the names of its files.
+
+    Raises:
+        DatasetError: for a folder that may not be read: a data set that is silently smaller trains silently worse.
+    """
     seen = set()
-    for here, folders, names in os.walk(top, followlinks=True):
+    for here, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
         real = os.path.realpath(here)
         folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
         if real not in seen:
             seen.add(real)
             yield here, [name for name in names if not name.startswith(".")]
+
+
+def _refuse(error: OSError) -> None:
+    if isinstance(error, PermissionError):
+        raise DatasetError(f"{error.filename}: may not be read; give this user the right to, or move it away") from None

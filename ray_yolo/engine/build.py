@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -97,7 +97,6 @@ def build(job: Job, host: Host) -> Parts:
     torch.set_num_threads(recipe.threads or host.threads)
     if recipe.exact and host.device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
-    plan = Plan(recipe, len(job.train))
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
@@ -105,21 +104,38 @@ def build(job: Job, host: Host) -> Parts:
     replica = host.prepare_model(model)
     model = cast(Detector, bare(replica))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
-    order = _rect_order(job)
     store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
     val_store = ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True)
-    sampler = ShareSampler(plan, replicas.worker, replicas.num_workers, order)
     return Parts(
-        job=job, host=host, plan=plan, family=family, model=model, replica=replica, ema=ema,
-        optimizer=build_optimizer(model, recipe),
+        host=host, family=family, model=model, replica=replica, ema=ema,
         scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
-        loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
         statistics=Statistics(model, replicas.global_sum if recipe.sync_bn else None),
         gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
-        sampler=sampler, stores=(store, val_store),
-        loader=_train_loader(train_dataset(job, store, _rect_shapes(job, order)), host, plan, sampler),
+        stores=(store, val_store),
         val_batches=val_loader(job.val, val_store, recipe.imgsz, recipe.evaluate.batch_size, host),
+        **_changing_parts(job, host, family, model, store),
     )
+
+
+def rebuild(parts: Parts, recipe: Recipe) -> Parts:
+    """The same training by a recipe that differs in settings that may change; weights and optimiser go on."""
+    job = replace(parts.job, recipe=recipe)
+    changed = _changing_parts(job, parts.host, parts.family, parts.model, parts.stores[0])
+    optimizer: torch.optim.Optimizer = changed["optimizer"]
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": parts.optimizer.state_dict()["state"]})
+    parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
+    return replace(parts, **changed)
+
+
+def _changing_parts(job: Job, host: Host, family: Family, model: Detector, store: ImageStore) -> dict[str, Any]:
+    """The parts, by name, that `Recipe.changes` may replace."""
+    recipe, plan, order = job.recipe, Plan(job.recipe, len(job.train)), _rect_order(job)
+    sampler = ShareSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
+    return {
+        "job": job, "plan": plan, "optimizer": build_optimizer(model, recipe), "sampler": sampler,
+        "loss": family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
+        "loader": _train_loader(train_dataset(job, store, _rect_shapes(job, order)), host, plan, sampler),
+    }
 
 
 def build_network(job: Job) -> Detector:

@@ -3,7 +3,7 @@
     sweep      identity, space, search, recipe     once, the first line; `recipe` is resolved, the base of all trials
     proposed   trial, genes, seen, parents, command    seen: the trials that had finished before; command repeats it
     started    trial, attempt
-    exploited  trial, genes, origin                it goes on from another trial's checkpoint, with these genes
+    exploited  trial, genes, origin, command       it goes on from another trial's checkpoint, with these genes
     finished   trial, fitness, metrics, losses, epochs; all of the trial's last epoch
     failed     trial, reason
 
@@ -26,7 +26,7 @@ from typing import Any, Literal
 from ray_yolo.config import Recipe, recipe_digest
 from ray_yolo.engine.events import Event, EventLog, plain, read_events
 from ray_yolo.engine.proposals import propose
-from ray_yolo.engine.replay import replay_command
+from ray_yolo.engine.replay import Past, Stage, replay_command
 from ray_yolo.errors import InputError
 from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import Gene, Genes, Row, Space
@@ -44,6 +44,12 @@ class Origin:
     epoch: int  # trained epochs
     state: str  # absolute path of its file
     sha256: str  # of the file
+
+    @property
+    def folder_name(self) -> str:
+        """The run folder that the file is in."""
+        return Path(self.state).parent.parent.name
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -65,8 +71,8 @@ class Trial:
     """One row of a sweep, as far as it has come."""
 
     number: int
-    genes: Genes  # the last ones, where they have changed
-    seen: tuple[int, ...]  # trials that had finished before this one was proposed
+    pasts: Mapping[str, Past]  # of the weights in each of its run folders
+    seen: tuple[int, ...] = ()  # trials that had finished before this one was proposed
     parents: tuple[int, ...] = ()
     state: State = "proposed"
     attempts: int = 0
@@ -81,6 +87,21 @@ class Trial:
     def folder_name(self) -> str:
         """Its run folder; each exploit begins another one."""
         return trial_folder(self.number, len(self.origins))
+
+    @property
+    def past(self) -> Past:
+        """What its weights were trained by, from the first epoch on."""
+        return self.pasts[self.folder_name]
+
+    @property
+    def forebears(self) -> tuple[int, ...]:
+        """Trials that its genes or its weights came from."""
+        return (*self.parents, *(origin.trial for origin in self.origins))
+
+    @property
+    def genes(self) -> Genes:
+        """Its genes; the last ones, where they have changed."""
+        return self.past[-1].genes
 
     @property
     def has_ended(self) -> bool:
@@ -140,7 +161,7 @@ class Ledger:
             genes = propose(self._sweep.space, seed, number, rows)
             parents = evolution.parents_of(self._sweep.space, seed, number, rows)
             self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents,
-                         command=replay_command(self.recipe, genes))
+                         command=replay_command(self.recipe, [Stage(0, genes)]))
             return self._trials[number]
 
     def start(self, number: int) -> None:
@@ -151,7 +172,9 @@ class Ledger:
     def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
         """A trial is about to go on from another one's checkpoint with changed genes."""
         with self._lock:
-            self._append("exploited", trial=number, genes=genes, origin=asdict(origin))
+            past = _exploited(self._trials, self._trials[number], genes, origin).past
+            self._append("exploited", trial=number, genes=genes, origin=asdict(origin),
+                         command=replay_command(self.recipe, past))
 
     def finish(self, number: int, fitness: float | None, metrics: Mapping[str, float], losses: Mapping[str, float],
                epochs: int) -> None:
@@ -233,15 +256,27 @@ def _fold(trials: dict[int, Trial], event: Event) -> None:
     """Bring the rows up to date with one more event."""
     number = event.get("trial")
     if event["type"] == "proposed":
-        trials.setdefault(event["trial"], Trial(event["trial"], event["genes"], tuple(event["seen"]),
-                                                tuple(event["parents"])))
+        trials.setdefault(event["trial"], new_trial(event["trial"], event["genes"], tuple(event["seen"]),
+                                                    tuple(event["parents"])))
     elif event["type"] == "exploited":
         trial = trials[event["trial"]]
-        trials[trial.number] = replace(trial, genes=event["genes"], origins=(*trial.origins, Origin(**event["origin"])))
+        trials[trial.number] = _exploited(trials, trial, event["genes"], Origin(**event["origin"]))
     elif number in trials and not trials[number].has_ended:
         told = {key: event[key] for key in ("fitness", "metrics", "losses", "epochs", "reason") if key in event}
         trials[number] = replace(trials[number], state=_STATES[event["type"]],
                                  attempts=event.get("attempt", trials[number].attempts), **told)
+
+
+def new_trial(number: int, genes: Genes, seen: tuple[int, ...] = (), parents: tuple[int, ...] = ()) -> Trial:
+    """A row that was proposed."""
+    return Trial(number, {trial_folder(number, 0): (Stage(0, genes),)}, seen, parents)
+
+
+def _exploited(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
+    """The row, going on in a new folder: its weights have the donor's past, up to the origin."""
+    past = (*trials[origin.trial].pasts[origin.folder_name], Stage(origin.epoch, genes))
+    new = trial_folder(trial.number, len(trial.origins) + 1)
+    return replace(trial, pasts={**trial.pasts, new: past}, origins=(*trial.origins, origin))
 
 
 def _finished(trials: Iterable[Trial]) -> list[Row]:

@@ -21,7 +21,7 @@ import torch
 from ray_yolo.config import Placement
 from ray_yolo.data.plan import Step
 from ray_yolo.engine import checkpoint
-from ray_yolo.engine.build import Host, Job, build
+from ray_yolo.engine.build import Host, Job, build, rebuild
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import StepResult, train
 from ray_yolo.engine.state import TrainState, capture, restore
@@ -50,7 +50,8 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
     """
     session = Session(job, host, placement, emit, report)
     try:
-        if not session.stopped_early:
+        while not session.is_over:
+            session.follow_changes()
             train(session.parts, session.state, session.after_step, session.after_epoch)
     finally:
         for store in session.parts.stores:
@@ -79,8 +80,19 @@ class Session:
         self.parts = build(job, host)
         self.state = self._resume()
         self.clock = _Clock()
-        self.stopped_early = self._has_stalled()
         self.missed_saves = 0
+        self._count_anew()
+        self.stopped_early = self._has_stalled()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.stopped_early or self.state.progress.epoch >= self.job.recipe.epochs
+
+    def follow_changes(self) -> None:
+        """Train by the settings that hold now; see `Recipe.changes`."""
+        if self.job.recipe.changes:
+            self.parts = rebuild(self.parts, self.job.recipe.at(self.state.progress.epoch))
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Record a step, and save where `save_steps` asks for it (an epoch's last step is saved with the epoch)."""
@@ -101,7 +113,7 @@ class Session:
             self._save(["last"])
 
     def after_epoch(self, epoch: int) -> bool:
-        """Validate, decide, record, save. Returns whether training is over."""
+        """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
         recipe, state = self.job.recipe, self.state
         trained = time.perf_counter()
         self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
@@ -117,6 +129,7 @@ class Session:
         if best and found is not None and score is not None:
             state.best_fitness, state.best_epoch = score, epoch
             self._keep_detections(found)
+        self._count_anew()
         self.stopped_early = self._has_stalled() and not last
         state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
         if self.records:
@@ -128,7 +141,7 @@ class Session:
         self._report({"epoch": epoch, "step": state.progress.step, "fitness": score,
                       "best_fitness": state.best_fitness})
         self.clock = _Clock()
-        return self.stopped_early
+        return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def validate(self) -> Evaluation:
         """Validate the moving average over all workers. Collective."""
@@ -145,6 +158,11 @@ class Session:
         if self.records:
             self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
         return summary
+
+    def _count_anew(self) -> None:
+        """Forget a best epoch from before the last change: what goes on is another training from there."""
+        if self.state.best_epoch < self.job.recipe.last_change(self.state.progress.epoch):
+            self.state.best_fitness, self.state.best_epoch = -1.0, -1
 
     def _has_stalled(self) -> bool:
         """Whether the last epoch was the `patience`-th without a better fitness."""

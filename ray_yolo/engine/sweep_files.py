@@ -14,7 +14,7 @@ from typing import Any
 from ray_yolo.config import Recipe
 from ray_yolo.config_sources import read_config_file
 from ray_yolo.engine.ledger import Trial
-from ray_yolo.engine.replay import replay_command
+from ray_yolo.engine.replay import replay_command, trained_recipe
 from ray_yolo.engine.results import replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.genes import GENES
@@ -47,16 +47,21 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
 
 
 def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
-    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row; None while no row has finished."""
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row, and how they changed on the way if they did.
+
+    None while no row has finished.
+    """
     best = best_trial(trials)
     if best is None:
         return None
-    trained = overlay(recipe, best.genes)
+    trained = trained_recipe(recipe, best.past)
     metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items())
     ended = sum(trial.has_ended for trial in trials)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
+    if trained.changes:
+        values["changes"] = [change.model_dump() for change in trained.changes]
     return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
-            f"# {metrics}\n# {replay_command(recipe, best.genes)}\n{to_yaml(values)}")
+            f"# {metrics}\n# {replay_command(recipe, best.past)}\n{to_yaml(values)}")
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:

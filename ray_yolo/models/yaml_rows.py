@@ -29,6 +29,8 @@ from ray_yolo.models.rows import (
     ZeroPadRow,
 )
 
+Where = Callable[..., str]
+
 MODULES: dict[str, type[Row]] = {
     "Conv": ConvRow,
     "DWConv": DWConvRow,
@@ -60,13 +62,14 @@ class ModelFile(BaseModel):
     head: list[object] = Field(min_length=1)
 
 
-def read_architecture(mapping: Mapping[str, object]) -> Architecture:
+def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "model") -> Architecture:
     """The architecture that a model YAML describes.
 
     Args:
         mapping: `nc` (the data set decides in the end), `depth_multiple`, `width_multiple`, `anchors` (per level a flat
             list of widths and heights in pixels, or how many per level are to be fitted), and the lists `backbone` and
             `head` of rows [from, number, module, args].
+        where: 'file:line' of a key, by its path, for error messages.
 
     Raises:
         ConfigError: naming the key or the row, and what is known instead.
@@ -74,12 +77,12 @@ def read_architecture(mapping: Mapping[str, object]) -> Architecture:
     try:
         file = ModelFile.model_validate(mapping)
     except ValidationError as error:
-        raise ConfigError(f"model: {_first(error)}") from error
+        raise ConfigError(f"{where(*error.errors()[0]['loc'])}: {_first(error)}") from error
     names = {**PLAIN_NAMES, "nc": file.nc, "anchors": _frozen(file.anchors)}
-    rows = [_read_row(entry, f"model: {part}[{index}]", names)
+    rows = [_read_row(entry, f"{where(part, index)}: {part}[{index}]", names)
             for part, entries in (("backbone", file.backbone), ("head", file.head))
             for index, entry in enumerate(entries)]
-    anchors = file.anchors if isinstance(file.anchors, int) else [_pairs(level) for level in file.anchors]
+    anchors = file.anchors if isinstance(file.anchors, int) else [_pairs(level, where) for level in file.anchors]
     return Architecture(tuple(rows), anchors, file.depth_multiple, file.width_multiple)
 
 
@@ -124,10 +127,11 @@ def _frozen(anchors: int | list[list[float]]) -> object:
     return anchors if isinstance(anchors, int) else tuple(tuple(level) for level in anchors)
 
 
-def _pairs(level: Sequence[float]) -> list[tuple[float, float]]:
+def _pairs(level: Sequence[float], where: Where) -> list[tuple[float, float]]:
     """Flat w, h, w, h, ... as pairs."""
     if len(level) % 2:
-        raise ConfigError(f"model: anchors: a level is a list of w, h, w, h, ..., but one has {len(level)} numbers")
+        raise ConfigError(f"{where('anchors')}: anchors: a level is a list of w, h, w, h, ..., but one has {len(level)}"
+                          " numbers")
     return list(zip(level[::2], level[1::2], strict=True))
 
 

@@ -21,7 +21,7 @@ class Ema(Generic[Model]):
 
     def __init__(self, model: Model, limit: float, ramp: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self._limit, self._ramp = limit, ramp
+        self.limit, self.ramp = limit, ramp
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     @torch.no_grad()
@@ -32,7 +32,7 @@ class Ema(Generic[Model]):
                         zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
                         if mine.dtype.is_floating_point]
             self._pairs = [mine for mine, _ in floating], [theirs for _, theirs in floating]
-        torch._foreach_lerp_(*self._pairs, 1 - ema_decay(step, self._limit, self._ramp))
+        torch._foreach_lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             if not mine.dtype.is_floating_point:
                 mine.copy_(theirs)

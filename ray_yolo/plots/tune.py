@@ -98,14 +98,17 @@ def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, flo
 
 
 def ancestors(parents: Mapping[int, Sequence[int]], best: int) -> list[int]:
-    """The parents of a trial, their parents, and so on; ascending, without the trial itself."""
+    """The parents of a trial, their parents, and so on; ascending, without the trial itself.
+
+    Under population based training two trials may each descend from the other.
+    """
     found: set[int] = set()
     unseen = [best]
     while unseen:
         new = set(parents.get(unseen.pop(), ())) - found
         found |= new
         unseen += new
-    return sorted(found)
+    return sorted(found - {best})
 
 
 def _number_dots(figure: Figure, axes: Axes, numbered: Mapping[int, float], drawn: Floats) -> None:

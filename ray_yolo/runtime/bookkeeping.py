@@ -41,9 +41,11 @@ class Bookkeeping:
         self.recorder = (LocalRecorder if local else start_recorder)(str(log))
         self.emit = emitter(self.recorder)
         write_options(job.recipe, placement, run.folder)
-        begins = not log.exists() or not any(event["type"] == "run" for event in read_events(log))
-        if begins:
-            self.emit("run", **_about(run, job, placement))
+        told = [event for event in read_events(log) if event["type"] == "run"]
+        begins = not told
+        if begins or told[-1]["command"] != run.record["command"]:  # a fork goes on in its trial's log
+            run_id = uuid.uuid4().hex if begins else told[0]["run_id"]
+            self.emit("run", run_id=run_id, **_about(run, job, placement))
         stream = io.StringIO() if quiet else sys.stdout
         self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
@@ -103,8 +105,8 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:
-    """The fields of a run's first event."""
-    return {"run_id": uuid.uuid4().hex, "name": run.folder.name, "recipe": job.recipe.model_dump(mode="json"),
+    """The fields of a run's first event, without its `run_id`."""
+    return {"name": run.folder.name, "recipe": job.recipe.model_dump(mode="json"),
             "placement": placement.model_dump(mode="json"), "names": list(job.names), "num_images": len(job.train),
             "num_val_images": len(job.val), "num_parameters": run.record["num_parameters"],
             "command": run.record["command"], "provenance": run.record["provenance"]}

@@ -11,7 +11,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters
+from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
@@ -53,15 +54,18 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse an unknown model, weights that cannot be read, and freezing layers that are not there, or all that are.
+    """Refuse an unknown model, a model file that makes none, weights that cannot be read, and freezing layers that are
+    not there, or all that are.
 
     Raises:
-        ConfigError: naming the layers there are.
+        ConfigError: naming the line of the model file, or the layers there are.
         CheckpointError: saying what to do about the weights.
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
         initial_tensors(Path(recipe.weights))
+    if architecture is not None:
+        _check_model_file(name, architecture)
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
@@ -70,6 +74,15 @@ def check_model(recipe: Recipe) -> None:
     trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
     if not any(True for layer in trained for _ in layer.parameters()):
         raise ConfigError(f"freeze: no layer would be trained; {recipe.model} has layers 0 to {len(layers) - 1}")
+
+
+def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
+    """Build it once, so that what is wrong with it is told with its place."""
+    rows = read_architecture(architecture, load_yaml(path).where)
+    try:
+        rows.build(1)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix('model: ')}") from error
 
 
 def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:

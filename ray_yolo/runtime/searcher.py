@@ -73,8 +73,9 @@ class LedgerCallback(Callback):
         pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
         row = self._ledger.trials[number]
         self._free_later(number)  # what an earlier attempt held
-        if pointer and pointer.trial != number and pointer not in row.origins[-1:]:
-            self._ledger.exploit(number, dict(trial.config["genes"]), pointer)
+        genes = dict(trial.config["genes"])
+        if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
+            self._ledger.exploit(number, genes, pointer)
             self._display.say(f"trial {number} goes on from trial {pointer.trial} at epoch {pointer.epoch}")
         self._ledger.start(number)
         self._display.started(number)

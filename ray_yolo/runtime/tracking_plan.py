@@ -77,10 +77,14 @@ class Plan:
 
 
 def plan_run(events: Sequence[Event]) -> Plan | None:
-    """The plan by what the log says so far; None before its `run` event. The first `run` event counts."""
-    run = next((event for event in events if event["type"] == "run"), None)
-    if run is None:
+    """The plan by what the log says so far; None before its `run` event.
+
+    The first one counts, because MLflow's parameters cannot change; only the command is the last one's.
+    """
+    told = [event for event in events if event["type"] == "run"]
+    if not told:
         return None
+    run = told[0] | {"command": told[-1]["command"]}
     starts = [event for event in events if event["type"] == "start"]
     last = next((event for event in reversed(events) if event["type"] in ("start", "end")), run)
     end = last if last["type"] == "end" else None

@@ -10,16 +10,17 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray.tune
 
-from ray_yolo.config import Recipe, RunConfig
+from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import Event, follow, read_events
-from ray_yolo.engine.fork import open_fork
+from ray_yolo.engine.fork import asked_recipe, open_fork
 from ray_yolo.engine.ledger import Origin
 from ray_yolo.engine.replay import train_command
 from ray_yolo.engine.results import EVENTS_FILE
@@ -46,17 +47,20 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     if exchanges:
         checkpoint = ray.tune.get_checkpoint()
         pointer = read_pointer(checkpoint) if checkpoint else None
-        name = run_folder(Path(wire["placement"]["project"]), number, pointer, config.get("origin"), run_config.recipe)
-        run_config = _renamed(run_config, name)
+        trials = Path(wire["placement"]["project"])
+        name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
+        recipe = asked_recipe(trials / name) or run_config.recipe
+        run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
     folder = Path(run_config.placement.project) / run_config.placement.name
     _wait_until_released(folder)
     past = read_events(folder / EVENTS_FILE) if exchanges else []  # PBT has seen them; ASHA judges all rungs anew
     log = follow(folder / EVENTS_FILE, after_seq=past[-1]["seq"] if past else -1)
+    newest = partial(_newest_pointer, folder, number, run_config.recipe.epochs)
     outcome = _start(run_config, folder, wire["link"])
     failure, held = None, None
     while failure is None:
         failure = _wait(outcome)
-        held = _report(next(log), held, search, folder, number)
+        held = _report(next(log), held, search, newest)
     _send(held, search, None)  # under --nosave only the last epoch is checkpointed
     if failure:
         ray.tune.report({"failed": failure.splitlines()[0]})
@@ -84,7 +88,7 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
 
 
 def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
-               recipe: Recipe) -> str:
+               genes: Mapping[str, Any]) -> str:
     """The name of the folder that a trial trains in under population based training.
 
     Args:
@@ -94,7 +98,7 @@ def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping
     if pointer and pointer.trial == number:
         return Path(pointer.state).parent.parent.name
     origin = pointer or (Origin(**noted) if noted else None)
-    return open_fork(trials, number, origin, recipe)
+    return open_fork(trials, number, origin, genes)
 
 
 def _wait_until_released(folder: Path) -> None:
@@ -129,11 +133,12 @@ def _wait(outcome: queue.Queue[str]) -> str | None:
         return None
 
 
-def _report(events: list[Event], held: Event | None, search: Search, folder: Path, number: int) -> Event | None:
+def _report(events: list[Event], held: Event | None, search: Search, newest: Callable[[], Origin | None]
+            ) -> Event | None:
     """Report epochs once they are checkpointed, which is right after. Returns the one that still waits for that."""
     for event in events:
         if held and event["type"] in ("epoch", "checkpoint", "end"):
-            _send(held, search, _newest_pointer(folder, number))
+            _send(held, search, newest())
             held = None
         if event["type"] == "epoch":
             held = event
@@ -156,11 +161,14 @@ def _send(event: Event | None, search: Search, pointer: Origin | None) -> None:
         ray.tune.report(row, checkpoint=ray.tune.Checkpoint.from_directory(folder))
 
 
-def _newest_pointer(folder: Path, number: int) -> Origin | None:
-    """A pointer to the newest of the checkpoints that are kept for good (`save_period`); None if there is none."""
-    kept = {int(path.stem.removeprefix("epoch")): path for path in (folder / "weights").glob("epoch*.pt")}
-    if not kept:
+def _newest_pointer(folder: Path, number: int, epochs: int) -> Origin | None:
+    """A pointer to the newest of the checkpoints that are kept for good (`save_period`) and have epochs left to train.
+
+    None if there is none.
+    """
+    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in (folder / "weights").glob("epoch*.pt")}
+    trained = max((count for count in kept if count < epochs), default=None)
+    if trained is None:
         return None
-    epoch = max(kept)
-    manifest = json.loads(kept[epoch].with_suffix(".json").read_text())
-    return Origin(number, epoch + 1, str(kept[epoch]), manifest["sha256"])
+    manifest = json.loads(kept[trained].with_suffix(".json").read_text())
+    return Origin(number, trained, str(kept[trained]), manifest["sha256"])

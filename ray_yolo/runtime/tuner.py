@@ -93,7 +93,7 @@ def _adapted(config: TuneConfig, space: Space) -> TuneConfig:
 def _check(config: TuneConfig, space: TuneSpace) -> AnnotationIndex:
     """Refuse what cannot be searched or trained, before any cluster work. Returns the training labels."""
     check_algorithm(space.space)
-    _check_validation(space.search, config.recipe)
+    _check_scheduler(space.search, config.recipe)
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _, train, _ = read_dataset(config.recipe)
     return train
@@ -120,11 +120,14 @@ def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: R
     return _finish(config, ledger, run, parent, display)
 
 
-def _check_validation(settings: Search, recipe: Recipe) -> None:
-    """Refuse a search whose scheduler would wait in vain for a fitness at every epoch."""
+def _check_scheduler(settings: Search, recipe: Recipe) -> None:
+    """Refuse a search whose scheduler would wait in vain for a fitness at every epoch, or changes what is changed."""
     if recipe.noval and settings.scheduler.name != "none":
         raise ConfigError(f"noval: the scheduler {settings.scheduler.name} judges trials by the validation of every "
                           "epoch; leave --noval out, or use scheduler: none")
+    if recipe.changes and settings.scheduler.name == "pbt":
+        raise ConfigError("changes: population based training makes changes of its own; leave --changes out, or use "
+                          "another scheduler")
 
 
 def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int, space: TuneSpace) -> None:
@@ -237,8 +240,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
         close_parent_run(folder, uri, parent, trials, best)
     display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
                 f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
-    if not best.origins:  # a trial that took another's place has no one recipe
-        display.say(f"repeat it:     {replay_command(ledger.recipe, best.genes)}")
+    display.say(f"repeat it:     {replay_command(ledger.recipe, best.past)}")
     return SearchResult(folder, trials, best)
 
 
@@ -259,7 +261,8 @@ def _draw(folder: Path, trials: tuple[Trial, ...], best: Trial) -> None:
                if isinstance(value, (int, float))}
     plot_genes(numeric, fitness, folder / "evolve.png")
     plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials], folder / "progress.png")
-    plot_lineage({trial.number: trial.parents for trial in trials}, {trial.number: trial.fitness for trial in trials},
+    fitness_of = {trial.number: trial.fitness for trial in finished}
+    plot_lineage({trial.number: [n for n in trial.forebears if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")
 
 

@@ -1,10 +1,12 @@
 import glob
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_yolo.data.folders import files_below, matching
+from ray_yolo.errors import DatasetError
 
 FILES = ("a.jpg", "b.png", "one/a.jpg", "one/two/c.jpg", "one/two/three/d.png", "other/two/e.jpg", "odd [x]/f.jpg",
          ".hidden.jpg", ".git/g.jpg", "one/.cache/h.jpg")
@@ -61,3 +63,19 @@ def test_of_two_ways_into_a_folder_the_first_by_name_is_taken(tree: Path, link: 
     (tree / link).symlink_to(tree / "one")
     seen = [path for path in names(files_below(str(tree)), tree) if path.endswith("c.jpg")]
     assert seen == [f"{min(link, 'one')}/two/c.jpg"]
+
+
+def test_a_folder_that_may_not_be_read_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the kernel's answer: root may read everything."""
+    locked, scandir = str(next(path for path in tree.iterdir() if path.is_dir())), os.scandir
+
+    def refuse(path: str) -> Any:
+        if path == locked:
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DatasetError, match=f"{locked}: may not be read"):
+        files_below(str(tree))
+    with pytest.raises(DatasetError, match="may not be read"):
+        matching(f"{tree}/**")

@@ -10,6 +10,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config import Recipe
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
+from ray_yolo.engine.replay import Stage, trained_recipe
 from ray_yolo.errors import InputError
 from ray_yolo.ops.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune_search import Search
@@ -175,15 +176,31 @@ class TestExploits:
         events = read_events(path)
         trial = read_trials(events)[0]
         assert (trial.genes, trial.origins, trial.folder_name) == (genes, (self.ORIGIN,), "trial0-2")
+        assert trial.past == (Stage(0, trials[1].genes), Stage(10, genes))
+        assert trial.forebears == (1,)
+        arguments = shlex.split(events[-1]["command"])[3:]
+        assert parse_train(arguments).config.recipe == trained_recipe(RESOLVED, trial.past)
         assert Ledger(path, SWEEP, RESOLVED).to_run[0] == trial
         assert verify(events) == []
 
+    def test_the_past_is_the_donors_in_the_folder_that_was_gone_on_from(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        zero, one = (ledger.propose().genes for _ in range(2))
+        first, second, third = ({**zero, "lr0": lr0} for lr0 in (0.03, 0.04, 0.05))
+        ledger.exploit(0, first, self.ORIGIN)
+        ledger.exploit(1, second, Origin(0, 15, "/sweep/trials/trial0-2/weights/epoch14.pt", "cd"))
+        ledger.exploit(0, third, Origin(1, 5, "/sweep/trials/trial1/weights/epoch4.pt", "ef"))  # older than the second
+        heirs = ledger.trials
+        assert heirs[1].past == (Stage(0, one), Stage(10, first), Stage(15, second))
+        assert heirs[0].past == (Stage(0, one), Stage(5, third))
+        assert (heirs[0].genes, heirs[0].folder_name) == (third, "trial0-3")
+
     def test_what_has_ended_is_not_replaced(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)
-        ledger.propose()
+        trials = [ledger.propose() for _ in range(2)]
         end(ledger, 0)
         with pytest.raises(AssertionError, match="has ended"):
-            ledger.exploit(0, ledger.trials[0].genes, self.ORIGIN)
+            ledger.exploit(0, trials[0].genes, self.ORIGIN)
 
 
 class TestVerify:

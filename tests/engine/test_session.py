@@ -87,6 +87,22 @@ def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
 
 
+def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other_workers(
+        calm: dict[str, Any], tmp_path: Path) -> None:
+    changes = ["1: lr0=0.001 mosaic=0 box=0.2 schedule.ema_decay=0.9", "3: lr0=0.002 weight_decay=0.05"]
+    whole, killed = (make_job(tmp_path / name, **EXACT, changes=changes) for name in ("whole", "killed"))
+    expected = train(Replicas(), whole, Placement())
+    for step in range(1, steps(expected)[-1] + 1):  # at step 2 and step 6 between two settings
+        train(Replicas(), killed, EVERY_STEP, die_at=step)
+    recorder, *_ = run_workers(2, train, killed, EVERY_STEP)
+    assert_same(recorder["state"], expected["state"])
+    rates = {event["epoch"]: event["lr"][0] for event in json.loads(expected["events"]) if event["type"] == "step"}
+    assert [rates[epoch] / (0.01 + 0.99 * (1 - epoch / 4)) for epoch in range(4)] == pytest.approx(
+        [1e-2, 1e-3, 1e-3, 2e-3])
+    with pytest.raises(AssertionError):
+        assert_same(expected["state"], calm["state"])
+
+
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
 def test_no_more_is_repeated_than_the_interval_between_checkpoints(
         calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
@@ -134,6 +150,18 @@ def test_early_stopping_ends_after_patience_epochs_without_improvement_also_afte
     again = train(Replicas(), job, Placement())
     assert steps(again) == []
     assert json.loads(again["events"])[-1]["epoch"] == end["epoch"]
+
+
+def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:
+    def end(name: str, **recipe: Any) -> dict[str, Any]:
+        job = make_job(tmp_path / name, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
+                       schedule={"warmup_epochs": 0, "ema_decay": 0.0}, **recipe)
+        return json.loads(train(Replicas(), job, Placement())["events"])[-1]
+
+    calm = end("calm")
+    changed = end("changed", changes=[f"{calm['best_epoch'] + 1}:"])  # nothing but a new beginning
+    assert changed["best_epoch"] > calm["best_epoch"]
+    assert changed["epoch"] == changed["best_epoch"] + 2
 
 
 def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """What a sweep leaves for people: YOLOv5's evolve.csv, hyp_evolve.yaml, and warm starts from them."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config import Recipe
-from ray_yolo.engine.ledger import Trial
-from ray_yolo.engine.replay import recipe_arguments
+from ray_yolo.engine.ledger import new_trial
+from ray_yolo.engine.replay import Stage, recipe_arguments, trained_recipe
 from ray_yolo.engine.sweep_files import (
     best_trial,
     format_evolve_csv,
@@ -30,7 +31,7 @@ def trial(number, fitness, state="finished", **genes):
     genes = {"lr0": 0.01, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "SGD", **genes}
     metrics = {"precision": 0.5, "recall": 0.25, "mAP50": fitness, "mAP50-95": fitness} if fitness else {}
     losses = {"box": 0.1, "obj": 0.2, "cls": 0.3}
-    return Trial(number, genes, (), (), state, fitness=fitness, metrics=metrics, losses=losses, epochs=3)
+    return replace(new_trial(number, genes), state=state, fitness=fitness, metrics=metrics, losses=losses, epochs=3)
 
 
 TRIALS = [trial(0, 0.3), trial(1, 0.5, lr0=0.02345, mosaic=0.5), trial(2, None, "failed", lr0=0.05),
@@ -70,6 +71,15 @@ class TestBest:
         hyp = str(tmp_path / "hyp_evolve.yaml")
         arguments = [*recipe_arguments(BASE), "--hyp", hyp]
         assert parse_train(arguments).config.recipe == overlay(BASE, TRIALS[1].genes)
+
+    def test_hyp_evolve_of_a_trial_that_changed_on_the_way_has_its_changes(self, tmp_path):
+        genes = TRIALS[1].genes
+        past = (Stage(0, genes), Stage(1, {**genes, "lr0": 0.5, "mosaic": 0.25}), Stage(2, {**genes, "lr0": 0.25}))
+        heir = replace(TRIALS[1], pasts={"trial1": past})
+        write_sweep_files(tmp_path, BASE, [TRIALS[0], heir])
+        recipe = parse_train([*recipe_arguments(BASE), "--hyp", str(tmp_path / "hyp_evolve.yaml")]).config.recipe
+        assert recipe == trained_recipe(BASE, past)
+        assert [recipe.at(epoch).optimizer.lr0 for epoch in range(3)] == [0.02345, 0.5, 0.25]
 
     def test_hyp_evolve_says_where_it_comes_from(self):
         text = format_hyp_evolve(BASE, TRIALS)

@@ -11,11 +11,12 @@ import pytest
 import ray
 import torch
 
-from ray_yolo.config import OptimizerConfig, Placement, Recipe, resolve
+from ray_yolo.config import Placement, Recipe, resolve
 from ray_yolo.errors import CheckpointError, ConfigError, InputError
+from ray_yolo.recipe_sections import OptimizerConfig
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.prepare import check_model, decide, read_dataset
-from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.trainer import check_early, fit
 from tests.support.jobs import make_config
 
 
@@ -39,6 +40,20 @@ def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) 
     check_model(Recipe.model_validate({"model": "yolov5n", "freeze": 24}))
     with pytest.raises(ConfigError, match=message):
         check_model(Recipe.model_validate({"model": "yolov5n", "freeze": freeze}))
+
+
+@pytest.mark.parametrize(("row", "message"), [
+    ("[-1, 1, Cnov, [16, 3, 2]]", r"mine\.yaml:5: backbone\[1\]: module 'Cnov' is unknown; did you mean Conv"),
+    ("[-1, 1, Conv, [many, 3, 2]]", r"mine\.yaml:5: backbone\[1\] Conv: argument 'many' is not a number"),
+    ("[7, 1, Conv, [16, 3, 2]]", r"mine\.yaml: .*row 1, .*its source is not an earlier row"),
+])
+def test_a_model_file_that_makes_no_model_is_refused_before_any_cluster_work(
+        tmp_path: Path, row: str, message: str) -> None:
+    model = tmp_path / "mine.yaml"
+    model.write_text("nc: 2\nanchors: [[10, 13, 16, 30]]\nbackbone:\n- [-1, 1, Conv, [8, 3, 2]]\n"
+                     f"- {row}\nhead:\n- [[1], 1, Detect, [nc, anchors]]\n")
+    with pytest.raises(ConfigError, match=message):
+        check_early(make_config(tmp_path, 2, model=str(model)))
 
 
 def test_weights_are_checked_by_the_driver_and_found_from_any_folder(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_yolo.engine.ledger import Trial
+from ray_yolo.engine.ledger import new_trial
 from ray_yolo.runtime.sweep_display import (
     Standing,
     SweepDisplay,
@@ -48,11 +48,11 @@ def _terminal(monkeypatch):
 
 
 def finished(number, fitness=0.5, epochs=3):
-    return Trial(number, {}, (), state="finished", fitness=fitness, epochs=epochs)
+    return replace(new_trial(number, {}), state="finished", fitness=fitness, epochs=epochs)
 
 
 def failed(number, reason="out of memory"):
-    return Trial(number, {}, (), state="failed", reason=reason)
+    return replace(new_trial(number, {}), state="failed", reason=reason)
 
 
 def test_rows_are_the_running_trials_and_then_the_ended_ones():
@@ -84,7 +84,7 @@ def test_the_time_left_is_the_mean_trial_for_each_that_waits_and_the_rest_of_tho
 
 def test_the_summary_counts_and_names_the_best():
     assert summary_line([], 300) == "0/300 trials ended"
-    trials = [finished(0, 0.25), failed(1), finished(2, 0.43125), Trial(3, {}, (), state="running")]
+    trials = [finished(0, 0.25), failed(1), finished(2, 0.43125), replace(new_trial(3, {}), state="running")]
     assert summary_line(trials, 300) == "3/300 trials ended, 1 failed; best 0.4313 (trial 2)"
 
 
@@ -129,7 +129,7 @@ def test_a_terminal_shows_one_table_that_is_redrawn():
     display.epoch(0, 1, 0.5)
     display.epoch(0, 2, 0.25)
     now[0] += 60.0
-    display.ended(finished(0, 0.375), [finished(0, 0.375), Trial(1, {}, (), state="running")])
+    display.ended(finished(0, 0.375), [finished(0, 0.375), replace(new_trial(1, {}), state="running")])
     assert [line.split() for line in terminal.screen[:3]] == [
         ["trial", "state", "epoch", "fitness", "best"], ["1", "running", "-/14", "-", "-"],
         ["0", "finished", "3/14", "0.3750", "0.5000"]]

@@ -181,3 +181,9 @@ def test_a_space_that_cannot_be_searched_is_refused_before_any_cluster_work(
         tmp_path: Path, space: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         search(make_sweep(tmp_path, space), quiet=True)
+
+
+def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:
+    recipe = {"epochs": 4, "noval": False, "changes": ["2: box=0.1"]}
+    with pytest.raises(ConfigError, match="leave --changes out"):
+        search(make_sweep(tmp_path, f"search: {{scheduler: pbt}}\n{SPACE}", recipe=recipe), quiet=True)

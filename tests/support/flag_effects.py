@@ -171,6 +171,8 @@ EFFECTS: dict[str, Effect] = {
     "--label-smoothing 0.2": Effect(smoothed, "--weights {files}/certain.pt"),
     "--set augment.close_mosaic=1": Effect(
         lambda run, _: ([None not in batch for batch in run.shown], [False] * 3 + [True] * 3)),
+    "--changes 1:mosaic=0": Effect(lambda run, _: ([None not in batch for batch in run.shown],
+                                                   [False] * 3 + [True] * 3)),
     "--config {files}/fast.yaml": Effect(lambda run, _: (run.all("step", "lr")[0][1], 0.02), "--set warmup_epochs=0"),
     "--hyp {files}/hyp.yaml": Effect(lambda run, _: (run.all("step", "lr")[0][1], 0.03),
                                      "--set warmup_epochs=0 --config {files}/fast.yaml"),
