@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ray_yolo.engine.ledger import Trial
@@ -25,10 +25,11 @@ _log = logging.getLogger(__name__)
 def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
     """The id of the sweep's MLflow run, created at the first start; None (and a warning) if the server is away."""
     about = read_run_file(folder)
-    if about is not None:
-        return about["run_id"]
     try:
         client = build_client(uri)
+        if about is not None:
+            client.update_run(about["run_id"], status="RUNNING")
+            return about["run_id"]
         from mlflow.entities import Param  # after the client, which quietens MLflow
 
         source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
@@ -37,10 +38,21 @@ def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
         asked = [*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]
         client.log_batch(run_id, params=[Param(key, value) for key, value in asked])
     except Exception as error:  # whatever MLflow raises: the search does not depend on it
-        _log.warning("MLflow cannot be reached, trials are tracked without a parent: %s", redact(str(error)))
-        return None
+        _log.warning("MLflow cannot be reached, the sweep's run is not up to date: %s", redact(str(error)))
+        return about["run_id"] if about else None
     replace_text(folder / RUN_FILE, json.dumps({"run_id": run_id, "uri": redact(uri)}, indent=1) + "\n")
     return run_id
+
+
+def stop_runs(folder: Path, uri: str, parent: str, trials: Iterable[Trial], status: str) -> None:
+    """Show the sweep's MLflow run, and those of trials that were running, as ended so; going on makes them RUNNING."""
+    children = (read_run_file(folder / "trials" / trial.folder_name) for trial in trials if trial.state == "running")
+    try:
+        client = build_client(uri)
+        for run_id in (parent, *(child["run_id"] for child in children if child)):
+            client.set_terminated(run_id, status)
+    except Exception as error:  # whatever MLflow raises: the search does not depend on it
+        _log.warning("MLflow still shows the sweep as running: %s", redact(str(error)))
 
 
 def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial], best: Trial) -> None:

@@ -42,7 +42,7 @@ from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
 from ray_yolo.runtime.sweep_display import SweepDisplay
 from ray_yolo.runtime.tracking import tracking_uri
-from ray_yolo.runtime.tracking_sweep import close_parent_run, open_parent_run
+from ray_yolo.runtime.tracking_sweep import close_parent_run, open_parent_run, stop_runs
 from ray_yolo.runtime.trainer import check_early
 from ray_yolo.runtime.trial import train_trial
 from ray_yolo.structures import AnnotationIndex
@@ -108,16 +108,20 @@ def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: R
         run.first_start(digest=recipe_digest(config.recipe), space=settings.space, trials=settings.trials)
     sweep = Sweep(space.space, space.search, config.recipe, train.digest)
     ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
-    with contextlib.closing(SweepDisplay(stream, settings.trials, config.recipe.epochs,
-                                         trials=ledger.trials)) as display:
-        _tell_begin(display, run.folder, ledger, settings.trials, slots, space)
-        parent = _parent_run(config, run.folder)
-        try:
+    display = SweepDisplay(stream, settings.trials, config.recipe.epochs, trials=ledger.trials)
+    _tell_begin(display, run.folder, ledger, settings.trials, slots, space)
+    parent = _parent_run(config, run.folder)
+    try:
+        with contextlib.closing(display):
             _run_trials(config, sweep, ledger, run.folder, slots, parent, display)
-        except (KeyboardInterrupt, SystemExit):
+        return _finish(config, ledger, run, parent, display)
+    except BaseException as error:
+        interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+        if interrupted:
             display.say("interrupted; the same command continues")
-            raise
-    return _finish(config, ledger, run, parent, display)
+        if parent and (uri := _uri(config)):
+            stop_runs(run.folder, uri, parent, ledger.trials, "KILLED" if interrupted else "FAILED")
+        raise
 
 
 def _check_scheduler(settings: Search, recipe: Recipe) -> None:

@@ -22,7 +22,7 @@ from ray_yolo.engine.ledger import Trial, read_trials, verify
 from ray_yolo.runtime.tuner import search
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.yaml_files import to_yaml
-from tests.support.sweeps import assert_cpus_return, make_sweep
+from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
 TRIALS, KILLS = 5, 5
 EPOCHS = 8
@@ -80,8 +80,7 @@ def check_tracking(folder: Path) -> None:
     """One parent, a child for each trial, one point for each key and epoch."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    client, runs = MlflowClient(f"sqlite:///{folder}/mlflow.db"), tracked_runs(folder)
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     assert (len(children), len(runs)) == (TRIALS, TRIALS + 1)
     for run in children:
@@ -107,10 +106,13 @@ def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, stat
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, (ledger.parent / "finished").exists()) == (status, False), errors.decode()
+    assert "RUNNING" not in tracked_states(tmp_path)
+    assert tracked_states(tmp_path)["KILLED"] >= 1  # the sweep's, and the second trial's if it was there already
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
     assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert tracked_states(tmp_path) == {"FINISHED": 3}
     assert_cpus_return()
 
 

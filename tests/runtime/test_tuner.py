@@ -18,7 +18,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.tuner import search
 from ray_yolo.tune_space import overlay
 from tests.support.jobs import make_config
-from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep
+from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_states
 
 GRID = """
 optimizer.name: {type: choice, values: [SGD, Adam, AdamW]}
@@ -116,6 +116,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
     ends = [event for event in read_events(folder / "ledger.jsonl") if event["type"] == "failed"]
     assert sorted(event["trial"] for event in ends) == [0, 1, 2]
+    assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
 
 
 @pytest.mark.ray
@@ -133,9 +134,11 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
         with pytest.raises(KeyboardInterrupt):
             search(config)
     assert "interrupted; the same command continues" in capsys.readouterr().out
+    assert tracked_states(tmp_path) == {"KILLED": 1}
     monkeypatch.setattr(tuner, "train_trial", formula_trial)
     result = search(config, quiet=True)
     assert [trial.attempts for trial in result.trials] == [2, 1]
+    assert tracked_states(tmp_path) == {"FINISHED": 1}
 
 
 @pytest.mark.ray

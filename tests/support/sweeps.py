@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,16 @@ def assert_cpus_return(patience_seconds: float = 60.0) -> None:
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < deadline, ray.available_resources()
         time.sleep(0.5)
+
+
+def tracked_runs(folder: Path) -> list[Any]:
+    """All MLflow runs of `make_sweep`'s sweep: its own and its trials'."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    return list(client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]))
+
+
+def tracked_states(folder: Path) -> Counter[str]:
+    """How many of them have which status."""
+    return Counter(run.info.status for run in tracked_runs(folder))
