@@ -5,7 +5,8 @@
     <storage>/<project>/<name>/finished    exists once the training has ended
 
 Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
-exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok.
+exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok, or
+unless the caller finds that there is more to do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +81,11 @@ def project_folder(placement: Placement) -> Path:
 
 
 @_storage()
-def open_run(recipe: Recipe, placement: Placement) -> Run:
+def open_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] = lambda folder: False) -> Run:
     """The run that this command continues or makes, locked.
+
+    Args:
+        extends: whether there is more to do for the named run of a folder, although it is finished.
 
     Raises:
         InputError: if the named run is in use, finished, or of another recipe, or storage cannot be written to.
@@ -91,7 +95,7 @@ def open_run(recipe: Recipe, placement: Placement) -> Run:
     if placement.resume:
         return _resumed(project, placement.resume)
     if placement.name:
-        return _named(project / placement.name, digest, placement.exist_ok)
+        return _named(project / placement.name, digest, placement.exist_ok, extends)
     for folder in _unfinished(project):
         run = _try_open(folder)
         if run is not None:
@@ -119,17 +123,17 @@ def _resumed(project: Path, resume: str) -> Run:
     return _open(holder)
 
 
-def _named(folder: Path, digest: str, exist_ok: bool) -> Run:
+def _named(folder: Path, digest: str, exist_ok: bool, extends: Callable[[Path], bool]) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     run = _open(folder)
-    finished = (folder / "finished").exists()
+    finished = (folder / "finished").exists() and not extends(folder)
     if run.is_new or (run.record["digest"] == digest and not finished):
         return run
     run.release()
     if exist_ok:
         aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
         folder.rename(aside)
-        return _named(folder, digest, exist_ok)
+        return _named(folder, digest, exist_ok, extends)
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
                      f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")

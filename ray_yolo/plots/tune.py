@@ -86,7 +86,9 @@ def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, flo
     pairs = [(parent, child) for child in line for parent in parents.get(child, ())]
     ends = np.reshape([[(trial, heights[trial]) for trial in pair] for pair in pairs], (-1, 2, 2))  # (lines, ends, xy)
     axes.plot(*ends.T, color=COLOURS[0], linewidth=1.2, alpha=0.5)
-    axes.scatter(line[:-1], [heights[trial] for trial in line[:-1]], s=30, color=COLOURS[0], zorder=3, label="ancestor")
+    if line[:-1]:
+        axes.scatter(line[:-1], [heights[trial] for trial in line[:-1]], s=30, color=COLOURS[0], zorder=3,
+                     label="ancestor")
     axes.scatter(best, heights[best], marker="x", s=60, linewidth=2, color=COLOURS[1], zorder=3,
                  label=f"best: {best}")
     axes.margins(y=0.08)  # room for numbers

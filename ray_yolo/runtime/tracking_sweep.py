@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray_yolo.engine.ledger import Trial
 from ray_yolo.engine.results import RUN_FILE, replace_text
@@ -17,7 +18,11 @@ from ray_yolo.runtime.tracking import build_client, find_experiment, read_run_fi
 from ray_yolo.runtime.tracking_plan import leaves
 from ray_yolo.tune_config import TuneConfig
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 METRICS_PER_CALL = 1000  # MLflow's limit
+BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
 
 _log = logging.getLogger(__name__)
 
@@ -61,17 +66,26 @@ def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial
         client, now = build_client(uri), round(time.time() * 1000)
         from mlflow.entities import Metric
 
-        points = [Metric("fitness", trial.fitness, now, trial.number) for trial in trials if trial.fitness is not None]
+        posted = {point.step for point in client.get_metric_history(parent, "fitness")}
+        points = [Metric("fitness", trial.fitness, now, trial.number) for trial in trials
+                  if trial.fitness is not None and trial.number not in posted]
         for first in range(0, len(points), METRICS_PER_CALL):
             client.log_batch(parent, metrics=points[first : first + METRICS_PER_CALL])
         client.log_metric(parent, "best/fitness", best.fitness)
-        client.set_tag(parent, "ray_yolo.best_trial", best.number)
+        _mark_best(client, folder, parent, best, trials)
         for path in sorted(folder.iterdir()):
             if path.suffix in (".csv", ".yaml", ".png", ".jsonl"):
                 client.log_artifact(parent, str(path))
-        child = read_run_file(folder / "trials" / best.folder_name)
-        if child is not None:
-            client.set_tag(child["run_id"], "ray_yolo.best", "true")
         client.set_terminated(parent, "FINISHED")
     except Exception as error:  # as above
         _log.warning("MLflow has not got the end of the sweep: %s", redact(str(error)))
+
+
+def _mark_best(client: MlflowClient, folder: Path, parent: str, best: Trial, trials: Sequence[Trial]) -> None:
+    """Tag the best trial's run, and it alone: a sweep that went on for more trials may have had another."""
+    before = int(client.get_run(parent).data.tags.get(BEST_TRIAL_TAG, best.number))
+    client.set_tag(parent, BEST_TRIAL_TAG, best.number)
+    for number in {before, best.number}:
+        child = read_run_file(folder / "trials" / trials[number].folder_name)
+        if child is not None:
+            client.set_tag(child["run_id"], BEST_TAG, str(number == best.number).lower())

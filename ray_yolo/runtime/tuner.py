@@ -5,7 +5,8 @@
     <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    made from the ledger
 
 Kill the driver at any point and start the same command again: rows that ended stay, rows that were running go on from
-their checkpoints under their own numbers, and proposals continue.
+their checkpoints under their own numbers, and proposals continue. With more --trials a finished sweep of that --name
+goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import ray
 import ray.tune
 
 from ray_yolo.config import Recipe, RunConfig, recipe_digest
-from ray_yolo.engine.ledger import Ledger, Sweep, Trial
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.ledger import Ledger, Sweep, Trial, read_trials
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.replay import replay_command
 from ray_yolo.engine.runs import Run, open_run
@@ -74,11 +76,16 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     train = _check(config, found)
     warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
     space = found._replace(space=replace(found.space, starts=(*found.space.starts, *warm)))
-    run = open_run(config.recipe, config.placement)
+    run = open_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
     try:
         return _search(config, space, train, run, io.StringIO() if quiet else sys.stdout)
     finally:
         run.release()
+
+
+def _has_more(folder: Path, trials: int) -> bool:
+    """Whether a sweep that has ended has fewer trials than are asked for now."""
+    return len(read_trials(read_events(folder / LEDGER_FILE))) < trials
 
 
 def _adapted(config: TuneConfig, space: Space) -> TuneConfig:

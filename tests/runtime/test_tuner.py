@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, verify
-from ray_yolo.errors import ConfigError, TrainingError
+from ray_yolo.engine.ledger import Ledger, Trial, verify
+from ray_yolo.errors import ConfigError, InputError, TrainingError
 from ray_yolo.runtime import tuner
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.tuner import search
 from ray_yolo.tune_space import overlay
 from tests.support.jobs import make_config
-from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_states
+from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
 GRID = """
 optimizer.name: {type: choice, values: [SGD, Adam, AdamW]}
@@ -49,15 +50,13 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
 
 def check_tracking(folder: Path) -> None:
     """One parent, a child for each trial, the best one marked."""
-    from mlflow import MlflowClient
-
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     [parent] = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert len(children) == 3
     assert all(run.info.status == "FINISHED" for run in runs)
-    assert sum("ray_yolo.best" in run.data.tags for run in children) == 1
+    assert sum(run.data.tags.get("ray_yolo.best") == "true" for run in children) == 1
     assert len(client.get_metric_history(parent.info.run_id, "fitness")) == 3
 
 
@@ -104,6 +103,31 @@ def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
     assert_cpus_return()
     with pytest.raises(Exception, match="finished"):
         search(config.model_copy(update={"placement": config.placement.model_copy(update={"name": "exp"})}), quiet=True)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+
+    def tune(trials: int, space: str = SPACE) -> tuple[Trial, ...]:
+        config = make_sweep(tmp_path, space, trials=trials)
+        named = config.placement.model_copy(update={"name": "mine"})
+        return search(config.model_copy(update={"placement": named}), quiet=True).trials
+
+    first = tune(2)
+    with pytest.raises(InputError, match="mine is finished"):
+        tune(2)
+    with pytest.raises(InputError, match="begun with another search space"):
+        tune(3, "lr0: [0.001, 0.01]")
+    assert tune(4)[:2] == first
+    folder = tmp_path / "runs" / "evolve" / "mine"
+    assert verify(read_events(folder / "ledger.jsonl")) == []
+    [parent] = tracked_runs(tmp_path)
+    assert parent.info.status == "FINISHED"
+    points = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_metric_history(parent.info.run_id, "fitness")
+    assert sorted(point.step for point in points) == [0, 1, 2, 3]
 
 
 @pytest.mark.ray
@@ -161,8 +185,6 @@ def test_asha_stops_real_trainings_early_and_their_records_are_complete(tmp_path
     stopped = [trial for trial in result.trials if trial.epochs < 60]
     assert stopped
     assert_cpus_return()
-    from mlflow import MlflowClient
-
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert sorted(run.info.status for run in runs) == ["FINISHED"] * (6 - len(stopped)) + ["KILLED"] * len(stopped)
