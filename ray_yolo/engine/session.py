@@ -36,19 +36,23 @@ TERMS = ("box", "obj", "cls")
 
 Emit = Callable[..., None]
 Report = Callable[[dict[str, Any]], None]
+Heed = Callable[[Callable[[], None]], None]
 
 
-def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> dict[str, Any]:
+def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
+                heed: Heed = lambda save: None) -> dict[str, Any]:
     """Train `job` on this worker until it is done. Collective. Returns the final summary, equal on all workers.
 
     Args:
         emit: appends an event to the run's log without waiting; called as emit(type, **fields).
         report: called by every worker once per epoch with the same metrics.
+        heed: called by the recording worker after each step with a function that saves it; where the training is to
+            stop there, it calls that and does not come back.
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
     """
-    session = Session(job, host, placement, emit, report)
+    session = Session(job, host, placement, emit, report, heed)
     try:
         while not session.is_over:
             session.follow_changes()
@@ -73,10 +77,11 @@ class _Clock:
 class Session:
     """The state of `run_session`."""
 
-    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> None:
+    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
+                 heed: Heed = lambda save: None) -> None:
         self.job, self.host, self.placement = job, host, placement
         self.records = host.replicas.worker == 0
-        self._emit, self._report = emit, report
+        self._emit, self._report, self._heed = emit, report, heed
         self.parts = build(job, host)
         self.state = self._resume()
         self.clock = _Clock()
@@ -111,6 +116,8 @@ class Session:
         inside = step.images.stop < len(self.job.train) and not self.placement.nosave
         if save_steps and progress.step % save_steps == 0 and inside:
             self._save(["last"])
+        if self.records:
+            self._heed(lambda: None if self.placement.nosave else self._save(["last"]))
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
@@ -235,13 +242,13 @@ class Session:
     def _epoch_event(self, epoch: int, losses: tuple[float, float, float], found: Evaluation | None,
                      score: float | None, best: bool, trained: float) -> dict[str, Any]:
         seconds = trained - self.clock.began
-        gpu = self.host.device.type == "cuda"
+        gpu, plan = self.host.device.type == "cuda", self.parts.plan
         return {
             "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(TERMS, losses, strict=True)),
             "val": None if found is None else dict(zip(TERMS, found.losses, strict=True)),
             "metrics": None if found is None else found.summary,
             "per_class": [] if found is None else per_class(found, self.job.val),
-            "lr": [group["lr"] for group in self.parts.optimizer.param_groups],
+            "lr": list(plan.rates(plan.steps(epoch)[-1], epoch).lr),
             "images_per_second": self.clock.step_images / seconds, "wait_share": self.clock.wait_seconds / seconds,
             "seconds": time.perf_counter() - self.clock.began, "fitness": score, "best": best,
             "memory_gb": torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0,

@@ -33,6 +33,7 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
+        self._save_asked = False
 
     def emit(self, type: str, fields: dict[str, Any]) -> None:
         """Append one event."""
@@ -41,6 +42,14 @@ class Recorder:
     def ready(self) -> bool:
         """True, once everything that the calling process sent before is written (or waits for the disk)."""
         return True
+
+    def ask_to_save(self) -> None:
+        """The driver wants a checkpoint of the next step."""
+        self._save_asked = True
+
+    def save_asked(self) -> bool:
+        """Whether it does."""
+        return self._save_asked
 
 
 class LocalRecorder:

@@ -27,6 +27,7 @@ from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
 from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
+from ray_yolo.runtime.stopping import MESSAGE, heeding_signals, save_before_end
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -97,7 +98,8 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
     device = torch.device("cuda" if gpus else "cpu")
     host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
                 loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))
-    return run_session(job, host, placement, books.emit, lambda _: None)
+    with heeding_signals(lambda text: books.emit("warning", message=text)) as heed:
+        return run_session(job, host, placement, books.emit, lambda _: None, heed)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
@@ -115,7 +117,12 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
         try:
             return run_aside(trainer.fit).return_value
         except (KeyboardInterrupt, SystemExit):
-            cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
+            try:
+                if not placement.nosave:
+                    books.emit("warning", message=MESSAGE)
+                    save_before_end(books.recorder, job.run_dir)
+            finally:
+                cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
             raise
         except ray.train.WorkerGroupError as error:
             raise _cause(error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ class Killed(BaseException):
     """Stands for kill -9: nothing below catches it."""
 
 
-def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1) -> dict[str, Any]:
-    """Train `job`, or die right after step `die_at`. Returns what is in the last checkpoint, and the events."""
+def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1) -> dict[str, Any]:
+    """Train `job`, or die right after step `die_at`, or be told to stop there.
+
+    Returns what is in the last checkpoint, and the events.
+    """
     events: list[dict[str, Any]] = []
 
     def emit(type: str, **fields: Any) -> None:
@@ -38,8 +42,13 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1) 
             raise Killed
 
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    def heed(save: Callable[[], None]) -> None:
+        if steps({"events": json.dumps(events)})[-1] == stop_at:
+            save()
+            raise Killed
+
     with contextlib.suppress(Killed):
-        run_session(job, host, placement, emit, lambda _: None)
+        run_session(job, host, placement, emit, lambda _: None, heed)
     return {"state": last_state(job), "events": json.dumps(events)}
 
 
@@ -101,6 +110,15 @@ def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other
         [1e-2, 1e-3, 1e-3, 2e-3])
     with pytest.raises(AssertionError):
         assert_same(expected["state"], calm["state"])
+
+
+def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_same_bits(
+        calm: dict[str, Any], tmp_path: Path) -> None:
+    job, done = make_job(tmp_path, **EXACT), []
+    for step in range(1, steps(calm)[-1] + 1):  # every second one is the last of its epoch
+        done += steps(train(Replicas(), job, Placement(), stop_at=step))
+    assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
+    assert done == steps(calm)
 
 
 @pytest.mark.parametrize("save_steps", [0, 2, 3])

@@ -131,12 +131,13 @@ def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_training_on_ray_that_is_told_to_stop_says_so_and_goes_on(
-        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int) -> None:
+def test_a_training_that_is_told_to_stop_says_so_and_goes_on_at_the_next_step(
+        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int) -> None:
     if signal.getsignal(signum) is signal.SIG_IGN:
         pytest.skip("started in the background, where this signal is ignored")
-    process = start(command(tmp_path, tmp_path, 2), tmp_path)
+    process = start(command(tmp_path, tmp_path, workers), tmp_path)
     while 5 not in steps(tmp_path):
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.005)
@@ -146,6 +147,7 @@ def test_a_training_on_ray_that_is_told_to_stop_says_so_and_goes_on(
     last = read_events(log_of(tmp_path))[-1]
     assert (last["type"], last["status"], last["reason"]) == ("end", "stopped", "interrupted")
     finish(start(command(tmp_path, tmp_path, 0), tmp_path))
+    assert len(set(steps(tmp_path))) == len(steps(tmp_path))  # none was trained twice
     expected = tensors(calm[0])
     assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
     client_rows(tmp_path)
