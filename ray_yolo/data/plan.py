@@ -80,10 +80,17 @@ class Plan:
         that a worker's part of a short batch is never larger than of a full one.
         """
         _, size = resolved_batch(self.recipe)
-        whole = [step.images[i * size : (i + 1) * size] for i in range(self.microbatches(step))]
+        numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)
+        if not self.recipe.sync_bn:
+            numbers, part = sharing.share(len(numbers), worker, num_workers), slice(None)
+        return [Microbatch(number, step.images[number * size : (number + 1) * size][part]) for number in numbers]
+
+    def share_sizes(self, step: Step, num_workers: int) -> list[int]:
+        """The number of microbatches in each worker's share."""
+        count = self.microbatches(step)
         if self.recipe.sync_bn:
-            return [Microbatch(i, images[worker::num_workers]) for i, images in enumerate(whole)]
-        return [Microbatch(i, whole[i]) for i in sharing.share(len(whole), worker, num_workers)]
+            return [count] * num_workers
+        return [len(sharing.share(count, worker, num_workers)) for worker in range(num_workers)]
 
     def loader_batch(self, num_workers: int, worker: int) -> int:
         """Images of a worker's full microbatch, the batch size of its loader."""

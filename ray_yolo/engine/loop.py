@@ -72,8 +72,7 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
     """One optimiser step over the worker's share of microbatches. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
     parts.model.train()
-    shares = [parts.plan.share(step, worker, replicas.num_workers) for worker in range(replicas.num_workers)]
-    mine, rows, waited = shares[replicas.worker], [], 0.0
+    mine, rows, waited = parts.plan.share(step, replicas.worker, replicas.num_workers), [], 0.0
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
     for microbatch in mine:
         began = time.perf_counter()
@@ -85,7 +84,7 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
     if not mine:
         keep_in_step(parts)
     parts.gradients.finish(parts.plan.microbatches(step))
-    measured = gather_measurements(parts, rows, [len(share) for share in shares])
+    measured = gather_measurements(parts, rows, parts.plan.share_sizes(step, replicas.num_workers))
     norm, finite = update_weights(parts, measured, number + 1)
     losses = measured[:, :3].sum(0) / len(step.images)
     return StepResult(losses, norm, not finite, waited, sum(len(microbatch.images) for microbatch in mine))

@@ -67,6 +67,7 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
 class _Clock:
     """Times and counts of this worker's epoch so far."""
 
+    event_interval: int  # steps from one step event to the next
     began: float = field(default_factory=time.perf_counter)
     last: float = field(default_factory=time.perf_counter)
     wait_seconds: float = 0.0
@@ -84,7 +85,7 @@ class Session:
         self._emit, self._report, self._heed = emit, report, heed
         self.parts = build(job, host)
         self.state = self._resume()
-        self.clock = _Clock()
+        self.clock = self._start_clock()
         self.missed_saves = 0
         self._count_anew()
         self.stopped_early = self._has_stalled()
@@ -106,8 +107,7 @@ class Session:
         clock.wait_seconds += result.wait_seconds
         clock.images += result.images
         clock.step_images += len(step.images)
-        every = -(-len(self.parts.plan.steps(progress.epoch)) // STEP_EVENTS_PER_EPOCH)
-        if self.records and (progress.step % every == 0 or result.skipped):
+        if self.records and (progress.step % clock.event_interval == 0 or result.skipped):
             self._emit("step", step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(),
                        lr=list(rates.lr), images=len(step.images), images_per_second=len(step.images) / seconds,
                        wait_seconds=result.wait_seconds, seconds=seconds, gradient_norm=result.gradient_norm,
@@ -147,7 +147,7 @@ class Session:
             self._save(kinds)
         self._report({"epoch": epoch, "step": state.progress.step, "fitness": score,
                       "best_fitness": state.best_fitness})
-        self.clock = _Clock()
+        self.clock = self._start_clock()
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def validate(self) -> Evaluation:
@@ -165,6 +165,10 @@ class Session:
         if self.records:
             self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
         return summary
+
+    def _start_clock(self) -> _Clock:
+        steps = len(self.parts.plan.steps(self.state.progress.epoch))
+        return _Clock(event_interval=-(-steps // STEP_EVENTS_PER_EPOCH))
 
     def _count_anew(self) -> None:
         """Forget a best epoch from before the last change: what goes on is another training from there."""

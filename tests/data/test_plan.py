@@ -37,6 +37,7 @@ def test_shares_partition_every_step(workers: int, sync_bn: bool) -> None:
         shares = [plan.share(step, worker, workers) for worker in range(workers)]
         images = sorted(i for part in shares for microbatch in part for i in microbatch.images)
         assert images == list(step.images), epoch
+        assert plan.share_sizes(step, workers) == [len(part) for part in shares]
 
 
 def test_microbatches_do_not_depend_on_the_number_of_workers() -> None:
