@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -51,7 +51,11 @@ class Run:
         write_durably(self.folder / "finished", b"")
 
     def release(self) -> None:
-        """Let other processes have the folder."""
+        """Let other processes have the folder; one in which nothing came to be decided is removed."""
+        with suppress(OSError):
+            if self.is_new and os.listdir(self.folder) == [".lock"]:
+                (self.folder / ".lock").unlink()
+                self.folder.rmdir()
         self.lock.close()
 
 

@@ -67,7 +67,7 @@ def connect(placement: Placement) -> float:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
-                                 "that this user has its token (ray get-auth-token)") from None
+                                 "that this user has its token (ray get-auth-token, RAY_AUTH_MODE=token)") from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
@@ -76,13 +76,14 @@ def connect(placement: Placement) -> float:
 
 
 def _running_here() -> str:
-    """The address of the cluster that `ray start` has left word of on this machine, or `local`, for a new one.
+    """`auto`, for the cluster that `ray start` has left word of on this machine, or `local`, for a new one.
 
-    A head that was killed leaves word too, which Ray itself would believe for many minutes.
+    A head that was killed leaves word too, which Ray itself would believe for many minutes. One that lives is not
+    given by its address: only where Ray has found it itself does it use this user's token.
     """
     word = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     address = word.read_text().strip() if word.is_file() else ""
-    return "local" if not address or _silence(address) else address
+    return "local" if not address or _silence(address) else "auto"
 
 
 def _silence(address: str) -> str | None:

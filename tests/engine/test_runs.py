@@ -40,6 +40,17 @@ def test_the_same_command_continues_its_unfinished_run(start: Open) -> None:
     assert start(OTHER).folder != run.folder
 
 
+def test_a_start_that_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path))
+    run = open_run(RECIPE, placement)
+    run.release()
+    assert not run.folder.exists()
+    run = open_run(RECIPE, placement.model_copy(update={"name": "mine"}))
+    (run.folder / "notes.txt").touch()  # somebody's
+    run.release()
+    assert (run.folder / "notes.txt").exists()
+
+
 def test_a_finished_run_is_followed_by_a_new_one(start: Open) -> None:
     run = start()
     run.finish()
