@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # torch loads it with the first optimiser and makes a folder of its own: before anybody watches
 import yaml
 from torch.utils.data import DataLoader
 
