@@ -88,7 +88,7 @@ def heeding_driver(recorder: ActorHandle[Recorder]) -> Heed:
     return heed
 
 
-def save_before_end(recorder: ActorHandle[Recorder], run_dir: Path) -> None:
+def save_before_end(recorder: ActorHandle[Recorder], run_dir: Path, tell: Callable[[str], None]) -> None:
     """For the driver: ask the workers of a training for a checkpoint, and wait for it where they have begun."""
     log = run_dir / EVENTS_FILE
     begun = [event["type"] for event in read_events(log) if event["type"] in ("placement", "start")]
@@ -96,6 +96,7 @@ def save_before_end(recorder: ActorHandle[Recorder], run_dir: Path) -> None:
         return
     news = follow(log)
     next(news)
+    tell(MESSAGE)
     recorder.ask_to_save.remote()
     deadline = time.monotonic() + SAVE_SECONDS
     while time.monotonic() < deadline:

@@ -27,7 +27,7 @@ from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
 from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
-from ray_yolo.runtime.stopping import MESSAGE, heeding_signals, save_before_end
+from ray_yolo.runtime.stopping import heeding_signals, save_before_end
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -111,7 +111,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     cluster.check_storage(job.run_dir)
     cluster.wait_for_room(placement, gpus)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    attempts = placement.max_failures
+    attempts, tell = placement.max_failures, lambda text: books.emit("warning", message=text)
     while True:
         trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
         try:
@@ -119,8 +119,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
         except (KeyboardInterrupt, SystemExit):
             try:
                 if not placement.nosave:
-                    books.emit("warning", message=MESSAGE)
-                    save_before_end(books.recorder, job.run_dir)
+                    save_before_end(books.recorder, job.run_dir, tell)
             finally:
                 cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
             raise
@@ -131,7 +130,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
                 raise TrainingError(f"Ray could not run the training: {error}") from error
             attempts -= 1
             reason = str(error).strip().splitlines()[-1]
-            books.emit("warning", message=f"Ray's controller failed and is started again: {reason}")
+            tell(f"Ray's controller failed and is started again: {reason}")
 
 
 def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:

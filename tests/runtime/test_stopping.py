@@ -130,6 +130,7 @@ def test_the_driver_waits_for_a_new_checkpoint_but_not_for_ever(
     for event in events:
         log.append(event)
     recorder, began = Asked(log, saves), time.monotonic()
-    save_before_end(recorder, tmp_path)
-    assert recorder.asked == asked
+    told: list[str] = []
+    save_before_end(recorder, tmp_path, told.append)
+    assert (recorder.asked, told) == (asked, [MESSAGE] * asked)
     assert seconds <= time.monotonic() - began < seconds + 0.7
