@@ -12,12 +12,16 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ray_yolo.engine.events import EventLog
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+SAVE_REQUEST = ".save"
+"""File in a run folder: whoever makes it wants a checkpoint of the next step."""
 
 Emit = Callable[..., None]
 """emit(type, **fields)"""
@@ -29,11 +33,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """What the actor runs: an `EventLog` behind calls."""
+    """What the actor runs: an `EventLog` behind calls, and an eye on the request beside it (`stopping`)."""
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
-        self._save_asked = False
+        self._request = Path(path).with_name(SAVE_REQUEST)
+        self._request.unlink(missing_ok=True)  # of an earlier driver
 
     def emit(self, type: str, fields: dict[str, Any]) -> None:
         """Append one event."""
@@ -43,13 +48,9 @@ class Recorder:
         """True, once everything that the calling process sent before is written (or waits for the disk)."""
         return True
 
-    def ask_to_save(self) -> None:
-        """The driver wants a checkpoint of the next step."""
-        self._save_asked = True
-
     def save_asked(self) -> bool:
-        """Whether it does."""
-        return self._save_asked
+        """Whether a checkpoint of the next step is wanted."""
+        return self._request.exists()
 
 
 class LocalRecorder:

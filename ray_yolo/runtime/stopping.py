@@ -11,18 +11,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_yolo.engine.events import follow, read_events
+from ray_yolo.engine.events import Event, follow
 from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.runtime.recorder import SAVE_REQUEST, Recorder
 
 if TYPE_CHECKING:
     import ray
     from ray.actor import ActorHandle
-
-    from ray_yolo.runtime.recorder import Recorder
 
 SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
@@ -88,18 +87,28 @@ def heeding_driver(recorder: ActorHandle[Recorder]) -> Heed:
     return heed
 
 
-def save_before_end(recorder: ActorHandle[Recorder], run_dir: Path, tell: Callable[[str], None]) -> None:
-    """For the driver: ask the workers of a training for a checkpoint, and wait for it where they have begun."""
-    log = run_dir / EVENTS_FILE
-    begun = [event["type"] for event in read_events(log) if event["type"] in ("placement", "start")]
-    if begun[-1:] != ["start"]:
+def save_before_end(run_dirs: Iterable[Path], tell: Callable[[str], None]) -> None:
+    """For a driver: ask the workers of trainings for checkpoints, and wait for them where workers have begun."""
+    logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
+    waiting = {folder for folder, log in logs.items() if _has_begun(next(log))}
+    if not waiting:
         return
-    news = follow(log)
-    next(news)
     tell(MESSAGE)
-    recorder.ask_to_save.remote()
     deadline = time.monotonic() + SAVE_SECONDS
-    while time.monotonic() < deadline:
-        if any(event["type"] in ("checkpoint", "end") for event in next(news)):
-            return
-        time.sleep(_POLL_SECONDS / 2)
+    requests = [folder / SAVE_REQUEST for folder in waiting]
+    with contextlib.suppress(OSError):  # storage that fails now is no reason to end otherwise
+        for request in requests:
+            request.touch()
+        try:
+            while waiting and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS / 2)
+                waiting -= {folder for folder in waiting
+                            if any(event["type"] in ("checkpoint", "end") for event in next(logs[folder]))}
+        finally:
+            for request in requests:
+                request.unlink(missing_ok=True)
+
+
+def _has_begun(events: Iterable[Event]) -> bool:
+    """Whether workers train, by a log: those that were given a place last have started."""
+    return [event["type"] for event in events if event["type"] in ("placement", "start", "end")][-1:] == ["start"]

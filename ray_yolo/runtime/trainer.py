@@ -119,7 +119,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
         except (KeyboardInterrupt, SystemExit):
             try:
                 if not placement.nosave:
-                    save_before_end(books.recorder, job.run_dir, tell)
+                    save_before_end([job.run_dir], tell)
             finally:
                 cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
             raise

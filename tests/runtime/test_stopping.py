@@ -13,6 +13,7 @@ import pytest
 
 from ray_yolo.engine.events import EventLog
 from ray_yolo.runtime import stopping
+from ray_yolo.runtime.recorder import SAVE_REQUEST, Recorder
 from ray_yolo.runtime.stopping import MESSAGE, Heed, heeding_signals, save_before_end
 
 
@@ -105,32 +106,43 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     assert seen == [terminate]
 
 
-class Asked:
-    """Stands for the recorder's actor; told to save, it does so after a moment, or never."""
+def save_when_asked(folder: Path, log: EventLog) -> None:
+    """Stands for a training: half a second after it is asked to, it saves."""
+    def work() -> None:
+        while not (folder / SAVE_REQUEST).exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        log.append("checkpoint", step=5)
 
-    def __init__(self, log: EventLog, saves: bool) -> None:
-        self.log, self.saves, self.ask_to_save, self.asked = log, saves, self, False
-
-    def remote(self) -> None:
-        self.asked = True
-        if self.saves:
-            threading.Timer(0.2, self.log.append, ("checkpoint",), {"step": 5}).start()
+    threading.Thread(target=work, daemon=True).start()
 
 
 @pytest.mark.parametrize(("events", "saves", "asked", "seconds"), [
     ((), True, False, 0.0), (("placement",), True, False, 0.0),  # workers that have not begun have nothing to save
-    (("placement", "start", "placement"), True, False, 0.0),
-    (("placement", "start"), True, True, 0.2), (("placement", "start", "checkpoint"), False, True, 1.0),
+    (("placement", "start", "placement"), True, False, 0.0), (("placement", "start", "end"), True, False, 0.0),
+    (("placement", "start"), True, True, 0.5), (("placement", "start", "checkpoint"), False, True, 2.0),
 ])
-def test_the_driver_waits_for_a_new_checkpoint_but_not_for_ever(
+def test_the_driver_waits_for_new_checkpoints_but_not_for_ever(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...], saves: bool, asked: bool,
         seconds: float) -> None:
-    monkeypatch.setattr(stopping, "SAVE_SECONDS", 1.0)
-    log = EventLog(tmp_path / "events.jsonl")
+    monkeypatch.setattr(stopping, "SAVE_SECONDS", 2.0)
+    (tmp_path / "calm").mkdir()
+    log, calm = EventLog(tmp_path / "events.jsonl"), EventLog(tmp_path / "calm" / "events.jsonl")
     for event in events:
         log.append(event)
-    recorder, began = Asked(log, saves), time.monotonic()
+    if saves:
+        save_when_asked(tmp_path, log)
     told: list[str] = []
-    save_before_end(recorder, tmp_path, told.append)
-    assert (recorder.asked, told) == (asked, [MESSAGE] * asked)
-    assert seconds <= time.monotonic() - began < seconds + 0.7
+    began = time.monotonic()
+    save_before_end([tmp_path, calm.path.parent, tmp_path / "none"], told.append)
+    assert told == [MESSAGE] * asked
+    assert seconds <= time.monotonic() - began < seconds + 1.0
+    assert not list(tmp_path.rglob(SAVE_REQUEST))
+
+
+def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
+    (tmp_path / SAVE_REQUEST).touch()
+    recorder = Recorder(str(tmp_path / "events.jsonl"))
+    assert not recorder.save_asked()
+    (tmp_path / SAVE_REQUEST).touch()
+    assert recorder.save_asked()

@@ -100,20 +100,26 @@ def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, stat
     config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=2, max_concurrent=1)
     argv, ledger = command(config, tmp_path), tmp_path / "runs" / "evolve" / "exp" / "ledger.jsonl"
     process = start(argv, tmp_path)
-    while not any(event["type"] == "finished" for event in read_events(ledger)):
+    log = ledger.parent / "trials" / "trial1" / "events.jsonl"
+    while len(steps_in(log)) < 3:
         assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.1)
+        time.sleep(0.05)
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, (ledger.parent / "finished").exists()) == (status, False), errors.decode()
     assert "RUNNING" not in tracked_states(tmp_path)
-    assert tracked_states(tmp_path)["KILLED"] >= 1  # the sweep's, and the second trial's if it was there already
+    assert tracked_states(tmp_path) == {"FINISHED": 1, "KILLED": 2}  # the second trial's and the sweep's own
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
     assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
     assert tracked_states(tmp_path) == {"FINISHED": 3}
     assert_cpus_return()
+
+
+def steps_in(log: Path) -> list[int]:
+    return [event["step"] for event in read_events(log) if event["type"] == "step"]
 
 
 def repeat(number: int, folder: Path) -> Path:
