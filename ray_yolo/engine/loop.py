@@ -36,14 +36,18 @@ class StepResult(NamedTuple):
     skipped: bool  # non-finite somewhere: no weight and no statistic has changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
+    stop: bool  # a worker was told that training shall stop here
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
 EpochHook = Callable[[int], bool]
 
 
-def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` says stop. Moves `state` along. Collective.
+def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
+          stop_asked: Callable[[], bool] = lambda: False) -> None:
+    """Train from `state` to the last epoch, or until `after_epoch` or `stop_asked` says stop. Moves `state` along.
+
+    Collective: whichever worker was asked to stop, all do after the same step.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
@@ -56,19 +60,22 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
         for step in (step for step in plan.steps(epoch) if step.images.start >= done):
             rates = plan.rates(step, epoch)
             set_rates(parts.optimizer, rates)
-            result = take_step(parts, step, batches, state.progress.step)
+            result = take_step(parts, step, batches, state.progress.step, stop_asked)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
             after_step(step, rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     "a row; lower optimizer.lr0, or use --set precision=fp32")
+            if result.stop:
+                return
         state.progress = Progress(epoch + 1, 0, state.progress.step)
         if after_epoch(epoch):
             return
 
 
-def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int) -> StepResult:
+def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
+              stop_asked: Callable[[], bool]) -> StepResult:
     """One optimiser step over the worker's share of microbatches. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
     parts.model.train()
@@ -84,10 +91,12 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
     if not mine:
         keep_in_step(parts)
     parts.gradients.finish(parts.plan.microbatches(step))
-    measured = gather_measurements(parts, rows, parts.plan.share_sizes(step, replicas.num_workers))
+    counts = parts.plan.share_sizes(step, replicas.num_workers)
+    measured, stop = gather_measurements(parts, rows, counts, stop_asked())
     norm, finite = update_weights(parts, measured, number + 1)
     losses = measured[:, :3].sum(0) / len(step.images)
-    return StepResult(losses, norm, not finite, waited, sum(len(microbatch.images) for microbatch in mine))
+    return StepResult(losses, norm, not finite, waited, sum(len(microbatch.images) for microbatch in mine),
+                      stop)
 
 
 def forward_backward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> Tensor:
@@ -126,13 +135,20 @@ def keep_in_step(parts: Parts) -> None:
     parts.scaler.scale(sum(level.float().sum() for level in levels) * 0.0).backward()
 
 
-def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int]) -> Tensor:
-    """Losses and statistics of all microbatches of a step in their order, the same on every worker. Collective."""
+def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], stop: bool) -> tuple[Tensor, bool]:
+    """Losses and statistics of all microbatches of a step in their order, and whether a worker wants to stop; the same
+    on every worker. Collective.
+
+    A worker without a microbatch has no row to say it in, and says it in a later step.
+    """
     width = 3 + parts.statistics.size
     mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
+    mine = torch.cat([mine.new_full((len(mine), 1), float(stop)), mine], 1)
     if parts.plan.recipe.sync_bn:  # every worker has seen every microbatch: statistics agree, losses are parts
-        return torch.cat([parts.host.replicas.global_sum(mine[:, :3].contiguous()), mine[:, 3:]], 1)
-    return parts.host.replicas.gather_rows(mine, counts)
+        mine = torch.cat([parts.host.replicas.global_sum(mine[:, :4].contiguous()), mine[:, 4:]], 1)
+    else:
+        mine = parts.host.replicas.gather_rows(mine, counts)
+    return mine[:, 1:], bool(mine[:, 0].any())
 
 
 def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, bool]:

@@ -36,27 +36,26 @@ TERMS = ("box", "obj", "cls")
 
 Emit = Callable[..., None]
 Report = Callable[[dict[str, Any]], None]
-Heed = Callable[[Callable[[], None]], None]
 
 
 def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
-                heed: Heed = lambda save: None) -> dict[str, Any]:
+                stop_asked: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Train `job` on this worker until it is done. Collective. Returns the final summary, equal on all workers.
 
     Args:
         emit: appends an event to the run's log without waiting; called as emit(type, **fields).
         report: called by every worker once per epoch with the same metrics.
-        heed: called by the recording worker after each step with a function that saves it; where the training is to
-            stop there, it calls that and does not come back.
+        stop_asked: called in each step; once it is true on any worker, all stop after the same step, which is saved.
+            The summary's `stopped` says so.
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
     """
-    session = Session(job, host, placement, emit, report, heed)
+    session = Session(job, host, placement, emit, report)
     try:
         while not session.is_over:
             session.follow_changes()
-            train(session.parts, session.state, session.after_step, session.after_epoch)
+            train(session.parts, session.state, session.after_step, session.after_epoch, stop_asked)
     finally:
         for store in session.parts.stores:
             store.close()
@@ -78,22 +77,22 @@ class _Clock:
 class Session:
     """The state of `run_session`."""
 
-    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
-                 heed: Heed = lambda save: None) -> None:
+    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> None:
         self.job, self.host, self.placement = job, host, placement
         self.records = host.replicas.worker == 0
-        self._emit, self._report, self._heed = emit, report, heed
+        self._emit, self._report = emit, report
         self.parts = build(job, host)
         self.state = self._resume()
         self.clock = self._start_clock()
         self.missed_saves = 0
+        self.stopped = False  # because it was told to
         self._count_anew()
         self.stopped_early = self._has_stalled()
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train."""
-        return self.stopped_early or self.state.progress.epoch >= self.job.recipe.epochs
+        """Whether there is nothing left to train, or nobody who wants it now."""
+        return self.stopped or self.stopped_early or self.state.progress.epoch >= self.job.recipe.epochs
 
     def follow_changes(self) -> None:
         """Train by the settings that hold now; see `Recipe.changes`."""
@@ -114,10 +113,9 @@ class Session:
                        skipped=result.skipped)
         save_steps = self.placement.save_steps
         inside = step.images.stop < len(self.job.train) and not self.placement.nosave
-        if save_steps and progress.step % save_steps == 0 and inside:
+        self.stopped = result.stop
+        if (save_steps and progress.step % save_steps == 0 and inside) or (result.stop and not self.placement.nosave):
             self._save(["last"])
-        if self.records:
-            self._heed(lambda: None if self.placement.nosave else self._save(["last"]))
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
@@ -157,12 +155,12 @@ class Session:
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
     def finish(self) -> dict[str, Any]:
-        """Record the end. Returns the summary."""
+        """Record the end, if it is one. Returns the summary."""
         state = self.state
         summary = {"step": state.progress.step, "epoch": state.progress.epoch - 1, "best_epoch": state.best_epoch,
                    "best_fitness": state.best_fitness, "stopped_early": self.stopped_early,
-                   "last_epoch": state.last_epoch}
-        if self.records:
+                   "last_epoch": state.last_epoch, "stopped": self.stopped}
+        if self.records and not self.stopped:
             self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
         return summary
 

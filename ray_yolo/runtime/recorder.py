@@ -20,8 +20,8 @@ from ray_yolo.engine.events import EventLog
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-SAVE_REQUEST = ".save"
-"""File in a run folder: whoever makes it wants a checkpoint of the next step."""
+STOP_REQUEST = ".stop"
+"""File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
 
 Emit = Callable[..., None]
 """emit(type, **fields)"""
@@ -37,7 +37,7 @@ class Recorder:
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
-        self._request = Path(path).with_name(SAVE_REQUEST)
+        self._request = Path(path).with_name(STOP_REQUEST)
         self._request.unlink(missing_ok=True)  # of an earlier driver
 
     def emit(self, type: str, fields: dict[str, Any]) -> None:
@@ -48,8 +48,8 @@ class Recorder:
         """True, once everything that the calling process sent before is written (or waits for the disk)."""
         return True
 
-    def save_asked(self) -> bool:
-        """Whether a checkpoint of the next step is wanted."""
+    def stop_asked(self) -> bool:
+        """Whether the training shall stop after a step."""
         return self._request.exists()
 
 

@@ -1,7 +1,7 @@
-"""A training that is told to stop saves its last step first, so that nothing is trained twice.
+"""A training that is told to stop saves the step in hand first, so that nothing is trained twice.
 
-Workers keep equal states between steps: the recording one can save alone. It then waits to be ended. A second signal
-ends everything at once, and so does a save that does not come for `SAVE_SECONDS`.
+All workers stop after the same step (`engine.loop.train`) and end in order, which gives back what they hold. A second
+signal does not wait for that, and `SAVE_SECONDS` are the longest that a first one waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_yolo.engine.events import Event, follow
 from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.runtime.recorder import SAVE_REQUEST, Recorder
+from ray_yolo.runtime.recorder import STOP_REQUEST, Recorder
 
 if TYPE_CHECKING:
     import ray
@@ -27,13 +27,12 @@ SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
-Heed = Callable[[Callable[[], None]], None]
-"""heed(save): called after each step; where the training was told to stop it saves and does not come back."""
+StopAsked = Callable[[], bool]
 
 
 @contextlib.contextmanager
-def heeding_signals(tell: Callable[[str], None]) -> Iterator[Heed]:
-    """For a training in this thread: within, SIGINT and SIGTERM take effect after the next step.
+def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
+    """For a training in this thread: SIGINT and SIGTERM ask it to stop, and do what they always do when it has.
 
     Handlers can be set in the main thread only; in another one signals stay as they are.
     """
@@ -49,61 +48,63 @@ def heeding_signals(tell: Callable[[str], None]) -> Iterator[Heed]:
         told[0][1].start()
         tell(MESSAGE)
 
-    def heed(save: Callable[[], None]) -> None:
-        if told:
-            save()
-            number = told[0][0]
-            handlers[signal.Signals(number)](number, None)
-
     for number in handlers:
         signal.signal(number, handle)
     try:
-        yield heed
+        yield lambda: bool(told)
     finally:
         for _, again in told:
             again.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if told:
+        first = told[0][0]
+        handlers[signal.Signals(first)](first, None)
 
 
-def heeding_driver(recorder: ActorHandle[Recorder]) -> Heed:
-    """For the recording worker: asks the recorder every moment, without waiting for its answer."""
+def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
+    """For a worker on Ray: asks the recorder every moment, without waiting for its answer."""
     import ray
 
     answer: ray.ObjectRef[bool] | None = None
     asked = 0.0
 
-    def heed(save: Callable[[], None]) -> None:
+    def stop_asked() -> bool:
         nonlocal answer, asked
         with contextlib.suppress(ray.exceptions.RayError):  # a recorder that has gone asks for nothing
             if answer is not None and ray.wait([answer], timeout=0)[0]:
                 told, answer = ray.get(answer), None
                 if told:
-                    save()
-                    time.sleep(4 * SAVE_SECONDS)  # the driver ends this process
+                    return True
             if answer is None and time.monotonic() - asked > _POLL_SECONDS:
-                answer, asked = recorder.save_asked.remote(), time.monotonic()
+                answer, asked = recorder.stop_asked.remote(), time.monotonic()
+        return False
 
-    return heed
+    return stop_asked
 
 
-def save_before_end(run_dirs: Iterable[Path], tell: Callable[[str], None]) -> None:
-    """For a driver: ask the workers of trainings for checkpoints, and wait for them where workers have begun."""
+def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Callable[[], bool] = lambda: False
+                ) -> None:
+    """For a driver: ask trainings whose workers have begun to stop, and wait for that, at most for `SAVE_SECONDS`.
+
+    Args:
+        ended: whether all have stopped; else their logs tell.
+    """
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
-    waiting = {folder for folder, log in logs.items() if _has_begun(next(log))}
-    if not waiting:
+    training = {folder for folder, log in logs.items() if _has_begun(next(log))}
+    if not training:
         return
     tell(MESSAGE)
     deadline = time.monotonic() + SAVE_SECONDS
-    requests = [folder / SAVE_REQUEST for folder in waiting]
+    requests = [folder / STOP_REQUEST for folder in training]
     with contextlib.suppress(OSError):  # storage that fails now is no reason to end otherwise
         for request in requests:
             request.touch()
         try:
-            while waiting and time.monotonic() < deadline:
+            while training and not ended() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS / 2)
-                waiting -= {folder for folder in waiting
-                            if any(event["type"] in ("checkpoint", "end") for event in next(logs[folder]))}
+                training -= {folder for folder in training
+                             if any(event["type"] == "end" for event in next(logs[folder]))}
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
 from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
-from ray_yolo.runtime.stopping import heeding_signals, save_before_end
+from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -57,6 +58,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         InputError: for anything the user can get wrong, before any cluster work (exit 2).
         ResourcesError: if the cluster can never hold the workers (exit 4).
         TrainingError: if training fails for good (exit 3).
+        KeyboardInterrupt: if it was told to stop.
     """
     placement = config.placement
     check_early(config)
@@ -75,6 +77,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
+                if summary["stopped"]:  # by whoever has called this in a thread of his
+                    raise KeyboardInterrupt
                 run.finish()
             result = _result(run, summary)
         finally:
@@ -98,8 +102,8 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
     device = torch.device("cuda" if gpus else "cpu")
     host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
                 loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))
-    with heeding_signals(lambda text: books.emit("warning", message=text)) as heed:
-        return run_session(job, host, placement, books.emit, lambda _: None, heed)
+    with signals_ask(lambda text: books.emit("warning", message=text)) as stop_asked:
+        return run_session(job, host, placement, books.emit, lambda _: None, stop_asked)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
@@ -112,17 +116,18 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     cluster.wait_for_room(placement, gpus)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
     attempts, tell = placement.max_failures, lambda text: books.emit("warning", message=text)
+
+    def before_end(outcome: Future[ray.train.Result]) -> None:
+        try:
+            ask_to_stop([job.run_dir], tell, outcome.done)
+        finally:
+            if not outcome.done():
+                cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
+
     while True:
         trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
         try:
-            return run_aside(trainer.fit).return_value
-        except (KeyboardInterrupt, SystemExit):
-            try:
-                if not placement.nosave:
-                    save_before_end([job.run_dir], tell)
-            finally:
-                cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
-            raise
+            return run_aside(trainer.fit, before_end).return_value
         except ray.train.WorkerGroupError as error:
             raise _cause(error) from error
         except (ray.train.ControllerError, ray.exceptions.ActorDiedError) as error:

@@ -116,6 +116,8 @@ def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> queue.Qu
         try:
             fit(config, quiet=True, link=link, command=train_command(config.recipe))
             outcome.put("")
+        except KeyboardInterrupt:  # told to stop, as the whole sweep: its driver ends this process
+            return
         except BaseException as error:
             outcome.put(f"{type(error).__name__}: {error}")
 

@@ -42,7 +42,7 @@ from ray_yolo.runtime.bookkeeping import settle
 from ray_yolo.runtime.prepare import decide, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
-from ray_yolo.runtime.stopping import save_before_end
+from ray_yolo.runtime.stopping import ask_to_stop
 from ray_yolo.runtime.sweep_display import SweepDisplay
 from ray_yolo.runtime.tracking import tracking_uri
 from ray_yolo.runtime.tracking_sweep import close_parent_run, open_parent_run, stop_runs
@@ -127,7 +127,7 @@ def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: R
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
         if interrupted:
             running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
-            save_before_end([run.folder / "trials" / name for name in running], display.say)
+            ask_to_stop([run.folder / "trials" / name for name in running], display.say)
             display.say("interrupted; the same command continues")
         if parent and (uri := _uri(config)):
             stop_runs(run.folder, uri, parent, ledger.trials, "KILLED" if interrupted else "FAILED")

@@ -16,7 +16,7 @@ from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
 from ray_yolo.runtime.recorder import await_recorder, emitter, flush_recorder
-from ray_yolo.runtime.stopping import heeding_driver
+from ray_yolo.runtime.stopping import driver_asks
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -54,6 +54,6 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         emit("placement", group=group.id.hex())
     try:
         return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report,
-                           heeding_driver(config["recorder"]))
+                           driver_asks(config["recorder"]))
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this

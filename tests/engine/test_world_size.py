@@ -78,7 +78,7 @@ def break_something(control: str, replicas: Replicas, patch: pytest.MonkeyPatch)
     elif control == "loss means per worker":
         patch.setattr(loop, "forward_backward", with_local_counts)
     elif control == "statistics of one worker":
-        patch.setattr(loop, "gather_measurements", lambda parts, rows, counts: torch.stack(rows))
+        patch.setattr(loop, "gather_measurements", lambda parts, rows, *_: (torch.stack(rows), False))
     elif control == "dropped all-reduce" and replicas.num_workers > 1:
         patch.setattr("ray_yolo.engine.replicas._sum_hook", dropped_hook)
     elif control == "identity clip":

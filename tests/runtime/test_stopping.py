@@ -13,8 +13,8 @@ import pytest
 
 from ray_yolo.engine.events import EventLog
 from ray_yolo.runtime import stopping
-from ray_yolo.runtime.recorder import SAVE_REQUEST, Recorder
-from ray_yolo.runtime.stopping import MESSAGE, Heed, heeding_signals, save_before_end
+from ray_yolo.runtime.recorder import STOP_REQUEST, Recorder
+from ray_yolo.runtime.stopping import MESSAGE, StopAsked, ask_to_stop, signals_ask
 
 
 class TerminatedError(Exception):
@@ -39,33 +39,32 @@ def tell_myself(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def train(work: Callable[[Heed], None], tell: Callable[[str], None] = lambda text: None) -> None:
-    with heeding_signals(tell) as heed:
-        work(heed)
+def train(work: Callable[[StopAsked], None], tell: Callable[[str], None] = lambda text: None) -> None:
+    with signals_ask(tell) as stop_asked:
+        work(stop_asked)
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
-def test_the_step_in_hand_is_finished_and_saved(number: int, raised: type[BaseException]) -> None:
+def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
+        number: int, raised: type[BaseException]) -> None:
     told: list[str] = []
-    done: list[str] = []
+    asked: list[bool] = []
 
-    def work(heed: Heed) -> None:
-        heed(lambda: done.append("too early"))
+    def work(stop_asked: StopAsked) -> None:
+        asked.append(stop_asked())
         tell_myself(number)
-        done.append("rest of the step")
-        heed(lambda: done.append("saved"))
-        done.append("next step")
+        asked.append(stop_asked())
 
     with pytest.raises(raised):
         train(work, told.append)
-    assert done == ["rest of the step", "saved"]
+    assert asked == [False, True]
     assert told == [MESSAGE]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == [
         signal.default_int_handler, terminate]
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    def work(heed: Heed) -> None:
+    def work(stop_asked: StopAsked) -> None:
         tell_myself(signal.SIGINT)
         tell_myself(signal.SIGTERM)
         pytest.fail("it went on")
@@ -75,7 +74,7 @@ def test_a_second_signal_stops_at_once() -> None:
 
 
 def test_a_step_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(heed: Heed) -> None:
+    def work(stop_asked: StopAsked) -> None:
         tell_myself(signal.SIGINT)
         time.sleep(5)
         pytest.fail("it went on")
@@ -86,63 +85,68 @@ def test_a_step_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 def test_nothing_comes_after_the_training_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "SAVE_SECONDS", 0.1)
-    with heeding_signals(lambda text: None):
-        tell_myself(signal.SIGINT)
-    time.sleep(0.3)
+    monkeypatch.setattr(stopping, "SAVE_SECONDS", 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        train(lambda stop_asked: tell_myself(signal.SIGINT))
+    time.sleep(0.4)
 
 
 def test_in_another_thread_signals_stay_as_they_are() -> None:
     seen: list[object] = []
 
-    def work() -> None:
-        with heeding_signals(lambda text: None) as heed:
-            seen.append(signal.getsignal(signal.SIGTERM))
-            heed(lambda: seen.append("saved"))
+    def work(stop_asked: StopAsked) -> None:
+        seen.extend([signal.getsignal(signal.SIGTERM), stop_asked()])
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=train, args=(work,))
     thread.start()
     thread.join()
-    assert seen == [terminate]
+    assert seen == [terminate, False]
 
 
-def save_when_asked(folder: Path, log: EventLog) -> None:
-    """Stands for a training: half a second after it is asked to, it saves."""
+def stop_when_asked(folder: Path, log: EventLog) -> None:
+    """Stands for a training: half a second after it is asked to, it has stopped."""
     def work() -> None:
-        while not (folder / SAVE_REQUEST).exists():
+        while not (folder / STOP_REQUEST).exists():
             time.sleep(0.01)
         time.sleep(0.5)
-        log.append("checkpoint", step=5)
+        log.append("end", status="stopped", step=5)
 
     threading.Thread(target=work, daemon=True).start()
 
 
-@pytest.mark.parametrize(("events", "saves", "asked", "seconds"), [
+@pytest.mark.parametrize(("events", "stops", "asked", "seconds"), [
     ((), True, False, 0.0), (("placement",), True, False, 0.0),  # workers that have not begun have nothing to save
     (("placement", "start", "placement"), True, False, 0.0), (("placement", "start", "end"), True, False, 0.0),
     (("placement", "start"), True, True, 0.5), (("placement", "start", "checkpoint"), False, True, 2.0),
 ])
-def test_the_driver_waits_for_new_checkpoints_but_not_for_ever(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...], saves: bool, asked: bool,
+def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...], stops: bool, asked: bool,
         seconds: float) -> None:
     monkeypatch.setattr(stopping, "SAVE_SECONDS", 2.0)
     (tmp_path / "calm").mkdir()
     log, calm = EventLog(tmp_path / "events.jsonl"), EventLog(tmp_path / "calm" / "events.jsonl")
     for event in events:
         log.append(event)
-    if saves:
-        save_when_asked(tmp_path, log)
+    if stops:
+        stop_when_asked(tmp_path, log)
     told: list[str] = []
     began = time.monotonic()
-    save_before_end([tmp_path, calm.path.parent, tmp_path / "none"], told.append)
+    ask_to_stop([tmp_path, calm.path.parent, tmp_path / "none"], told.append)
     assert told == [MESSAGE] * asked
     assert seconds <= time.monotonic() - began < seconds + 1.0
-    assert not list(tmp_path.rglob(SAVE_REQUEST))
+    assert not list(tmp_path.rglob(STOP_REQUEST))
+
+
+def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append("start")
+    answers = iter([False, False, True])
+    ask_to_stop([tmp_path], lambda text: None, lambda: next(answers))
 
 
 def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
-    (tmp_path / SAVE_REQUEST).touch()
+    (tmp_path / STOP_REQUEST).touch()
     recorder = Recorder(str(tmp_path / "events.jsonl"))
-    assert not recorder.save_asked()
-    (tmp_path / SAVE_REQUEST).touch()
-    assert recorder.save_asked()
+    assert not recorder.stop_asked()
+    (tmp_path / STOP_REQUEST).touch()
+    assert recorder.stop_asked()
