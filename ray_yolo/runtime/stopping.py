@@ -63,7 +63,7 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
 
 
 def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
-    """For a worker on Ray: asks the recorder every moment, without waiting for its answer."""
+    """For one worker on Ray: asks the recorder every moment, without waiting for its answer."""
     import ray
 
     answer: ray.ObjectRef[bool] | None = None

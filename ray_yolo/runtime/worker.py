@@ -53,7 +53,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     if group is not None and host.replicas.worker == 0:
         emit("placement", group=group.id.hex())
     try:
-        return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report,
-                           driver_asks(config["recorder"]))
+        stop_asked = driver_asks(config["recorder"]) if host.replicas.worker == 0 else lambda: False  # one asks for all
+        return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
