@@ -1,7 +1,9 @@
 """Makes text fit to be shown: secrets taken out, and nothing left that a terminal would obey.
 
-What is known to carry them: the user part of a URL (`https://user:password@host`) and named values
-(`token=...`, `AWS_SECRET_ACCESS_KEY=...`). A secret in any other form is not recognised.
+What is known to carry them: the user part of a URL (`https://user:password@host`), named values (`token=...`,
+`AWS_SECRET_ACCESS_KEY=...`), bearer tokens, signatures of presigned URLs, and keys whose form tells what they are (AWS,
+GitHub, GitLab, Google, Hugging Face, Slack, Databricks, OpenAI, JSON web tokens, PEM). A secret in any other form is
+not recognised.
 """
 
 import re
@@ -11,7 +13,14 @@ MASK = "***"
 # Greedy up to the last '@' before the path: passwords with an '@' in them are common, and wrong, and still secret.
 _URL_USER = re.compile(r"(?<=://)[^/\s]*@")
 _NAMED_VALUE = re.compile(
-    r"((?:token|secret|passwo?r?d|credential|api[_-]?key)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s&,;\"']+", re.IGNORECASE
+    r"((?:token|secret|passwo?r?d|credential|signature|api[_-]?key|access[_-]?key|\bsig(?==))[\w-]*[\"']?\s*[=:]\s*[\"']?)"
+    r"[^\s&,;\"']+", re.IGNORECASE
+)
+_BEARER = re.compile(r"(\bbearer\s+|\bauthorization[\"']?\s*[=:]\s*[\"']?\w+\s+)[\w.~+/-]{8,}=*", re.IGNORECASE)
+_BARE_KEY = re.compile(
+    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opusr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AIza[\w-]{30,}|hf_\w{20,}"
+    r"|xox[a-z]-[\w-]{10,}|dapi[0-9a-f]{32}|sk-[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
 )
 
 
@@ -24,5 +33,6 @@ def printable(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """The text with the user part of every URL and the value of every named secret replaced by `***`."""
-    return _NAMED_VALUE.sub(rf"\1{MASK}", _URL_USER.sub(f"{MASK}@", text))
+    """The text with the user part of every URL, the value of every named secret and every known key as `***`."""
+    text = _BEARER.sub(rf"\1{MASK}", _BARE_KEY.sub(MASK, _URL_USER.sub(f"{MASK}@", text)))
+    return _NAMED_VALUE.sub(rf"\1{MASK}", text)

@@ -12,6 +12,17 @@ from ray_yolo.redact import printable, redact
     "AWS_SECRET_ACCESS_KEY=s3cr3t",
     'password: "s3cr3t"',
     "api-key=s3cr3t",
+    "Authorization: Bearer s3cr3t-s3cr3t",
+    "a header of bearer s3cr3ts3cr3t==",
+    "'Authorization': 'Basic czNjcjN0s3cr3t'",
+    "https://b.s3.amazonaws.com/k?X-Amz-Credential=s3cr3t%2F20260101&X-Amz-Signature=s3cr3t&X-Amz-Security-Token=s3cr3t",
+    "https://a.blob.core.windows.net/c/b?sv=2024&sp=r&sig=s3cr3t%3D",
+    "https://storage.googleapis.com/b/o?X-Goog-Signature=s3cr3t",
+    "-----BEGIN RSA PRIVATE KEY-----\ns3cr3t\n-----END RSA PRIVATE KEY-----",
+    "ghp_s3cr3ts3cr3ts3cr3ts3cr3t",
+    "hf_s3cr3ts3cr3ts3cr3ts3cr3t",
+    "xoxb-1234-s3cr3ts3cr3t",
+    "eyJhbGciOiJIUzI1NiJ9.s3cr3ts3cr3t.s3cr3t",
 ])
 def test_secrets_do_not_pass(secret):
     assert "s3cr3t" not in redact(f"could not reach {secret} today")
@@ -22,6 +33,8 @@ def test_what_a_reader_needs_stays():
 
 
 @pytest.mark.parametrize("text", [
+    "a bearer of good news", "basic augmentation", "sigma=0.2", "signs: 3", "AKIA", "task-aligned assignment",
+    "runs/train/exp/weights/best.pt", "0123456789abcdef0123456789abcdef01234567",
     "sqlite:////data/ann@home/mlflow.db", "http://127.0.0.1:5000", "a token ring has no password", "mail ann@host.org",
 ])
 def test_other_text_passes_unchanged(text):
@@ -35,6 +48,11 @@ def test_other_text_passes_unchanged(text):
 def test_a_terminal_has_nothing_to_obey(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).encode().decode() == shown
+
+
+@pytest.mark.parametrize("key", ["AKIAIOSFODNN7EXAMPLE", "AIza" + "x" * 35, "dapi" + "0a" * 16, "sk-" + "a" * 24])
+def test_keys_are_known_by_their_form(key: str) -> None:
+    assert redact(f"no access with {key} to the bucket") == "no access with *** to the bucket"
 
 
 def test_redacting_twice_is_redacting_once():
