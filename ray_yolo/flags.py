@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from ray_yolo.config_fields import TRANSPARENT, ConfigField, canonical, config_fields, did_you_mean
 from ray_yolo.config_sources import Given, read_config_file, resolve_config
-from ray_yolo.errors import InputError
+from ray_yolo.errors import ConfigError, InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -50,9 +50,12 @@ SEVERAL = ("imgsz", "freeze", "changes", "classes")
 
 FILES = {
     "--config": "YAML file of settings by path, e.g. optimizer: {lr0: 0.02}",
-    "--hyp": "the same, over --config; YOLOv5's hyp files serve as they are",
+    "--hyp": "the same for the recipe alone, over --config; YOLOv5's hyp files serve as they are",
 }
 """Flags that name a file of settings, the later ones over the earlier ones."""
+
+CODE = ("callbacks",)
+"""Settings that run code of the user's: taken from the command line, never from a file."""
 
 OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--help")
 """Flags of every command that are not fields."""
@@ -106,10 +109,27 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     given: dict[str, Given] = {}
     for flag in FILES:
         if path := getattr(options, flag.strip("-")):
-            given |= read_config_file(path)
+            given |= _allowed(read_config_file(path), flag, config_fields(command.model))
     given |= options.given | dict(map(_read_assignment, options.set))
     config, origins = resolve_config(command.model, given)
     return Parsed(config, origins, options.dry_run)
+
+
+def _allowed(given: Mapping[str, Given], flag: str, fields: Mapping[str, ConfigField]) -> Mapping[str, Given]:
+    """What a file gives: files are passed from hand to hand, so none runs code, and hyper-parameters decide only what
+    is trained, not where it is trained, written and reported.
+
+    Raises:
+        ConfigError: naming the line of a setting that this kind of file must not hold.
+    """
+    for path, item in given.items():
+        spelled = spell(path)[0] if spell(path) else f"--set {path}"
+        if path in CODE:
+            raise ConfigError(f"{item.origin}: {path} runs code, which no file may ask for; give it as {spelled}")
+        if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
+            raise ConfigError(f"{item.origin}: {path} is no setting of the recipe, and --hyp takes no others; "
+                              f"give it as {spelled}, or in a --config file")
+    return given
 
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:

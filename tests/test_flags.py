@@ -268,3 +268,23 @@ def test_any_command_line_is_a_configuration_or_an_input_error(argv: list[str]) 
     else:
         assert isinstance(result.config, RunConfig)
         assert set(result.origins) == set(config_fields(RunConfig))
+
+
+@pytest.mark.parametrize(("setting", "flag"), [
+    ("callbacks: evil.py", "--callbacks"), ("address: 10.0.0.1:6379", "--address"),
+    ("mlflow_uri: http://elsewhere", "--mlflow-uri"), ("storage_path: /elsewhere", "--storage-path"),
+    ("placement: {storage_path: /elsewhere}", "--storage-path"),
+])
+def test_a_hyp_file_holds_settings_of_the_recipe_only(tmp_path: Path, setting: str, flag: str) -> None:
+    (tmp_path / "hyp.yaml").write_text(f"lr0: 0.02\n{setting}\n")
+    with pytest.raises(InputError, match=rf"hyp\.yaml:2: .* {flag}"):
+        parse_train(["--hyp", str(tmp_path / "hyp.yaml")])
+
+
+def test_no_file_runs_code(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
+    assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"
+    (tmp_path / "all.yaml").write_text("epochs: 3\ncallbacks: evil.py\n")
+    with pytest.raises(InputError, match=r"all\.yaml:2: callbacks runs code.*--callbacks"):
+        parse_train(["--config", str(tmp_path / "all.yaml")])
+    assert parse_train(["--callbacks", "mine.py"]).config.placement.callbacks == "mine.py"
