@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -139,7 +140,8 @@ class ImageStore:
 
     def _fill(self, temporary: Path) -> None:
         total = int(self._starts[-1]) + len(self)
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # left by a kill, or a link
+        with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
         content = np.memmap(temporary, np.uint8, "r+", shape=(total,))
 
@@ -163,6 +165,10 @@ def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
     for number, place in enumerate(places):
         with suppress(OSError):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if place.parent == SHARED_MEMORY and not _is_private(place):
+                _log.warning("%s is not this user's alone (another user made it, or may write to it): memory is not "
+                             "used; remove it, or give --cache disk", place)
+                continue
             if min(shutil.disk_usage(place).free, _free_memory(place)) > num_bytes * _MARGIN:
                 if number:
                     _log.warning("decoded images need %.1f GB, more than memory has free: kept in %s",
@@ -170,6 +176,12 @@ def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
                 return place
     _log.warning("decoded images need %.1f GB, more than is free in %s: nothing is cached", num_bytes / 1e9, places[-1])
     return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can have put a file or a link there: shared memory is everybody's, its names are known."""
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
 
 
 def _free_memory(place: Path) -> float:
@@ -183,7 +195,7 @@ def _free_memory(place: Path) -> float:
 
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
+    with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,5 @@
 import fcntl
+import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -62,6 +63,45 @@ def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: Annotation
     assert disk.is_relative_to(own_cache)
     assert own is not None
     assert own.parent == tmp_path / "own"
+
+
+@pytest.mark.parametrize("trap", ["link", "writable", "other owner"])
+def test_shared_memory_that_another_user_prepared_is_not_used(
+        index: AnnotationIndex, tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture,
+        trap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, aim = cache.SHARED_MEMORY / f"ray_yolo-{os.getuid()}", tmp_path / "aim"
+    aim.mkdir(mode=0o700)
+    if trap == "link":
+        private.symlink_to(aim)
+    else:
+        private.mkdir()
+        private.chmod(0o777 if trap == "writable" else 0o700)
+        owner = os.getuid()
+        if trap == "other owner":
+            monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+            private.rename(cache.SHARED_MEMORY / f"ray_yolo-{owner + 1}")
+    file = ImageStore(index, 64, "ram").file
+    assert file is not None
+    assert file.is_relative_to(own_cache)
+    assert not list(aim.iterdir())
+    assert "not this user's alone" in caplog.text
+
+
+def test_a_link_in_the_place_of_a_kept_file_is_not_followed(index: AnnotationIndex, tmp_path: Path) -> None:
+    folder, mine = tmp_path / "kept", tmp_path / "mine.txt"
+    named = ImageStore(index, 64, "ram", folder).file
+    assert named is not None
+    for path in folder.iterdir():
+        path.unlink()
+    mine.write_text("precious")
+    named.with_suffix(".part").symlink_to(mine)
+    ImageStore(index, 64, "ram", folder)
+    named.unlink()
+    named.with_suffix(".lock").unlink()
+    named.with_suffix(".lock").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic"):
+        ImageStore(index, 64, "ram", folder)
+    assert mine.read_text() == "precious"
 
 
 def test_kept_images_are_read_only_and_shared(index: AnnotationIndex) -> None:
