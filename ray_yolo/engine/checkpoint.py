@@ -14,6 +14,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,9 @@ def read_state(path: Path) -> dict[str, Any]:
     manifest = path.with_name("MANIFEST.json") if path.name == "state.pt" else path.with_suffix(".json")
     if manifest.is_file() and (problem := damage(path, manifest)):
         raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
+    if _is_compressed(path):
+        raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
+                              "all memory; save it again with torch.save")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
@@ -142,6 +146,15 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, not tensors by name")
     return state
+
+
+def _is_compressed(path: Path) -> bool:
+    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # no zip, or none that torch reads either
+        return False
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def test_pickled_objects_are_refused_with_the_line_that_converts_them(
         with pytest.raises(CheckpointError, match="state_dict"):
             checkpoint.read_state(Path(name))
     assert not Path("unpickled").exists()
+
+
+def test_weights_that_inflate_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, \
+            zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    assert (tmp_path / "bomb.pt").stat().st_size * 100 < (tmp_path / "plain.pt").stat().st_size
+    assert torch.equal(checkpoint.read_state(tmp_path / "plain.pt")["weight"], torch.zeros(1 << 20))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(CheckpointError, match=r"bomb\.pt: its contents are compressed.*torch\.save"):
+        checkpoint.read_state(tmp_path / "bomb.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 broken"])
