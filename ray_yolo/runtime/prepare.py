@@ -33,6 +33,7 @@ from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
+from ray_yolo.redact import redact
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.yaml_files import load_yaml
@@ -118,7 +119,7 @@ def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float
     run.first_start(
         digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
         architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
-        names=list(train.names), labels=train.digest, command=shlex.join(command),
+        names=list(train.names), labels=train.digest, command=redact(shlex.join(command)),
         provenance=provenance(),
     )
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ray_yolo.config import Recipe, recipe_digest
 from ray_yolo.engine.events import Event, best_row, durable, epoch_rows
 from ray_yolo.engine.results import number_at
+from ray_yolo.redact import redact
 
 RUN_ID_TAG = "ray_yolo.run_id"
 
@@ -109,12 +110,12 @@ def _params(run: Event) -> dict[str, str]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """The values of a nested mapping as text, by dotted path after the prefix."""
+    """The values of a nested mapping as text without secrets, by dotted path after the prefix."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, str(value)
+            yield prefix + key, redact(str(value))
 
 
 def _tags(run: Event, starts: Sequence[Event]) -> dict[str, str]:

@@ -34,6 +34,13 @@ def test_what_autobatch_decided_stays_when_the_run_goes_on(tmp_path: Path) -> No
     assert record["recipe"]["batch_size"] == record["recipe"]["microbatch"] == 16
 
 
+def test_a_run_keeps_no_password_of_its_command(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "quiet"}, epochs=1)
+    folder = fit(config, quiet=True, command=["train", "--mlflow-uri", "https://ann:s3cr3t@host"]).run_dir
+    assert "https://***@host" in json.loads((folder / "run.json").read_text())["command"]
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+
+
 @pytest.mark.parametrize(("freeze", "message"), [
     ([99], "there is no layer 99; yolov5n has layers 0 to 24"), (25, "no layer would be trained")])
 def test_layers_that_cannot_be_frozen_are_refused(freeze: object, message: str) -> None:
