@@ -78,7 +78,7 @@ class Recipe(Frozen):
     sync_bn: bool = False
     """Spread each batch over all workers with common BatchNorm statistics and loss means."""
     exact: bool = False
-    """Sum gradients in a fixed binary tree over microbatches: the same bits on any number of workers."""
+    """Fix what else decides the bits: arithmetic threads (see `threads`), and deterministic kernels or none."""
     threads: int = Field(0, ge=0, le=1024)
     """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
     patience: int = Field(100, ge=0)

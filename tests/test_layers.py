@@ -1,4 +1,4 @@
-"""The dependency rule: imports point down only, siblings do not meet, and each foreign world has one door."""
+"""The dependency rule: imports point down only, siblings do not meet, and each foreign world has its doors."""
 
 import ast
 import sys
@@ -15,7 +15,8 @@ FLOORS = (  # lowest first; modules of the package that are not named here stand
      "tune_space", "tune_config", "__version__"),
     SIBLINGS, ("families",), ("engine",), ("runtime",),
 )
-DOORS = {"ray": "runtime/", "mlflow": "runtime/", "torch.distributed": "engine/replicas.py"}
+DOORS = {"ray": ("runtime/",), "mlflow": ("runtime/",),
+         "torch.distributed": ("engine/replicas.py", "engine/gradients.py")}
 FOR_OPS = ("torch", "torchvision.ops", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
 
@@ -53,7 +54,7 @@ def objection(path: str, name: str) -> str | None:
     if name.startswith("."):
         return "a relative import; write it out"
     if door and not path.startswith(door):
-        return f"only {door} may"
+        return f"only {' and '.join(door)} may"
     if here == "ops" and not any(within(name, package) for package in FOR_OPS):
         return "ops imports torch, torchvision.ops, numpy and the standard library only"
     if there and floor(there) > floor(here):

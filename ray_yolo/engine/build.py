@@ -20,7 +20,8 @@ from ray_yolo.data.plan import Plan, ShareSampler
 from ray_yolo.data.sampling import image_weights
 from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
-from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum, bare
+from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.replicas import Replicas, bare
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.anchor_based import AnchorLoss
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
@@ -78,7 +79,7 @@ class Parts:
     scaler: torch.amp.GradScaler
     loss: AnchorLoss
     statistics: Statistics
-    gradients: GradientSum
+    gradients: GradientTree
     sampler: ShareSampler
     loader: Batches
     val_batches: Batches  # this worker's share
@@ -95,8 +96,8 @@ def build(job: Job, host: Host) -> Parts:
     recipe, replicas = job.recipe, host.replicas
     check_workers(recipe, replicas.num_workers)
     torch.set_num_threads(recipe.threads or host.threads)
-    if recipe.exact and host.device.type == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
@@ -105,12 +106,12 @@ def build(job: Job, host: Host) -> Parts:
     model = cast(Detector, bare(replica))
     ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
     store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
+    statistics = Statistics(model, replicas.global_sum if recipe.sync_bn else None)
     val_store = ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True)
     return Parts(
         host=host, family=family, model=model, replica=replica, ema=ema,
         scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
-        statistics=Statistics(model, replicas.global_sum if recipe.sync_bn else None),
-        gradients=TreeSum(list(model.parameters()), replicas) if recipe.exact else ReducedSum(replica),
+        statistics=statistics, gradients=GradientTree(replica, replicas, statistics.size),
         stores=(store, val_store),
         val_batches=val_loader(job.val, val_store, recipe.imgsz, recipe.evaluate.batch_size, host),
         **_changing_parts(job, host, family, model, store),

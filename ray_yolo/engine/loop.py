@@ -78,29 +78,43 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
               stop_asked: Callable[[], bool]) -> StepResult:
     """One optimiser step over the worker's share of microbatches. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
+    counts = parts.plan.share_sizes(step, replicas.num_workers)
     parts.model.train()
-    mine, rows, waited = parts.plan.share(step, replicas.worker, replicas.num_workers), [], 0.0
+    parts.gradients.start(counts)
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
+    rows, waited = forward_backward(parts, step, batches, size)
+    statistics = parts.gradients.finish()
+    measured, stop = gather_measurements(parts, rows, counts, stop_asked())
+    norm, finite = update_weights(parts, measured, statistics, number + 1)
+    images = sum(len(part.images) for part in parts.plan.share(step, replicas.worker, replicas.num_workers))
+    return StepResult(measured.sum(0) / len(step.images), norm, not finite, waited, images, stop)
+
+
+def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
+                     size: int | None) -> tuple[list[Tensor], float]:
+    """Forward and backward of the worker's microbatches. Collective.
+
+    Returns the losses of each, and the seconds waited for the loader.
+    """
+    replicas, recipe = parts.host.replicas, parts.plan.recipe
+    mine, count = parts.plan.share(step, replicas.worker, replicas.num_workers), parts.plan.microbatches(step)
+    rows, waited = [], 0.0
     for microbatch in mine:
-        began = time.perf_counter()
+        began, last = time.perf_counter(), microbatch is mine[-1]
         batch = next(batches) if microbatch.images else blank_batch(0, recipe.imgsz)
         waited += time.perf_counter() - began
-        with parts.gradients.microbatch(last=microbatch is mine[-1]):
-            rows.append(forward_backward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size))
-        parts.gradients.collect(microbatch.number)
+        with parts.gradients.microbatch(last=last):
+            loss, terms = forward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size)
+            statistics = parts.statistics.recorded(count - 1 - microbatch.number)
+            parts.gradients.backward(loss, statistics / replicas.parts(recipe.sync_bn), last=last)
+        rows.append(terms)
     if not mine:
-        keep_in_step(parts)
-    parts.gradients.finish(parts.plan.microbatches(step))
-    counts = parts.plan.share_sizes(step, replicas.num_workers)
-    measured, stop = gather_measurements(parts, rows, counts, stop_asked())
-    norm, finite = update_weights(parts, measured, number + 1)
-    losses = measured[:, :3].sum(0) / len(step.images)
-    return StepResult(losses, norm, not finite, waited, sum(len(microbatch.images) for microbatch in mine),
-                      stop)
+        parts.gradients.backward_of_nothing(blank_loss(parts))
+    return rows, waited
 
 
-def forward_backward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> Tensor:
-    """Forward and backward of one microbatch. Returns [box, obj, cls, statistics...], losses times its images.
+def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> tuple[Tensor, Tensor]:
+    """One microbatch. Returns its loss, scaled for backward, and (3,) [box, obj, cls] times its images.
 
     Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
     before the loss, which is possible because assignment does not depend on predictions.
@@ -109,49 +123,38 @@ def forward_backward(parts: Parts, batch: Mapping[str, Tensor], num_images: int,
     images, targets = to_network_input(batch, parts.host.device, size)
     parts.statistics.clear()
     with autocast(parts.host.device, precision):
-        levels = forward_model(parts)(images)
+        levels = parts.replica(images)
     measured = parts.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
     counts = replicas.global_sum(measured.counts) if parts.plan.recipe.sync_bn else measured.counts
     terms = parts.loss.terms(measured.numerators, counts) * num_images
-    parts.scaler.scale(terms.sum()).backward()
-    return torch.cat([terms.detach(), parts.statistics.recorded()])
+    return parts.scaler.scale(terms.sum()), terms.detach()
 
 
-def forward_model(parts: Parts) -> nn.Module:
-    """DDP's wrapper where its reduction is wanted, else the bare model."""
-    return parts.model if parts.plan.recipe.exact else parts.replica
-
-
-def keep_in_step(parts: Parts) -> None:
-    """A worker without a microbatch runs a blank image at no weight: DDP's reduction needs every worker's backward.
+def blank_loss(parts: Parts) -> Tensor:
+    """For a worker without a microbatch: a blank image at no weight, because DDP reduces in every worker's backward.
 
     What the blank image does to the statistics is not recorded.
     """
-    if parts.plan.recipe.exact:
-        return
     images, _ = to_network_input(blank_batch(1, 2 * STRIDE), parts.host.device, None)
-    parts.statistics.clear()
-    levels = parts.replica(images)
-    parts.scaler.scale(sum(level.float().sum() for level in levels) * 0.0).backward()
+    return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
 
 
 def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], stop: bool) -> tuple[Tensor, bool]:
-    """Losses and statistics of all microbatches of a step in their order, and whether a worker wants to stop; the same
-    on every worker. Collective.
+    """Losses of all microbatches of a step in their order, and whether a worker wants to stop; the same on every
+    worker. Collective.
 
     A worker without a microbatch has no row to say it in, and says it in a later step.
     """
-    width = 3 + parts.statistics.size
-    mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
+    mine = torch.stack(rows) if rows else torch.zeros(0, 3, device=parts.host.device)
     mine = torch.cat([mine.new_full((len(mine), 1), float(stop)), mine], 1)
-    if parts.plan.recipe.sync_bn:  # every worker has seen every microbatch: statistics agree, losses are parts
-        mine = torch.cat([parts.host.replicas.global_sum(mine[:, :4].contiguous()), mine[:, 4:]], 1)
+    if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
+        mine = parts.host.replicas.global_sum(mine)
     else:
         mine = parts.host.replicas.gather_rows(mine, counts)
     return mine[:, 1:], bool(mine[:, 0].any())
 
 
-def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, bool]:
+def update_weights(parts: Parts, measured: Tensor, statistics: Tensor, number: int) -> tuple[float, bool]:
     """Clip, step, statistics, moving average; nothing at all if any loss or the gradient is not finite.
 
     fp16 overflow with finite losses is the scaler's business: it leaves the weights alone and lowers its scale.
@@ -160,10 +163,10 @@ def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, 
     parts.scaler.unscale_(parts.optimizer)
     trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
-    finite = bool(measured[:, :3].isfinite().all() and (parts.scaler.is_enabled() or norm.isfinite()))
+    finite = bool(measured.isfinite().all() and (parts.scaler.is_enabled() or norm.isfinite()))
     if finite:
         parts.scaler.step(parts.optimizer)
-        parts.statistics.apply(measured[:, 3:])
+        parts.statistics.apply(statistics, len(measured))
         parts.ema.update(parts.model, number)
     parts.scaler.update()
     parts.optimizer.zero_grad(set_to_none=True)

@@ -1,8 +1,12 @@
 """BatchNorm whose running statistics are applied by the training loop, not by the forward pass.
 
-A training forward writes the microbatch's own mean and unbiased variance into scratch memory; the loop gathers
-them from all workers and applies them in microbatch order, so that the statistics do not know how many workers
-exist. Outside of a `Statistics` (and in eval mode) it is `torch.nn.BatchNorm2d`.
+A training forward writes the microbatch's own mean and unbiased variance into scratch memory. Blending a step's n
+microbatches s_0 ... s_(n-1) in order, r <- (1 - m) r + m s_i, is one weighted sum,
+
+    r <- (1 - m)^n r + sum_i m (1 - m)^(n - 1 - i) s_i,
+
+which is formed beside the gradients, in the same tree: no statistic knows how many workers exist, and what travels does
+not grow with them. Outside of a `Statistics` (and in eval mode) it is `torch.nn.BatchNorm2d`.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class Statistics:
-    """The BatchNorm statistics of a model as one flat vector: record a microbatch's, apply a sequence of them.
+    """The BatchNorm statistics of a model as one flat vector: record a microbatch's, apply a step's.
 
     The vector is [means of all layers, unbiased variances of all layers]; `size` is its length.
     """
@@ -74,18 +78,14 @@ class Statistics:
         """Zero the scratch before a forward: torch blends old x (1 - momentum), and 0 x NaN stays NaN."""
         self._scratch.zero_()
 
-    def recorded(self) -> Tensor:
-        """Copy of the last forward's statistics, (size,) float32."""
-        return self._scratch.clone()
+    def recorded(self, later: int) -> Tensor:
+        """The last forward's statistics with the weight of a microbatch that has `later` ones after it, (size,)."""
+        return self._scratch * (MOMENTUM * (1 - MOMENTUM) ** later)
 
     @torch.no_grad()
-    def apply(self, rows: Tensor) -> None:
-        """Blend microbatches' statistics into the running ones, in order: r <- (1 - m) r + m s.
-
-        Args:
-            rows: (microbatches, size), in microbatch order.
-        """
+    def apply(self, total: Tensor, count: int) -> None:
+        """Blend the weighted sum (size,) over a step's `count` microbatches into the running statistics."""
         running = [layer.get_buffer(name) for name in ("running_mean", "running_var") for layer in self.layers]
-        for row in rows.unbind():
-            torch._foreach_lerp_(running, list(row.split(self.channels * 2)), MOMENTUM)
-        torch._foreach_add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], rows.shape[0])
+        torch._foreach_mul_(running, (1 - MOMENTUM) ** count)
+        torch._foreach_add_(running, list(total.split(self.channels * 2)))
+        torch._foreach_add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], count)

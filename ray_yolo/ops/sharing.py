@@ -1,6 +1,6 @@
 """Who does what: integers in, integers out. Every worker computes the same answer, so nobody has to ask.
 
-Also the shape of the binary tree in which exact training sums gradients. A node (start, size) covers the
+Also the shape of the binary tree in which gradients are summed. A node (start, size) covers the
 microbatches start .. start + size - 1, size a power of two and start a multiple of it.
 """
 

@@ -34,6 +34,7 @@ class Pass(NamedTuple):
     pictures: np.ndarray  # (B, 3, height, width) uint8
     dtype: torch.dtype  # of what came out
     threads: int  # of arithmetic
+    deterministic: bool  # kernels alone
     processes: int  # children of this process
     mapped: frozenset[str]  # files of decoded images in this process's memory
 
@@ -105,6 +106,7 @@ def _watching(stop_after: int) -> Iterator[tuple[list[Pass], list[str]]]:
         if isinstance(module, Detector) and module.training:
             pictures = inputs[0].mul(255).round().byte().cpu().contiguous().numpy()
             passes.append(Pass(pictures, outputs[0].dtype, torch.get_num_threads(),
+                               torch.are_deterministic_algorithms_enabled(),
                                len(multiprocessing.active_children()), _mapped_images()))
             if len(passes) == stop_after:
                 raise KeyboardInterrupt
@@ -118,6 +120,7 @@ def _watching(stop_after: int) -> Iterator[tuple[list[Pass], list[str]]]:
         yield passes, optimizers
     finally:
         torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)
         for handle in handles:
             handle.remove()
 

@@ -10,7 +10,7 @@ from torch import nn
 from ray_yolo.engine.build import Host, build
 from ray_yolo.engine.checkpoint import save_checkpoint
 from ray_yolo.engine.state import TrainState, capture
-from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.batch_norm import MOMENTUM, Statistics
 from ray_yolo.models.detector import Detector
 from tests.support.jobs import make_job
 
@@ -34,7 +34,7 @@ def embolden(model: Detector) -> None:
     """Give norms the statistics of some noise, and the head weights that let scores depend on the picture."""
     statistics = Statistics(model)
     model.train()(torch.rand(4, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
-    statistics.apply(statistics.recorded().repeat(200, 1))  # 0.97^200: nothing is left of the initial ones
+    statistics.apply(statistics.recorded(0) / MOMENTUM, 200)  # 0.97^200: nothing is left of the initial ones
     for layer in statistics.layers:
         layer.scratch = None
     model.eval()

@@ -1,0 +1,145 @@
+"""A step's gradient has the same bits whoever computes which part of it, and what travels for it does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ray_yolo.engine import gradients
+from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.replicas import Replicas, ddp_options
+from ray_yolo.ops.sharing import share
+from tests.support.workers import run_workers
+
+STEPS = 3  # DDP rebuilds its buckets after the first
+ROW = 5
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the workers have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Small(nn.Module):
+    """Convolutions whose weights lie channels last, and a layer that fills a bucket alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve = nn.Sequential(*(nn.Conv2d(3 if number == 0 else 8, 8, 3, padding=1) for number in range(4)))
+        self.out = nn.Linear(8, 2000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.convolve(x).mean((2, 3)))
+
+
+def data(count: int, step: int) -> Tensor:
+    """Microbatches of very different magnitudes, so that rounding depends on the order of a sum."""
+    generator = torch.Generator().manual_seed(step)
+    scale = 10 ** torch.randn(count, 1, 1, 1, 1, generator=generator)
+    return torch.randn(count, 2, 3, 6, 6, generator=generator) * scale
+
+
+def build(replicas: Replicas) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = Small().to(memory_format=torch.channels_last)
+    if replicas.num_workers == 1:
+        return model, model
+    return model, DistributedDataParallel(model, bucket_cap_mb=0.01, **ddp_options())
+
+
+def summed(replicas: Replicas, count: int) -> Tensor:
+    """Every step's gradient and row, (steps, numbers), by a worker's shard of the microbatches."""
+    model, replica = build(replicas)
+    tree = GradientTree(replica, replicas, ROW)
+    found = []
+    for step in range(STEPS):
+        inputs, mine = data(count, step), share(count, replicas.worker, replicas.num_workers)
+        tree.start([len(share(count, worker, replicas.num_workers)) for worker in range(replicas.num_workers)])
+        for number in mine:
+            last = number == mine[-1]
+            with tree.microbatch(last=last):
+                tree.backward(replica(inputs[number]).square().sum(), inputs[number].flatten()[:ROW], last=last)
+        if not mine:
+            tree.backward_of_nothing(replica(torch.ones(1, 3, 6, 6)).sum() * 0)
+        row = tree.finish()
+        found.append(torch.cat([*(p.grad.flatten() for p in model.parameters() if p.grad is not None), row]))
+        model.zero_grad(set_to_none=True)
+    return torch.stack(found)
+
+
+def summed_of_all(replicas: Replicas, counts: list[int]) -> list[Tensor]:
+    return [summed(replicas, count) for count in counts]
+
+
+def test_the_sum_is_that_of_all_microbatches() -> None:
+    model, _ = build(Replicas())
+    for step, found in enumerate(summed(Replicas(), 5)):
+        inputs = data(5, step)
+        model.zero_grad()
+        sum(model(batch).square().sum() for batch in inputs).backward()  # type: ignore[union-attr]
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        assert torch.allclose(found[:-ROW], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        assert torch.allclose(found[-ROW:], inputs.flatten(1)[:, :ROW].sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
+    counts = [1, 2, 5, 8]  # a worker without a microbatch, uneven shards, shards that are not aligned
+    calm = summed_of_all(Replicas(), counts)
+    for result in run_workers(workers, summed_of_all, counts):
+        assert all(torch.equal(mine, other) for mine, other in zip(result, calm, strict=True))
+
+
+def summed_by_worker(replicas: Replicas, count: int) -> Tensor:
+    """The same, but each worker adds up what it has before the sums are added: what a reduction does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradients, "parent", lambda left, right: left)  # fold whatever comes
+        patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.Node(part.start, 1)] if part else [])
+        patch.setattr(gradients, "_fold", lambda root, values, count: [sum(value[0] for value in values.values())])
+        return summed(replicas, count)
+
+
+def test_without_the_tree_the_bits_depend_on_the_number_of_workers() -> None:
+    """Negative control."""
+    calm = summed(Replicas(), 5)
+    [first, _] = run_workers(2, summed_by_worker, 5)
+    assert torch.allclose(first, calm, rtol=1e-3, atol=1e-4 * float(calm.abs().max()))
+    assert not torch.equal(first, calm)
+
+
+def bytes_sent(replicas: Replicas, counts: list[int]) -> list[float]:
+    """Bytes that leave this worker in a step, in units of the gradient's, by number of microbatches."""
+    found = []
+    for count in counts:
+        sent = [0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, sent, replicas, 1))
+            patch.setattr(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor, sent, replicas, 0))
+            gradient = summed(replicas, count)
+        found.append(sent[0] / STEPS / gradient[0].numel())
+    return found
+
+
+def counting(function, sent: list[int], replicas: Replicas, argument: int):
+    """The collective, which adds up what all but its own part of a tensor holds."""
+    def call(*args, **options):
+        sent[0] += args[argument].numel() * (replicas.num_workers - 1) // replicas.num_workers
+        return function(*args, **options)
+    return call
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_worker_sends_about_twice_the_parameters_however_many_workers_and_microbatches_there_are(
+        workers: int) -> None:
+    for aligned, more in run_workers(workers, bytes_sent, [workers, 4 * workers]):
+        assert aligned == pytest.approx(2 * (workers - 1) / workers, rel=0.05)
+        assert more == aligned
