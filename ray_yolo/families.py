@@ -6,31 +6,50 @@ A family is the tables of its models, the loss they are trained with, and the me
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ray_yolo.errors import CheckpointError, ConfigError
-from ray_yolo.losses import anchor_based
-from ray_yolo.models import heads, yolov3, yolov5
+from ray_yolo.losses import anchor_based, anchor_free
+from ray_yolo.losses.criterion import Criterion
+from ray_yolo.models import heads, yolov3, yolov5, yolov8
+from ray_yolo.models.anchor_free import AnchorFree
+from ray_yolo.models.anchor_free import decode as anchor_free_decode
 from ray_yolo.models.detector import Architecture, Detector
-from ray_yolo.models.heads import Anchors
+from ray_yolo.models.heads import Anchors, Predictions
 from ray_yolo.models.yaml_rows import read_architecture
+from ray_yolo.ops.anchors import fit_anchors
+from ray_yolo.recipe_sections import LossConfig
 
 
 class Family(NamedTuple):
-    """What belongs together: models, loss and decoding."""
+    """What belongs together; all that the rest of the program knows of a model."""
 
     models: Mapping[str, Architecture]
-    build_loss: Callable[..., anchor_based.AnchorLoss]
-    decode: Callable[..., Tensor]
+    fit: Callable[[Any, np.ndarray, LossConfig, int], Anchors | None]  # (head, label sizes, gains, seed)
+    build_loss: Callable[[Any, LossConfig, int, int], Criterion]  # (head, gains, number of classes, image size)
+    decode: Callable[[Any, Sequence[Tensor]], Predictions]  # (head, what the detector gave)
+
+
+def fit_head(head: heads.Detect, sizes: np.ndarray, loss: LossConfig, seed: int) -> Anchors | None:
+    """Better anchors in pixels for labels of these sizes (n, 2), or None where the head's own fit."""
+    own = (head.anchors * torch.tensor(head.strides)[:, None, None]).numpy()
+    found = fit_anchors(own, sizes, loss.anchor_t, seed)
+    return None if found is None else found.tolist()
+
+
+def fit_nothing(head: AnchorFree, sizes: np.ndarray, loss: LossConfig, seed: int) -> None:
+    """For heads that learn sizes from the labels alone."""
 
 
 FAMILIES = {
-    "yolov5": Family(yolov5.MODELS, anchor_based.build_loss, heads.decode),
-    "yolov3": Family(yolov3.MODELS, anchor_based.build_loss, heads.decode),
+    "yolov5": Family(yolov5.MODELS, fit_head, anchor_based.build_loss, heads.decode),
+    "yolov3": Family(yolov3.MODELS, fit_head, anchor_based.build_loss, heads.decode),
+    "yolov8": Family(yolov8.MODELS, fit_nothing, anchor_free.build_loss, anchor_free_decode),
 }
 YAML_FAMILY = FAMILIES["yolov5"]  # what a user's own table of rows belongs to
 

@@ -65,11 +65,13 @@ class LossConfig(Frozen):
     """Gains of the loss terms and the rule of assignment."""
 
     box: float = Field(0.05, ge=0.0)
-    """Gain of 1 - CIoU; scaled by 3 / levels."""
+    """Gain of 1 - CIoU; scaled by 3 / levels. Left out, 7.5 for a model without anchors, where it is not scaled."""
     obj: float = Field(1.0, ge=0.0)
     """Gain of objectness; scaled by (imgsz / 640)^2 x 3 / levels."""
     cls: float = Field(0.5, ge=0.0)
-    """Gain of classification; scaled by classes / 80 x 3 / levels."""
+    """Gain of classification; scaled by classes / 80 x 3 / levels (not without anchors)."""
+    dfl: float = Field(1.5, ge=0.0)
+    """Gain of the distances' distributions (without anchors)."""
     obj_pw: float = Field(1.0, gt=0.0)
     """Weight of positive objectness targets."""
     cls_pw: float = Field(1.0, gt=0.0)

@@ -15,7 +15,7 @@ import torch
 from ray_yolo.config import BATCH_PER_WORKER, STRIDE, Recipe
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.families import build_model, find_family
-from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.seeding import LARGEST_SCALE
 
@@ -59,7 +59,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
     return images_that_fit(SIZES[: len(used)], used, SHARE * free - COPIES * weights)
 
 
-def _step_bytes(network: Detector, loss: AnchorLoss, recipe: Recipe, num_images: int) -> int:
+def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int) -> int:
     """Highest GPU memory while so many images of the largest size go forward and backward."""
     device = next(network.parameters()).device
     side = math.floor(LARGEST_SCALE * recipe.imgsz / STRIDE + 1) * STRIDE if recipe.multi_scale else recipe.imgsz

@@ -23,7 +23,7 @@ from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.replicas import Replicas, bare
 from ray_yolo.families import Family, build_model, find_family, load_weights
-from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.heads import Anchors
@@ -77,7 +77,7 @@ class Parts:
     ema: Ema[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    loss: AnchorLoss
+    loss: Criterion
     statistics: Statistics
     gradients: GradientTree
     sampler: ShareSampler

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.families import Family
-from ray_yolo.losses.anchor_based import AnchorLoss
+from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
@@ -33,7 +33,7 @@ class Evaluation:
     """What a validation found, the same on every worker."""
 
     metrics: Metrics
-    losses: tuple[float, float, float]  # box, obj, cls with gains, over the whole data set
+    losses: tuple[float, ...]  # terms with gains, over the whole data set
     detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
 
     @property
@@ -61,7 +61,7 @@ def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]
 
 
 @torch.no_grad()
-def evaluate(model: Detector, family: Family, loss: AnchorLoss, batches: Iterable[Mapping[str, Tensor]],
+def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, replicas: Replicas,
              device: torch.device) -> Evaluation:
     """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
@@ -78,11 +78,10 @@ def evaluate(model: Detector, family: Family, loss: AnchorLoss, batches: Iterabl
         measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
-        predictions = family.decode(model.head, levels)
-        found = select(predictions, confidence=config.confidence, iou=config.iou, max_detections=config.max_detections,
-                       multi_label=model.num_classes > 1)
+        found = select(*family.decode(model.head, levels), confidence=config.confidence, iou=config.iou,
+                       max_detections=config.max_detections, multi_label=model.num_classes > 1)
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
-    width = 1 + 2 * 3 * len(model.head.strides)
+    width = 1 + 2 * len(loss.names) * loss.num_counts
     totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
     table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
@@ -114,9 +113,8 @@ def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
                              len(index.names))
 
 
-def _losses(loss: AnchorLoss, totals: Tensor) -> tuple[float, float, float]:
+def _losses(loss: Criterion, totals: Tensor) -> tuple[float, ...]:
     """Losses of the data set from rows [first image of the batch, numerators, counts]."""
     ordered = totals[totals[:, 0].argsort(stable=True), 1:]
-    numerators, counts = ordered.sum(0).view(2, 3, -1).float()
-    box, obj, cls = loss.terms(numerators, counts).tolist()
-    return box, obj, cls
+    numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
+    return tuple(loss.terms(numerators, counts).tolist())

@@ -52,7 +52,7 @@ class ExportResult:
 
 
 class Decoded(nn.Module):
-    """A detector whose output is (B, N, 5 + classes): xyxy in pixels, objectness, class probabilities."""
+    """A detector whose output is (B, N, 4 + classes): xyxy in pixels, and the score of each class."""
 
     def __init__(self, detector: Detector, family: Family) -> None:
         super().__init__()
@@ -61,8 +61,7 @@ class Decoded(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Predictions of images (B, 3, H, W) in 0..1."""
-        predictions: Tensor = self._decode(self.detector.head, self.detector(images))
-        return predictions
+        return torch.cat(self._decode(self.detector.head, self.detector(images)), 2)
 
 
 def export(config: ExportConfig) -> ExportResult:

@@ -39,7 +39,7 @@ def compare_suppression(run: Run, settings: NmsConfig) -> float:
         RayYoloError: if it is too large.
     """
     predictions = random_predictions()
-    found = select(predictions, confidence=settings.confidence, iou=settings.iou,
+    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence, iou=settings.iou,
                    max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
     expected = torch.cat([torch.cat([torch.full((len(rows), 1), float(image)), rows], 1)
                           for image, rows in enumerate(found)])
@@ -47,12 +47,12 @@ def compare_suppression(run: Run, settings: NmsConfig) -> float:
 
 
 def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: int = 3) -> Tensor:
-    """(images, boxes, 5 + classes) overlapping boxes in an image of 640 pixels with random scores, always the same."""
+    """(images, boxes, 4 + classes) overlapping boxes in an image of 640 pixels with random scores, always the same."""
     generator = torch.Generator().manual_seed(0)
     centre = torch.randint(0, 6, (num_images, num_boxes, 2), generator=generator) * 100.0 + 50
     edges = torch.rand(num_images, num_boxes, 4, generator=generator) * 20
     boxes = torch.cat([centre - 40 - edges[..., :2], centre + 40 + edges[..., 2:]], 2)
-    return torch.cat([boxes, torch.rand(num_images, num_boxes, 1 + num_classes, generator=generator)], 2)
+    return torch.cat([boxes, torch.rand(num_images, num_boxes, num_classes, generator=generator)], 2)
 
 
 def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int) -> float:

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 _ONNX_TEXT = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
-<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] five = {{5}}, int64[1] end = {{65536}},
+<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
  int64[1] axis = {{2}}, int64[2] place = {{0, 2}}, float none = {{0}}, int64[1] limit = {{{limit}}}, float all = {{1}},
  float overlap = {{{iou}}}, float score = {{{confidence}}}>
 {{
     corners = Slice (predictions, zero, four, axis)
-    objectness = Slice (predictions, four, five, axis)
-    chances = Slice (predictions, five, end, axis)
-    scores = Mul (chances, objectness)
+    scores = Slice (predictions, four, end, axis)
     best, label = TopK <axis = 2> (scores, one)
     other = Less (scores, best)
     own = Where (other, none, scores)
@@ -52,7 +50,7 @@ suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detecti
 
 
 def onnx_suppression(settings: NmsConfig, ir_version: int, opset: int) -> ModelProto:
-    """A graph from `predictions` (B, N, 5 + classes) to `detections`.
+    """A graph from `predictions` (B, N, 4 + classes) to `detections`.
 
     ONNX limits what it keeps by class. The second suppression, among what the first has left and with an overlap that
     no two boxes exceed, suppresses nothing: it puts the best `max_detections` of each image in order.
@@ -72,7 +70,7 @@ class Suppression(nn.Module):
         self.settings = settings
 
     def forward(self, predictions: Tensor) -> Tensor:
-        """Detections of `predictions` (B, N, 5 + classes)."""
+        """Detections of `predictions` (B, N, 4 + classes)."""
         settings = self.settings
         rows: Tensor = _suppress(predictions, settings.confidence, settings.iou, settings.max_detections,
                                  settings.agnostic_nms)
@@ -83,7 +81,7 @@ class Suppression(nn.Module):
 def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, agnostic: bool) -> Tensor:
     found = [torch.zeros((0, 7), device=predictions.device)]
     for image in range(predictions.shape[0]):
-        scores, classes = (predictions[image, :, 5:] * predictions[image, :, 4:5]).max(dim=1)
+        scores, classes = predictions[image, :, 4:].max(dim=1)
         chosen = torch.nonzero(scores > confidence)[:, 0]
         boxes, scores, classes = predictions[image, chosen, :4], scores[chosen], classes[chosen]
         rivals = torch.zeros_like(classes) if agnostic else classes

@@ -31,7 +31,7 @@ MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before tra
 class StepResult(NamedTuple):
     """What a step did, equal on every worker except for the times."""
 
-    losses: Tensor  # (3,) mean over the step's images of box, obj, cls
+    losses: Tensor  # (terms,) mean over the step's images
     gradient_norm: float  # before clipping
     skipped: bool  # non-finite somewhere: no weight and no statistic has changed
     wait_seconds: float  # this worker's wait for its loader
@@ -114,7 +114,7 @@ def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
 
 
 def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> tuple[Tensor, Tensor]:
-    """One microbatch. Returns its loss, scaled for backward, and (3,) [box, obj, cls] times its images.
+    """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
 
     Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
     before the loss, which is possible because assignment does not depend on predictions.
@@ -145,7 +145,7 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], sto
 
     A worker without a microbatch has no row to say it in, and says it in a later step.
     """
-    mine = torch.stack(rows) if rows else torch.zeros(0, 3, device=parts.host.device)
+    mine = torch.stack(rows) if rows else torch.zeros(0, len(parts.loss.names), device=parts.host.device)
     mine = torch.cat([mine.new_full((len(mine), 1), float(stop)), mine], 1)
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         mine = parts.host.replicas.global_sum(mine)

@@ -55,9 +55,10 @@ class Predictor:
         batch = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)[None].float().div_(255)
         with autocast(self.device, self.precision):
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
-        predictions = self.family.decode(self.model.head, levels)
+        boxes, scores = self.family.decode(self.model.head, levels)
         settings = self.settings
-        [found] = select(_looked_for(predictions, settings.classes), confidence=settings.confidence, iou=settings.iou,
+        chosen = _looked_for(scores[0], settings.classes)
+        [found] = select(boxes[:, chosen], scores[:, chosen], confidence=settings.confidence, iou=settings.iou,
                          max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
         boxes = to_original(found[:, :4], ratio, pad, image.shape[:2])
         return torch.cat([boxes, found[:, 4:]], 1).cpu().numpy()
@@ -102,9 +103,8 @@ def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, 
     return padded, (height / image.shape[0], width / image.shape[1]), pad
 
 
-def _looked_for(predictions: Tensor, classes: tuple[int, ...] | None) -> Tensor:
-    """The predictions of one image (1, N, 5 + classes) whose best class is among `classes`."""
+def _looked_for(scores: Tensor, classes: tuple[int, ...] | None) -> Tensor | slice:
+    """Which of the scores (N, classes) are best for a class among `classes`."""
     if classes is None:
-        return predictions
-    best = predictions[0, :, 5:].argmax(1)
-    return predictions[:, torch.isin(best, torch.tensor(classes, device=best.device))]
+        return slice(None)
+    return torch.isin(scores.argmax(1), torch.tensor(classes, device=scores.device))

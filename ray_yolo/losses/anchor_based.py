@@ -7,12 +7,13 @@ Nothing here knows how many workers there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.assign import Assignment, assign
 from ray_yolo.ops.boxes import complete_iou, corners
 from ray_yolo.recipe_sections import LossConfig
@@ -27,13 +28,6 @@ class Head(Protocol):
     anchors: Tensor  # (levels, anchors, 2) in cells
 
 
-class LossSums(NamedTuple):
-    """Sums of a loss over some images; rows are box, objectness, class."""
-
-    numerators: Tensor  # (3, levels) float32, differentiable
-    counts: Tensor  # (3, levels) float32; 0 where nothing was summed
-
-
 class AnchorLoss:
     """Per level: mean of 1 - CIoU over assigned predictions, mean cross-entropy of objectness over all, and mean
     cross-entropy of classes over assigned predictions x classes (none for a single class).
@@ -41,6 +35,8 @@ class AnchorLoss:
     The objectness target of an assigned prediction is its CIoU with the target, not below 0 and without gradient; the
     largest if several targets claim it; 0 for all others.
     """
+
+    names: tuple[str, ...] = ("box", "obj", "cls")
 
     def __init__(self, head: Head, config: LossConfig, num_classes: int, imgsz: int) -> None:
         """A loss for this head.
@@ -51,7 +47,7 @@ class AnchorLoss:
         self.head = head
         self.config = config
         self.num_classes = num_classes
-        num_levels = len(head.anchors)
+        self.num_counts = num_levels = len(head.anchors)
         balance = (4.0, 1.0, 0.4) if num_levels == 3 else (4.0, 1.0, 0.25, 0.06, 0.02)[:num_levels]
         gains = torch.tensor((config.box, config.obj * (imgsz / 640) ** 2, config.cls * num_classes / 80))
         self._weights = gains[:, None] * (3 / num_levels) * torch.ones(3, num_levels)

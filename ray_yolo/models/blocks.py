@@ -1,4 +1,4 @@
-"""The building blocks of the YOLOv3 and YOLOv5 families. Attribute names are those of the published tensors."""
+"""The building blocks of the model families. Attribute names are those of the published tensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 and 3x3 convolutions, around which the input is added when `shortcut` and the channels are equal."""
+    """Two convolutions, the second 3x3, around which the input is added when `shortcut` and the channels are equal."""
 
-    def __init__(self, inputs: int, outputs: int, shortcut: bool = True, expansion: float = 0.5) -> None:
+    def __init__(self, inputs: int, outputs: int, shortcut: bool = True, expansion: float = 0.5, kernel: int = 1
+                 ) -> None:
         super().__init__()
         hidden = int(outputs * expansion)
-        self.cv1 = Conv(inputs, hidden)
+        self.cv1 = Conv(inputs, hidden, kernel)
         self.cv2 = Conv(hidden, outputs, 3)
         self.adds = shortcut and inputs == outputs
 
@@ -54,6 +55,24 @@ class C3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
+        return y
+
+
+class C2f(nn.Module):
+    """A 1x1 convolution cut into halves, a chain of bottlenecks behind the second, and all of it joined by a 1x1."""
+
+    def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = True) -> None:
+        super().__init__()
+        hidden = outputs // 2
+        self.cv1 = Conv(inputs, 2 * hidden)
+        self.cv2 = Conv((2 + repeats) * hidden, outputs)
+        self.m = nn.ModuleList(Bottleneck(hidden, hidden, shortcut, 1.0, kernel=3) for _ in range(repeats))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.cv1(x).chunk(2, 1))
+        for bottleneck in self.m:
+            parts.append(bottleneck(parts[-1]))
+        y: Tensor = self.cv2(torch.cat(parts, 1))
         return y
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ray_yolo.errors import ConfigError
-from ray_yolo.models.heads import Anchors, Detect
-from ray_yolo.models.rows import DetectRow, Row
+from ray_yolo.models.heads import Anchors, Head
+from ray_yolo.models.rows import DetectRow, HeadRow, Row
 
 PROBE_PX = 256  # side of the dummy image that finds channels and strides; a multiple of every stride
 
@@ -37,9 +37,9 @@ class Detector(nn.Module):
         self.head.calibrate(strides, anchors_px)
 
     @property
-    def head(self) -> Detect:
+    def head(self) -> Head:
         """The last layer."""
-        return cast(Detect, self.model[-1])
+        return cast(Head, self.model[-1])
 
     @property
     def num_classes(self) -> int:
@@ -47,7 +47,7 @@ class Detector(nn.Module):
         return self.head.num_classes
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Raw predictions of images (B, 3, H, W) in 0..1: per level (B, anchors, h, w, 5 + classes).
+        """Raw predictions of images (B, 3, H, W) in 0..1, one tensor per level, in the form of the head.
 
         H and W are multiples of the largest stride. Training and evaluation give the same form.
         """
@@ -84,9 +84,10 @@ class Architecture:
     """A model before its classes are known: a table of rows and the multiples of its size."""
 
     rows: tuple[Row, ...]
-    anchors_px: Anchors | int  # per level and anchor (width, height); a number: so many per level, to be fitted
+    anchors_px: Anchors | int | None  # per level and anchor (width, height); a number: so many per level, to be fitted
     depth: float = 1.0
     width: float = 1.0
+    most: int = 2**15  # channels of a row before the width multiple
 
     def build(self, num_classes: int, anchors_px: Anchors | None = None) -> Detector:
         """The model for so many classes, with these anchors or, left out, the table's own.
@@ -95,13 +96,16 @@ class Architecture:
             ConfigError: if rows or anchors do not fit together.
         """
         *rows, head = self.rows
-        if not isinstance(head, DetectRow) or any(isinstance(row, DetectRow) for row in rows):
+        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
             raise ConfigError("model: exactly one Detect row is needed, and it is the last one")
         anchors = self.anchors_px if anchors_px is None else anchors_px
-        num_anchors = anchors if isinstance(anchors, int) else _count_anchors(anchors, len(head.source))
-        head = replace(head, num_classes=num_classes, num_anchors=num_anchors)
+        head = replace(head, num_classes=num_classes)
+        if isinstance(head, DetectRow):
+            assert anchors is not None, "a head with anchors has them in its table"
+            count = anchors if isinstance(anchors, int) else _count_anchors(anchors, len(head.source))
+            head = replace(head, num_anchors=count)
         try:
-            scaled = [row.scaled(self.depth, self.width) for row in rows]
+            scaled = [row.scaled(self.depth, self.width, self.most) for row in rows]
         except ValidationError as error:
             raise ConfigError(f"model: with depth multiple {self.depth} and width multiple {self.width} a row gets too "
                               f"large: {error.errors()[0]['msg']}") from error

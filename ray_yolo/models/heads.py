@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,23 @@ from torch import Tensor, nn
 from ray_yolo.ops.boxes import corners
 
 Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, height) in pixels
+
+
+class Predictions(NamedTuple):
+    """What a network says of images, whatever its head."""
+
+    boxes: Tensor  # (B, N, 4) float32, xyxy in pixels of the network input
+    scores: Tensor  # (B, N, classes) float32 in 0..1
+
+
+class Head(Protocol):
+    """The last layer of a detector: what all families' heads have."""
+
+    num_classes: int
+    strides: tuple[int, ...]  # pixels per cell of each level
+
+    def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
+        """Set strides, anchors if it has them, and the biases from which training starts."""
 
 
 class Detect(nn.Module):
@@ -70,29 +87,29 @@ def square_anchors(strides: Sequence[int], num_anchors: int) -> Anchors:
     return [[(size * stride, size * stride) for size in cells] for stride in strides]
 
 
-def decode(head: Detect, levels: Sequence[Tensor]) -> Tensor:
+def decode(head: Detect, levels: Sequence[Tensor]) -> Predictions:
     """Predictions in words of the image: with s = sigmoid, cell (cx, cy) and anchor (aw, ah) in cells,
 
-        x = 2 s(tx) - 0.5 + cx,   y = 2 s(ty) - 0.5 + cy,   w = (2 s(tw))^2 aw,   h = (2 s(th))^2 ah.
+        x = 2 s(tx) - 0.5 + cx,   y = 2 s(ty) - 0.5 + cy,   w = (2 s(tw))^2 aw,   h = (2 s(th))^2 ah,
+
+    and the score of a class is its own chance times that of an object.
 
     Args:
-        levels: raw predictions of `Detect`, one (B, anchors, h, w, 5 + classes) per level.
-
-    Returns:
-        (B, N, 5 + classes) float32: xyxy pixels of the network input, objectness and class probabilities in 0..1.
-        N runs over levels, anchors, rows, columns.
+        levels: raw predictions of `Detect`, one (B, anchors, h, w, 5 + classes) per level; N runs over levels, anchors,
+            rows, columns.
     """
     with torch.autocast(levels[0].device.type, enabled=False):
         decoded = [_decode_level(level.float(), anchors.float(), stride)
                    for level, anchors, stride in zip(levels, head.anchors, head.strides, strict=True)]
-    return torch.cat(decoded, 1)
+    return Predictions(torch.cat([boxes for boxes, _ in decoded], 1), torch.cat([scores for _, scores in decoded], 1))
 
 
-def _decode_level(level: Tensor, anchors: Tensor, stride: int) -> Tensor:
+def _decode_level(level: Tensor, anchors: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     height, width = level.shape[2:4]
     rows, columns = torch.arange(height, device=level.device), torch.arange(width, device=level.device)
     cells = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2)  # (h, w, 2) as (x, y)
     chances = level.sigmoid()
     centre = (2 * chances[..., :2] - 0.5 + cells) * stride
     size = (2 * chances[..., 2:4]).square() * anchors[:, None, None] * stride
-    return torch.cat((corners(torch.cat((centre, size), 4)), chances[..., 4:]), 4).flatten(1, 3)
+    scores = chances[..., 4:5] * chances[..., 5:]
+    return corners(torch.cat((centre, size), 4)).flatten(1, 3), scores.flatten(1, 3)

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from ray_yolo.models import blocks
+from ray_yolo.models.anchor_free import AnchorFree
 from ray_yolo.models.heads import Detect
 
 # The bounds only keep a slip of the pen from asking for more memory than there is.
@@ -37,7 +38,7 @@ class Row(ABC):
     def build(self, channels: Sequence[int]) -> nn.Module:
         """The layer, for inputs of so many channels."""
 
-    def scaled(self, depth: float, width: float) -> Self:
+    def scaled(self, depth: float, width: float, most: int) -> Self:
         """The row of a model size."""
         return self
 
@@ -57,10 +58,11 @@ class WideRow(Row):
         first, *others = [self.block(channels[0] if i == 0 else self.channels) for i in range(self.repeats)]
         return nn.Sequential(first, *others) if others else first
 
-    def scaled(self, depth: float, width: float) -> Self:
-        """Channels x width, rounded up to a multiple of 8; repeats above one become max(round(repeats x depth), 1)."""
+    def scaled(self, depth: float, width: float, most: int) -> Self:
+        """min(channels, most) x width, rounded up to a multiple of 8; repeats above one become max(round(repeats x
+        depth), 1)."""
         repeats = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
-        return replace(self, channels=math.ceil(self.channels * width / 8) * 8, repeats=repeats)
+        return replace(self, channels=math.ceil(min(self.channels, most) * width / 8) * 8, repeats=repeats)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -109,6 +111,14 @@ class C3Row(WideRow):
 
     def build(self, channels: Sequence[int]) -> nn.Module:
         return self.block(channels[0])
+
+
+@dataclass(frozen=True, config=STRICT)
+class C2fRow(C3Row):
+    """Repeats are bottlenecks inside the block."""
+
+    def block(self, channels: int) -> nn.Module:
+        return blocks.C2f(channels, self.channels, self.repeats, self.shortcut)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -176,10 +186,24 @@ class ZeroPadRow(Row):
 
 
 @dataclass(frozen=True, config=STRICT)
-class DetectRow(Row):
-    """The head, one source per level."""
+class HeadRow(Row):
+    """A head, one source per level."""
 
     num_classes: Channels = 80
+
+
+@dataclass(frozen=True, config=STRICT)
+class AnchorFreeRow(HeadRow):
+    """The decoupled head without anchors."""
+
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return AnchorFree(channels, self.num_classes)
+
+
+@dataclass(frozen=True, config=STRICT)
+class DetectRow(HeadRow):
+    """The head with anchors."""
+
     num_anchors: Count = 3
 
     def build(self, channels: Sequence[int]) -> nn.Module:

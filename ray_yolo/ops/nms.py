@@ -13,7 +13,8 @@ MAX_CANDIDATES = 30_000  # boxes of one image that enter suppression, best score
 
 
 def select(
-    predictions: Tensor,
+    boxes: Tensor,
+    scores: Tensor,
     *,
     confidence: float,
     iou: float,
@@ -23,37 +24,35 @@ def select(
 ) -> list[Tensor]:
     """Detections of each image, best score first; equal scores in the order of the predictions, then of the classes.
 
-    A prediction counts if its objectness exceeds `confidence`; it detects its best class, or every class under
-    `multi_label`, whose score = objectness x class probability exceeds `confidence` too. A detection is dropped if it
-    overlaps a better, kept one of its class (of any class if `agnostic`) by more than `iou`. The first
-    `max_detections` of what remains are given back.
+    A prediction detects its best class, or every class under `multi_label`, whose score exceeds `confidence`. A
+    detection is dropped if it overlaps a better, kept one of its class (of any class if `agnostic`) by more than `iou`.
+    The first `max_detections` of what remains are given back.
 
     Args:
-        predictions: (B, N, 5 + classes) rows [x1, y1, x2, y2, objectness, class probabilities...].
+        boxes: (B, N, 4), xyxy.
+        scores: (B, N, classes).
 
     Returns:
-        B tensors (n, 6), rows [x1, y1, x2, y2, score, class], in the unit of the predictions.
+        B tensors (n, 6), rows [x1, y1, x2, y2, score, class], in the unit of the boxes.
     """
     detections = []
-    for rows in predictions:
-        candidates = _best_first(rows, confidence, multi_label)
+    for image in zip(boxes, scores, strict=True):
+        candidates = _best_first(*image, confidence, multi_label)
         detections.append(candidates[_suppress(candidates, iou, max_detections, agnostic)])
     return detections
 
 
-def _best_first(rows: Tensor, confidence: float, multi_label: bool) -> Tensor:
-    """(n, 6) candidates of one image by falling score, at most `MAX_CANDIDATES`; ties keep the order of `rows`."""
-    rows = rows[rows[:, 4] > confidence]
-    scores = rows[:, 5:] * rows[:, 4:5]  # (N, classes)
+def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool) -> Tensor:
+    """(n, 6) candidates of one image by falling score, at most `MAX_CANDIDATES`; ties keep the order of the boxes."""
     if multi_label:
-        boxes, classes = torch.nonzero(scores > confidence, as_tuple=True)
-        best = scores[boxes, classes]
+        rows, classes = torch.nonzero(scores > confidence, as_tuple=True)
+        best = scores[rows, classes]
     else:
         best, classes = scores.max(dim=1)
-        boxes = torch.nonzero(best > confidence)[:, 0]
-        best, classes = best[boxes], classes[boxes]
+        rows = torch.nonzero(best > confidence)[:, 0]
+        best, classes = best[rows], classes[rows]
     order = _highest(best)
-    return torch.cat([rows[boxes[order], :4], best[order, None], classes[order, None].to(rows.dtype)], dim=1)
+    return torch.cat([boxes[rows[order]], best[order, None], classes[order, None].to(boxes.dtype)], dim=1)
 
 
 def _highest(scores: Tensor) -> Tensor:

@@ -29,10 +29,8 @@ from ray_yolo.engine.build import Job, initial_tensors
 from ray_yolo.engine.runs import Run
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
-from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
-from ray_yolo.ops.anchors import fit_anchors
 from ray_yolo.redact import redact
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
@@ -115,7 +113,8 @@ def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model = build_model(architecture or name, len(train.names))
-    anchors = _anchors(model, resolved, train) if resolved.autoanchor else None
+    sizes, fit = label_sizes(train, resolved.imgsz), find_family(architecture or name).fit
+    anchors = fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
     run.first_start(
         digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
         architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
@@ -159,10 +158,3 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
     if not os.path.exists(model) and any(path.stem in family.models for family in FAMILIES.values()):
         return path.stem, None
     return model, dict(load_yaml(path).data)
-
-
-def _anchors(model: Detector, recipe: Recipe, train: AnnotationIndex) -> list[list[list[float]]] | None:
-    """Better anchors in pixels (levels, anchors, 2), or None where the model's own fit the labels."""
-    own = (model.head.anchors * torch.tensor(model.head.strides)[:, None, None]).numpy()
-    found = fit_anchors(own, label_sizes(train, recipe.imgsz), recipe.loss.anchor_t, recipe.seed)
-    return None if found is None else found.tolist()
