@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from typing import Annotated, Literal
 
@@ -33,6 +34,10 @@ AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
+
+
+_WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
+_THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
 
 
 def _freeze_list(value: object) -> object:
@@ -58,7 +63,8 @@ class Recipe(Frozen):
     data: str = "shapes"
     """Data set: a YAML file, or a built-in one (shapes, shapes8, shapes1k)."""
     model: str = "yolov5s"
-    """Architecture: yolov5{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a YOLOv5-style YAML file."""
+    """Architecture: yolov5{n,s,m,l,x}, yolov5{n,s,m,l,x}u, yolov8{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a
+    YOLOv5-style YAML file."""
     weights: str = ""
     """Initial weights: a file of plain tensors; '' starts from scratch."""
     epochs: int = Field(100, ge=1)
@@ -110,6 +116,15 @@ class Recipe(Frozen):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gains_of_the_family(cls, tree: object) -> object:
+        """A model without anchors has gains of its own where the user has not given any."""
+        if not isinstance(tree, dict) or not _WITHOUT_ANCHORS.fullmatch(os.path.basename(str(tree.get("model", "")))):
+            return tree
+        loss = tree.get("loss", {})
+        return {**tree, "loss": {**_THEIR_GAINS, **loss}} if isinstance(loss, dict) else tree
 
     @field_validator("batch_size")
     @classmethod

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,9 @@ def small(seed: int, num_classes: int = 2, anchors: list[list[tuple[float, float
 
 def test_known_models() -> None:
     assert [name for family in FAMILIES.values() for name in family.models] == [
-        "yolov5n", "yolov5s", "yolov5m", "yolov5l", "yolov5x", "yolov3", "yolov3-spp", "yolov3-tiny"]
+        "yolov5n", "yolov5s", "yolov5m", "yolov5l", "yolov5x", "yolov3", "yolov3-spp", "yolov3-tiny",
+        "yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x",
+        "yolov5nu", "yolov5su", "yolov5mu", "yolov5lu", "yolov5xu"]
 
 
 @pytest.mark.parametrize(
@@ -33,15 +36,26 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(wrong: str, near
         build_model(wrong, 3)
 
 
-def test_a_family_trains_and_decodes_what_it_builds() -> None:
-    family = find_family("yolov5n")
-    model = build_model("yolov5n", 3)
+@pytest.mark.parametrize(("name", "terms", "boxes_per_cell"), [
+    ("yolov5n", ("box", "obj", "cls"), 3), ("yolov5nu", ("box", "cls", "dfl"), 1),
+    ("yolov8n", ("box", "cls", "dfl"), 1)])
+def test_a_family_trains_and_decodes_what_it_builds(name: str, terms: tuple[str, ...], boxes_per_cell: int) -> None:
+    family, model = find_family(name), build_model(name, 3)
     levels = model(torch.rand(2, 3, 64, 64))
     loss = family.build_loss(model.head, LossConfig(), 3, 64)
     targets = torch.tensor([[0.0, 1, 8, 8, 40, 40], [1, 2, 20, 20, 50, 30]])
+    assert loss.names == terms
     loss.terms(*loss.measure(levels, targets, (64, 64))).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert family.decode(model.head, levels).shape == (2, 3 * (64 + 16 + 4), 8)
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    boxes, scores = family.decode(model.head, levels)
+    assert boxes.shape == (2, boxes_per_cell * (64 + 16 + 4), 4)
+    assert scores.shape == (2, boxes_per_cell * (64 + 16 + 4), 3)
+
+
+def test_heads_without_anchors_are_fitted_to_nothing() -> None:
+    sizes = np.full((100, 2), 5.0, np.float32)  # far below all anchors
+    assert find_family("yolov5n").fit(build_model("yolov5n", 3).head, sizes, LossConfig(), 0) is not None
+    assert find_family("yolov5nu").fit(build_model("yolov5nu", 3).head, sizes, LossConfig(), 0) is None
 
 
 def test_a_yaml_mapping_has_a_family_too() -> None:

@@ -40,7 +40,7 @@ def torch_says(weights: Path, images: torch.Tensor) -> torch.Tensor:
     """Predictions of the model as it was trained, not fused."""
     trained = load_trained(weights)
     with torch.no_grad():
-        return trained.family.decode(trained.model.head, trained.model(images))
+        return torch.cat(trained.family.decode(trained.model.head, trained.model(images)), 2)
 
 
 def onnx_says(path: Path, images: torch.Tensor) -> np.ndarray:
@@ -50,7 +50,8 @@ def onnx_says(path: Path, images: torch.Tensor) -> np.ndarray:
 
 def detections(weights: Path, images: torch.Tensor, confidence: float) -> np.ndarray:
     """Rows [image, x1, y1, x2, y2, score, class] of torch's model and our suppression."""
-    found = select(torch_says(weights, images), confidence=confidence, iou=0.45, max_detections=1000,
+    said = torch_says(weights, images)
+    found = select(said[..., :4], said[..., 4:], confidence=confidence, iou=0.45, max_detections=1000,
                    multi_label=False)
     return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
 

@@ -36,8 +36,9 @@ def in_torchscript(settings: NmsConfig) -> Suppress:
 
 
 def expected(predictions: Tensor, settings: NmsConfig) -> np.ndarray:
-    found = select(predictions, confidence=settings.confidence, iou=settings.iou,
-                   max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
+                   iou=settings.iou, max_detections=settings.max_detections, multi_label=False,
+                   agnostic=settings.agnostic_nms)
     return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
 
 
@@ -61,8 +62,8 @@ def test_the_cases_have_something_to_suppress() -> None:
 
 @pytest.mark.parametrize("build", [in_onnx, in_torchscript])
 def test_rows_worked_by_hand(build: Callable[[NmsConfig], Suppress]) -> None:
-    first = [[0, 0, 10, 10, 0.5, 1.0, 0.2], [0, 0, 10, 9, 1.0, 0.9, 0.1], [0, 0, 10, 10, 0.8, 0.0, 1.0]]
-    second = [[5, 5, 9, 9, 0.2, 1.0, 1.0], [20, 0, 30, 10, 1.0, 0.1, 0.75], [0, 0, 1, 1, 0.9, 0.1, 0.1]]
+    first = [[0, 0, 10, 10, 0.5, 0.1], [0, 0, 10, 9, 0.9, 0.1], [0, 0, 10, 10, 0.0, 0.8]]
+    second = [[5, 5, 9, 9, 0.2, 0.2], [20, 0, 30, 10, 0.1, 0.75], [0, 0, 1, 1, 0.09, 0.09]]
     found = build(NmsConfig())(torch.tensor([first, second]))
     assert found == pytest.approx(np.array([
         [0, 0, 0, 10, 9, 0.9, 0],  # suppresses the first box of its class

@@ -43,9 +43,10 @@ def test_predictions_are_views_of_channels_last_memory() -> None:
 
 def test_raw_zeros_are_boxes_of_anchor_size_in_the_middle_of_their_cells() -> None:
     head = small_head()
-    rows = decode(head, raw(head))[0]
-    assert rows.shape == (2 * 2 * 3 + 2 * 1 * 2, 8)
-    assert rows[0].tolist() == [0, -4, 8, 12, 0.5, 0.5, 0.5, 0.5]  # cell (0, 0), anchor 8 x 16
+    (rows,), (scores,) = decode(head, raw(head))
+    assert (rows.shape, scores.shape) == ((2 * 2 * 3 + 2 * 1 * 2, 4), (16, 3))
+    assert rows[0].tolist() == [0, -4, 8, 12]  # cell (0, 0), anchor 8 x 16
+    assert scores.eq(0.25).all()  # half a chance of an object, and of each class
     assert rows[5, :4].tolist() == [16, 4, 24, 20]  # last cell of the first anchor: column 2, row 1
     assert rows[6, :4].tolist() == [2, 2, 6, 6]  # second anchor, 4 x 4
     assert rows[15, :4].tolist() == [24 - 32, 8 - 24, 24 + 32, 8 + 24]  # last cell, last anchor of stride 16
@@ -55,18 +56,18 @@ def test_a_decoded_box_worked_by_hand() -> None:
     head = small_head()
     levels = raw(head)
     levels[0][0, 0, 1, 2] = torch.tensor([math.log(3), -math.log(3), math.log(3), -math.log(3), 0, 9, 0, -9])
-    box = decode(head, levels)[0, 5]
+    boxes, scores = decode(head, levels)
     # sigmoid(ln 3) = 3/4: x = (2 * 3/4 - 0.5 + 2) * 8 = 24, y = (2 / 4 - 0.5 + 1) * 8 = 8,
     # w = (2 * 3/4)^2 * 8 = 18, h = (2 / 4)^2 * 16 = 4
-    torch.testing.assert_close(box[:4], torch.tensor([24.0 - 9, 8 - 2, 24 + 9, 8 + 2]))
-    torch.testing.assert_close(box[4:], torch.tensor([0.0, 9, 0, -9]).sigmoid())
+    torch.testing.assert_close(boxes[0, 5], torch.tensor([24.0 - 9, 8 - 2, 24 + 9, 8 + 2]))
+    torch.testing.assert_close(scores[0, 5], torch.tensor([9.0, 0, -9]).sigmoid() / 2)
 
 
 def test_extreme_predictions_reach_the_stated_bounds() -> None:
     head = small_head()
     low, high = ([torch.full_like(level, value) for level in raw(head)] for value in (-99.0, 99.0))
-    torch.testing.assert_close(decode(head, high)[0, 0, :4], torch.tensor([12.0 - 16, 12 - 32, 12 + 16, 12 + 32]))
-    torch.testing.assert_close(decode(head, low)[0, 0, :4], torch.tensor([-4.0, -4, -4, -4]))
+    torch.testing.assert_close(decode(head, high).boxes[0, 0], torch.tensor([12.0 - 16, 12 - 32, 12 + 16, 12 + 32]))
+    torch.testing.assert_close(decode(head, low).boxes[0, 0], torch.tensor([-4.0, -4, -4, -4]))
 
 
 def test_half_precision_predictions_decode_in_single_precision() -> None:
@@ -74,13 +75,15 @@ def test_half_precision_predictions_decode_in_single_precision() -> None:
     levels = [torch.randn_like(level).bfloat16() for level in raw(head)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         decoded = decode(head, levels)
-    assert decoded.dtype == torch.float32
-    torch.testing.assert_close(decoded, decode(head, [level.float() for level in levels]), rtol=0, atol=0)
+    for part, single in zip(decoded, decode(head, [level.float() for level in levels]), strict=True):
+        assert part.dtype == torch.float32
+        torch.testing.assert_close(part, single, rtol=0, atol=0)
 
 
 def test_no_images_no_predictions() -> None:
     head = small_head()
-    assert decode(head, [level[:0] for level in raw(head)]).shape == (0, 16, 8)
+    boxes, scores = decode(head, [level[:0] for level in raw(head)])
+    assert (boxes.shape, scores.shape) == ((0, 16, 4), (0, 16, 3))
 
 
 @pytest.mark.parametrize("num_classes", [1, 3, 80])

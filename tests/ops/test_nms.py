@@ -12,13 +12,15 @@ from ray_yolo.ops import nms
 from ray_yolo.ops.nms import select
 
 
-def prediction(box: tuple[float, float, float, float], objectness: float, *classes: float) -> list[float]:
-    return [*box, objectness, *classes]
+def prediction(box: tuple[float, float, float, float], chance: float, *classes: float) -> list[float]:
+    """A row [x1, y1, x2, y2, scores...] of a box that holds an object, of each class, with these chances."""
+    return [*box, *(chance * each for each in classes)]
 
 
 def run(rows: list[list[float]], **changes: Any) -> list[list[float]]:
     options: dict[str, Any] = {"confidence": 0.25, "iou": 0.45, "max_detections": 300, "multi_label": False}
-    (detections,) = select(torch.tensor([rows]), **(options | changes))
+    predictions = torch.tensor([rows])
+    (detections,) = select(predictions[..., :4], predictions[..., 4:], **(options | changes))
     return [[round(value, 4) for value in row] for row in detections.tolist()]
 
 
@@ -36,9 +38,7 @@ def slow_select(
     """The rules of selection, one after the other."""
     candidates = []
     for row in rows:
-        if not row[4] > confidence:
-            continue
-        scores = (row[5:] * row[4]).tolist()
+        scores = row[4:].tolist()
         for index in range(len(scores)) if multi_label else [scores.index(max(scores))]:
             if scores[index] > confidence:
                 candidates.append([*row[:4].tolist(), scores[index], float(index)])
@@ -64,25 +64,18 @@ def test_selection_equals_the_obvious_loop(
     # Whole coordinates and few scores: many equal boxes, equal scores and overlaps on the threshold.
     corners = torch.randint(-8, 12, (num, 2), generator=generator)
     sizes = torch.randint(1, 12, (num, 2), generator=generator)
-    scores = torch.randint(0, 5, (num, 1 + num_classes), generator=generator) / 4
+    scores = torch.randint(0, 5, (num, num_classes), generator=generator) / 4
     rows = torch.cat([corners, corners + sizes, scores], dim=1)
     options: dict[str, Any] = {"confidence": 0.2, "iou": iou, "max_detections": max_detections,
                                "multi_label": multi_label, "agnostic": agnostic}
-    (detections,) = select(rows[None], **options)
+    (detections,) = select(rows[None, :, :4], rows[None, :, 4:], **options)
     assert detections.tolist() == slow_select(rows, **options)
 
 
-def test_score_is_objectness_times_class_probability() -> None:
-    assert run([prediction((0, 0, 10, 10), 0.8, 0.5, 0.9)]) == [[0, 0, 10, 10, 0.72, 1]]
-
-
-def test_objectness_alone_must_exceed_the_confidence() -> None:
-    assert run([prediction((0, 0, 10, 10), 0.25, 1.0)]) == []
-
-
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_the_product_must_exceed_the_confidence_too(multi_label: bool) -> None:
-    assert run([prediction((0, 0, 10, 10), 0.5, 0.5)], multi_label=multi_label) == []
+def test_a_score_must_exceed_the_confidence(multi_label: bool) -> None:
+    assert run([prediction((0, 0, 10, 10), 1.0, 0.25)], multi_label=multi_label) == []
+    assert run([prediction((0, 0, 10, 10), 1.0, 0.26)], multi_label=multi_label) == [[0, 0, 10, 10, 0.26, 0]]
 
 
 def test_only_the_best_class_counts_without_multi_label() -> None:
@@ -148,11 +141,11 @@ def test_candidates_beyond_the_stated_number_are_the_worst_and_the_last(monkeypa
 def test_images_do_not_know_of_each_other() -> None:
     generator = torch.Generator().manual_seed(1)
     corners = torch.rand(3, 60, 2, generator=generator) * 50
-    predictions = torch.cat([corners, corners + 20, torch.rand(3, 60, 4, generator=generator)], dim=2)
-    predictions[1, :, 4] = 0.0
+    boxes, scores = torch.cat([corners, corners + 20], dim=2), torch.rand(3, 60, 4, generator=generator)
+    scores[1] = 0.0
     options: dict[str, Any] = {"confidence": 0.1, "iou": 0.5, "max_detections": 30, "multi_label": True}
-    together = select(predictions, **options)
+    together = select(boxes, scores, **options)
     assert together[1].shape == (0, 6)
     for index, detections in enumerate(together):
-        (alone,) = select(predictions[index:index + 1], **options)
+        (alone,) = select(boxes[index:index + 1], scores[index:index + 1], **options)
         assert torch.equal(alone, detections)

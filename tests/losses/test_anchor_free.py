@@ -1,0 +1,114 @@
+"""The loss without anchors: each term by hand, sums that add up, and no say of the order of labels and images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from ray_yolo.losses.anchor_free import AnchorFreeLoss, build_loss
+from ray_yolo.recipe_sections import LossConfig
+
+GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
+
+
+@dataclass
+class Head:
+    strides: tuple[int, ...]
+
+
+def build(*strides: int, num_classes: int = 3) -> AnchorFreeLoss:
+    return build_loss(Head(strides or (8, 16)), GAINS, num_classes, 640)
+
+
+def predict(num_images: int, seed: int = 0) -> list[Tensor]:
+    """Random raw predictions of two levels for images of 32 x 48 pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(num_images, 64 + 3, 32 // s, 48 // s) for s in (8, 16)]
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def random_targets(num: int, num_images: int = 2, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    low = torch.rand(num, 2, generator=generator) * torch.tensor([30.0, 20])
+    return torch.cat((torch.randint(num_images, (num, 1), generator=generator),
+                      torch.randint(3, (num, 1), generator=generator),
+                      low, low + 4 + torch.rand(num, 2, generator=generator) * 14), 1)
+
+
+def test_every_term_of_a_label_that_covers_one_cell_by_hand() -> None:
+    """One cell of 8 pixels whose sides are all 0 or 1 cells away with even chances: the label's own are 1/2."""
+    level = torch.full((1, 64 + 1, 1, 2), -100.0)
+    for side in range(4):
+        level[0, 16 * side : 16 * side + 2] = 0.0
+    level[0, 64] = 0.0
+    level.requires_grad_()
+    loss = build(8, num_classes=1)
+    sums = loss.measure([level], torch.tensor([[0.0, 0, 8, 0, 16, 8]]), (8, 16))
+    # The box is the label: u = 1, s = 1/2, t = s^0.5, weight t U / (T + 1e-9) = 1 = W.
+    box, cls, dfl = loss.terms(*sums).tolist()
+    assert sums.counts.tolist() == [[pytest.approx(1.0)]] * 3
+    assert box == pytest.approx(0.0, abs=1e-5)
+    assert cls == pytest.approx(0.5 * 2 * math.log(2), rel=1e-6)  # one score of 1, one of 0, both predicted 1/2
+    # distance 1/2 between bins 0 and 1, each with the chance 1/2
+    assert dfl == pytest.approx(1.5 * math.log(2), rel=1e-6)
+
+
+def test_distances_beyond_the_last_bin_are_its() -> None:
+    level = torch.zeros(1, 65, 1, 1, requires_grad=True)
+    loss = build(8, num_classes=1)
+    numerators, counts = loss.measure([level], torch.tensor([[0.0, 0, -600, -600, 600, 600]]), (8, 8))
+    weight = float(counts[0])
+    assert numerators[2].item() == pytest.approx(weight * math.log(16), rel=1e-5)  # all bins alike
+
+
+def test_sums_of_two_halves_are_those_of_the_whole() -> None:
+    loss, levels, targets = build(), predict(4), random_targets(12, 4)
+    whole = loss.measure(levels, targets, (32, 48))
+    parts = []
+    for first in (0, 2):
+        mine = targets[(targets[:, 0] >= first) & (targets[:, 0] < first + 2)] - torch.tensor([first, 0, 0, 0, 0, 0])
+        parts.append(loss.measure([level[first : first + 2] for level in levels], mine, (32, 48)))
+    for together, first, second in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(together, first + second, rtol=1e-5, atol=1e-6)
+
+
+def test_the_order_of_labels_and_images_has_no_say() -> None:
+    loss, levels, targets = build(), predict(3), random_targets(10, 3)
+    expected = loss.measure(levels, targets, (32, 48))
+    shuffled = targets[torch.randperm(10, generator=torch.Generator().manual_seed(1))]
+    moved = targets.clone()
+    moved[:, 0] = 2 - moved[:, 0]
+    for found in (loss.measure(levels, shuffled, (32, 48)),
+                  loss.measure([level.flip(0) for level in levels], moved, (32, 48))):
+        torch.testing.assert_close(found.numerators, expected.numerators, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.counts, expected.counts, rtol=1e-5, atol=1e-5)
+
+
+def test_images_without_labels_cost_their_scores_and_reach_every_gradient() -> None:
+    loss, levels = build(), predict(2)
+    numerators, counts = loss.measure(levels, torch.zeros(0, 6), (32, 48))
+    assert counts.eq(0).all()
+    assert numerators.detach().flatten().tolist() == [0, pytest.approx(sum(
+        float(torch.nn.functional.softplus(level[:, 64:]).sum()) for level in levels), rel=1e-5), 0]
+    loss.terms(numerators, counts).sum().backward()
+    assert all(level.grad is not None for level in levels)
+
+
+def test_the_assignment_has_no_gradient() -> None:
+    """The class term's gradient is that of a cross-entropy: score minus target."""
+    loss, levels, targets = build(), predict(2), random_targets(6)
+    numerators, _ = loss.measure(levels, targets, (32, 48))
+    gradients = torch.autograd.grad(numerators[1].sum(), levels)
+    excess = sum(float((level[:, 64:].detach().sigmoid() - gradient[:, 64:]).sum())
+                 for level, gradient in zip(levels, gradients, strict=True))
+    assert excess == pytest.approx(float(loss.measure(levels, targets, (32, 48)).counts[0]), rel=1e-4)
+
+
+def test_no_images_no_numbers() -> None:
+    sums = build().measure([level[:0] for level in predict(1)], torch.zeros(0, 6), (32, 48))
+    assert sums.numerators.eq(0).all()
+    assert sums.counts.eq(0).all()

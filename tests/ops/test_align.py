@@ -1,0 +1,90 @@
+"""Task-aligned assignment against the rules written as loops, and one label by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ray_yolo.ops.align import TOP, align
+from ray_yolo.ops.boxes import complete_iou
+
+
+def slow_align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor
+               ) -> dict[tuple[int, int], tuple[int, float]]:
+    """(label, weight) by (image, point), one label and one point after the other."""
+    aligned: list[dict[int, tuple[float, float]]] = []  # by label: point -> (t, u)
+    for image, kind, x1, y1, x2, y2 in targets.tolist():
+        found = {}
+        for point, (x, y) in enumerate(places.tolist()):
+            if min(x - x1, y - y1, x2 - x, y2 - y) > 1e-9:
+                truth = torch.tensor([[x1, y1, x2, y2]])
+                u = max(float(complete_iou(boxes[int(image), point][None], truth)), 0.0)
+                found[point] = (float(scores[int(image), point, int(kind)]) ** 0.5 * u**6, u)
+        best = sorted(found, key=lambda point: -found[point][0])[:TOP]
+        aligned.append({point: found[point] for point in best})
+    owners: dict[tuple[int, int], int] = {}
+    for label, found in enumerate(aligned):
+        for point, (_, u) in found.items():
+            place = int(targets[label, 0]), point
+            if place not in owners or u > aligned[owners[place]][point][1]:
+                owners[place] = label
+    weights = {}
+    for (image, point), label in owners.items():
+        own = [aligned[label][p] for (i, p), owner in owners.items() if owner == label]
+        top_t, top_u = max(t for t, _ in own), max(u for _, u in own)
+        weights[image, point] = label, aligned[label][point][0] * top_u / (top_t + 1e-9)
+    return weights
+
+
+def grid(height: int, width: int) -> Tensor:
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return (torch.stack((columns, rows), 2).flatten(0, 1) + 0.5) * 8
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 9))
+def test_the_assignment_is_that_of_the_obvious_loops(seed: int, num: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    places = grid(5, 7)
+    centres = places + torch.randn(2, 35, 2, generator=generator) * 6
+    sides = 4 + torch.rand(2, 35, 2, generator=generator) * 30
+    boxes, scores = torch.cat((centres - sides / 2, centres + sides / 2), 2), torch.rand(2, 35, 3, generator=generator)
+    low = torch.rand(num, 2, generator=generator) * 30
+    image, kind = (torch.randint(count, (num, 1), generator=generator) for count in (2, 3))
+    targets = torch.cat((image, kind, low, low + 3 + torch.rand(num, 2, generator=generator) * 40), 1)
+    label, weight = align(boxes, scores, places, targets)
+    expected = slow_align(boxes, scores, places, targets)
+    for image in range(2):
+        for point in range(35):
+            owner, value = expected.get((image, point), (0, 0.0))
+            assert weight[image, point].item() == pytest.approx(value, abs=1e-6)
+            if value > 1e-6:
+                assert label[image, point].item() == owner
+
+
+def test_a_label_that_covers_one_cell_by_hand() -> None:
+    places = grid(2, 2)  # middles at 4 and 12
+    boxes = torch.tensor([[[0.0, 0, 8, 8], [8, 0, 16, 8], [0, 8, 8, 16], [8, 8, 16, 16]]])
+    scores = torch.full((1, 4, 2), 0.25)
+    label, weight = align(boxes, scores, places, torch.tensor([[0.0, 1, 8, 0, 16, 8]]))
+    # u = 1, t = 0.5: the one point inside has the weight t U / (T + 1e-9) = 1
+    torch.testing.assert_close(weight, torch.tensor([[0.0, 1, 0, 0]]))
+    assert label.eq(0).all()
+
+
+def test_a_point_on_the_edge_of_a_label_is_outside() -> None:
+    places, boxes = torch.tensor([[8.0, 4.0]]), torch.tensor([[[8.0, 0, 16, 8]]])
+    _, weight = align(boxes, torch.ones(1, 1, 1), places, torch.tensor([[0.0, 0, 8, 0, 16, 8]]))
+    assert weight.eq(0).all()
+
+
+def test_a_point_that_two_labels_take_goes_to_the_larger_overlap() -> None:
+    places, boxes = torch.tensor([[8.0, 8.0]]), torch.tensor([[[0.0, 0, 16, 16]]])
+    targets = torch.tensor([[0.0, 0, 0, 0, 20, 20], [0, 1, 0, 0, 17, 16]])
+    for order in ([0, 1], [1, 0]):
+        label, weight = align(boxes, torch.full((1, 1, 2), 0.5), places, targets[order])
+        assert order[int(label[0, 0])] == 1
+        assert weight[0, 0].item() == pytest.approx(16 / 17, rel=0.02)  # U of its only point
