@@ -38,7 +38,7 @@ class Row(ABC):
     def build(self, channels: Sequence[int]) -> nn.Module:
         """The layer, for inputs of so many channels."""
 
-    def scaled(self, depth: float, width: float, most: int) -> Self:
+    def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
         """The row of a model size."""
         return self
 
@@ -58,7 +58,7 @@ class WideRow(Row):
         first, *others = [self.block(channels[0] if i == 0 else self.channels) for i in range(self.repeats)]
         return nn.Sequential(first, *others) if others else first
 
-    def scaled(self, depth: float, width: float, most: int) -> Self:
+    def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
         """min(channels, most) x width, rounded up to a multiple of 8; repeats above one become max(round(repeats x
         depth), 1)."""
         repeats = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
