@@ -50,6 +50,7 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
+        CheckpointError: if there are checkpoints and none of them can be gone on from.
     """
     session = Session(job, host, placement, emit, report)
     try:
@@ -179,14 +180,13 @@ class Session:
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
     def _resume(self) -> TrainState:
-        """The state of the newest verified checkpoint, as worker 0 sees it, or a new one. Collective."""
-        folder, problems = checkpoint.newest_verified(self.job.run_dir)
-        step = -1 if folder is None else int(folder.name[5:])
-        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
+        """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective."""
+        step = -1
         if self.records:
+            step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
             for problem in problems:
                 self._emit("warning", message=f"damaged checkpoint set aside: {problem}")
-            checkpoint.set_aside(self.job.run_dir, newer_than=chosen)
+        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
             saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")

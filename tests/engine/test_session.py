@@ -16,7 +16,7 @@ from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import TrainingError
+from ray_yolo.errors import CheckpointError, TrainingError
 from tests.support.jobs import make_job
 from tests.support.workers import run_workers, wrap_model
 
@@ -149,6 +149,46 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(calm: dict[s
     result = train(Replicas(), job, EVERY_STEP)
     assert any("set aside" in event["message"] for event in json.loads(result["events"]) if event["type"] == "warning")
     assert_same(result["state"], calm["state"])
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_trained_until_the_user_moves_them_away(
+        calm: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, EVERY_STEP, die_at=4)
+    for state in job.run_dir.glob("checkpoints/*/state.pt"):
+        state.write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="nothing there can be gone on from"):
+        train(Replicas(), job, EVERY_STEP)
+    assert {path.name for path in (job.run_dir / "checkpoints").iterdir()} == {"step-1", "step-2", "step-3"}
+    (job.run_dir / "checkpoints").rename(job.run_dir / "aside")
+    again = train(Replicas(), job, EVERY_STEP)
+    assert steps(again) == steps(calm)
+    assert_same(again["state"], calm["state"])
+
+
+def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
+    train(Replicas(), make_job(tmp_path, **EXACT), EVERY_STEP, die_at=3)
+    with pytest.raises(CheckpointError, match="was trained by another recipe"):
+        train(Replicas(), make_job(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
+
+
+def test_killed_before_weights_show_a_checkpoint_the_next_start_shows_it_without_training(
+        calm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, EVERY_STEP, die_at=8)
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "link", die)
+        train(Replicas(), job, EVERY_STEP)
+    again = train(Replicas(), job, EVERY_STEP)
+    assert steps(again) == []
+    assert_same(again["state"], calm["state"])
+    best = json.loads(torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)["meta"])
+    assert best["progress"][0] == json.loads(calm["state"]["meta"])["best_epoch"] + 1
+    checkpoint.check_weights(job.run_dir)
 
 
 def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path: Path) -> None:
