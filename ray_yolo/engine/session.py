@@ -207,7 +207,10 @@ class Session:
                                 f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
 
     def _save(self, kinds: list[str]) -> None:
-        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning."""
+        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning.
+
+        The last checkpoint is what training was for, and has to be written.
+        """
         if not self.records:
             return
         step = self.state.progress.step
@@ -217,10 +220,11 @@ class Session:
             checkpoint.prune(self.job.run_dir, self.placement.keep_checkpoints)
         except OSError as error:
             self.missed_saves += 1
-            self._emit("warning", message=f"checkpoint at step {step} could not be written: {error}")
-            if self.missed_saves >= MAX_MISSED_SAVES:
-                raise TrainingError(f"{self.job.run_dir}: {MAX_MISSED_SAVES} checkpoints in a row could not be written "
-                                    f"({error}); free or repair the storage and run the same command again") from error
+            problem = f"the checkpoint at step {step} ({', '.join(kinds)}) could not be written ({error})"
+            self._emit("warning", message=problem)
+            if self.missed_saves >= MAX_MISSED_SAVES or (self.is_over and not self.stopped):
+                raise TrainingError(f"{self.job.run_dir}: {problem}; free or repair the storage and run the same "
+                                    "command again") from error
             return
         self.missed_saves = 0
         self._emit("checkpoint", step=step, epoch=self.state.progress.epoch, path=str(path), kinds=kinds)

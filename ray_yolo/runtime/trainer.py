@@ -19,6 +19,7 @@ import torch
 
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
@@ -79,6 +80,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
                 if summary["stopped"]:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
+                check_weights(run.folder)
                 run.finish()
             result = _result(run, summary)
         finally:

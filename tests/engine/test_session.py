@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -247,8 +248,52 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    told: list[str] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
-        train(Replicas(), make_job(tmp_path), Placement())
+        run_session(make_job(tmp_path), Host(), Placement(), lambda type, **_: told.append(type), lambda _: None)
+    assert [type for type in told if type in ("epoch", "warning", "end")] == ["epoch", "warning"] * 3
+
+
+@pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
+def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_on_when_it_can(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement) -> None:
+    job = make_job(tmp_path, **{**EXACT, "epochs": 2})
+    expected = train(Replicas(), make_job(tmp_path / "calm", **{**EXACT, "epochs": 2}), Placement())
+    save = checkpoint.save_checkpoint
+
+    def refuse_the_last(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
+        if step == steps(expected)[-1]:
+            raise OSError(28, "No space left on device")
+        return save(run_dir, state, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_last)
+    with pytest.raises(TrainingError, match=r"step 4 .*could not be written.*No space left.*run the same"):
+        train(Replicas(), job, placement)
+    monkeypatch.undo()
+    result = train(Replicas(), job, placement)
+    assert steps(result) == ([1, 2, 3, 4] if placement.nosave else [3, 4])
+    assert_same(result["state"], expected["state"])
+
+
+@pytest.mark.root
+def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_is_room(tmp_path: Path) -> None:
+    job, calm = (make_job(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "calm"))
+    expected = train(Replicas(), calm, Placement())
+    size = (calm.run_dir / "weights" / "last.pt").stat().st_size
+    job.run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={10 * size}", "tmpfs", str(job.run_dir)], check=True)
+    try:
+        ballast = job.run_dir / "ballast"
+        ballast.write_bytes(bytes(9 * size))
+        with pytest.raises(TrainingError, match=r"No space left on device\); free or repair"):
+            train(Replicas(), job, Placement())
+        with pytest.raises(TrainingError):
+            checkpoint.check_weights(job.run_dir)
+        ballast.unlink()
+        assert_same(train(Replicas(), job, Placement())["state"], expected["state"])
+        checkpoint.check_weights(job.run_dir)
+    finally:
+        subprocess.run(["umount", str(job.run_dir)], check=True)
 
 
 def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(

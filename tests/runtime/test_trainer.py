@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from ray_yolo.config import RunConfig
+from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
-from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError
+from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.runtime import trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
 
@@ -117,6 +119,28 @@ def test_more_workers_than_parts_of_a_step_are_refused_with_the_legal_numbers(tm
     config = make_config(tmp_path, 16)
     with pytest.raises(ConfigError, match=r"only 4 parts; use 1 to 4 workers"):
         fit(config, quiet=True)
+
+
+def test_a_training_is_finished_only_once_its_weights_are_there(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, session = make_config(tmp_path, 0, epochs=1), trainer.run_session
+
+    def lose_weights(job: Job, *rest: Any) -> dict[str, Any]:
+        summary = session(job, *rest)
+        (job.run_dir / "weights" / "last.pt").unlink()
+        return summary
+
+    monkeypatch.setattr(trainer, "run_session", lose_weights)
+    with pytest.raises(TrainingError, match=r"last\.pt is missing"):
+        fit(config, quiet=True)
+    run_dir = tmp_path / "runs" / "train" / "exp"
+    assert read_events(run_dir / "events.jsonl")[-1]["status"] == "failed"
+    assert not (run_dir / "finished").exists()
+    monkeypatch.undo()
+    result = fit(config, quiet=True)
+    assert result.run_dir == run_dir
+    assert (run_dir / "finished").exists()
+    assert result.last.exists()
 
 
 def test_a_changed_data_set_is_not_resumed(calm: TrainResult, tmp_path: Path) -> None:
