@@ -23,7 +23,7 @@ from ray_yolo.data.plan import Step
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Host, Job, build, rebuild
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
-from ray_yolo.engine.loop import StepResult, train
+from ray_yolo.engine.loop import REMEDY, StepResult, train
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
 from ray_yolo.ops.average_precision import fitness
@@ -125,6 +125,9 @@ class Session:
         self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
                    images=self.clock.images, wait_seconds=self.clock.wait_seconds,
                    seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid())
+        if self.records and state.skipped:
+            self._emit("warning", message=f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at "
+                                          f"step {state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
         last = epoch + 1 == recipe.epochs
         found = self.validate() if last or not recipe.noval else None
@@ -156,8 +159,15 @@ class Session:
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
     def finish(self) -> dict[str, Any]:
-        """Record the end, if it is one. Returns the summary."""
+        """Record the end, if it is one. Returns the summary.
+
+        Raises:
+            TrainingError: if all that training did was to skip steps.
+        """
         state = self.state
+        if not self.stopped and not state.moved:
+            raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
+                                f"was trained; {REMEDY}")
         summary = {"step": state.progress.step, "epoch": state.progress.epoch - 1, "best_epoch": state.best_epoch,
                    "best_fitness": state.best_fitness, "stopped_early": self.stopped_early,
                    "last_epoch": state.last_epoch, "stopped": self.stopped}
