@@ -82,8 +82,8 @@ def _sweep(root: Path) -> None:
 def read_record(run_dir: Path) -> dict[str, int]:
     """The step that each file of `weights/` is to show, by the newest checkpoint; empty before the first one."""
     for folder in newest_first(run_dir):
-        manifest = _read_manifest(folder / MANIFEST)
-        return manifest.get("weights", {"last": manifest["step"]})  # 0.1.0 wrote no record
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return dict(manifest.get("weights", {"last": manifest["step"]}))  # 0.1.0 wrote no record
     return {}
 
 
@@ -155,7 +155,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         newest, problems = newest_verified(run_dir)
         if newest is None:
             return -1, problems
-        trained, step = _read_manifest(newest / MANIFEST)["recipe_digest"], int(newest.name[5:])
+        trained, step = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"], int(newest.name[5:])
         if trained != digest:
             raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
                                   f"move {root} away to train from the start, or choose another --name")
@@ -201,7 +201,7 @@ def damage(state: Path, manifest: Path) -> str | None:
         CheckpointError: if that cannot be told: storage does not let them be read, or their format is a newer one.
     """
     try:
-        expected = _read_manifest(manifest)
+        expected = json.loads(manifest.read_bytes())
         if expected["format"] > FORMAT:
             raise CheckpointError(f"{state}: format {expected['format']} is newer than this ray_yolo reads ({FORMAT}); "
                                   "use the version that wrote it")
@@ -229,9 +229,9 @@ def check_weights(run_dir: Path) -> None:
     try:
         record = {"last": 0} | read_record(run_dir)
         for kind in {"last", "best"} & record.keys():
-            weights = run_dir / "weights" / f"{kind}.pt"
-            problem = damage(weights, weights.with_suffix(".json"))
-            if problem is None and (step := _read_manifest(weights.with_suffix(".json"))["step"]) < record[kind]:
+            weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
+            problem = damage(weights, manifest)
+            if problem is None and (step := json.loads(manifest.read_bytes())["step"]) < record[kind]:
                 problem = f"it is of step {step}, not of step {record[kind]}"
             if problem:
                 raise TrainingError(f"{weights}: {problem}; put it back from a copy, or remove it, and run the same "
@@ -273,11 +273,6 @@ def _is_compressed(path: Path) -> bool:
             return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # no zip, or none that torch reads either
         return False
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads(path.read_bytes())
-    return manifest
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
