@@ -87,7 +87,7 @@ def storage_probe(placement: Placement) -> Iterator[Path]:
             project = project_folder(placement)
             place = next(path for path in (project, *project.parents) if path.exists())
             probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place))
-            _lock(probe)
+            lock_file(probe)
         yield Path(probe.name)
 
 
@@ -184,7 +184,7 @@ def is_held(folder: Path) -> bool:
     if not folder.exists():
         return False
     with (folder / ".lock").open("a") as lock:
-        return not _lock(lock)
+        return not lock_file(lock)
 
 
 @_storage()
@@ -238,7 +238,7 @@ def _try_open(folder: Path) -> Run | None:
     """The run, or None if another process holds it."""
     lock = (folder / ".lock").open("a+")
     try:
-        if not _lock(lock):
+        if not lock_file(lock):
             lock.close()
             return None
         lock.seek(0)
@@ -251,7 +251,7 @@ def _try_open(folder: Path) -> Run | None:
         raise
 
 
-def _lock(file: IO[Any]) -> bool:
+def lock_file(file: IO[Any]) -> bool:
     """Lock a file until it is closed, or until this process dies. False if another process has locked it.
 
     Raises:
