@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -33,6 +34,18 @@ AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
+
+_FIELDS_0_1_0 = (
+    "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
+    "single_cls multi_scale rect quad image_weights autoanchor noval strict changes")
+_SECTIONS_0_1_0 = {
+    "optimizer": "name lr0 momentum weight_decay nominal_batch clip_norm",
+    "schedule": "lrf cos_lr warmup_epochs warmup_min_batches warmup_momentum warmup_bias_lr ema_decay ema_ramp",
+    "loss": "box obj cls obj_pw cls_pw anchor_t fl_gamma label_smoothing",
+    "augment": "hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr mosaic mixup copy_paste "
+               "close_mosaic",
+    "evaluate": "confidence iou max_detections batch_size",
+}
 
 
 def _freeze_list(value: object) -> object:
@@ -270,8 +283,26 @@ def divisors(number: int) -> list[int]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Identity of a recipe: the first 16 hex digits of the SHA-256 of its canonical JSON."""
-    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """Identity of a recipe: the digest of what differs from the defaults.
+
+    A field that is added later, at its default, leaves it as it is.
+    """
+    return _digest(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def is_digest_of(digest: str, recipe: Recipe) -> bool:
+    """Whether a recorded digest is this recipe's; 0.1.0 also took those of its fields that were at their defaults."""
+    whole = recipe.model_dump(mode="json")
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    tree |= {name: whole[name] for name in _FIELDS_0_1_0.split()}
+    for section, names in _SECTIONS_0_1_0.items():
+        tree[section] = tree.get(section, {}) | {name: whole[section][name] for name in names.split()}
+    return digest in (recipe_digest(recipe), _digest(tree))
+
+
+def _digest(tree: Mapping[str, object]) -> str:
+    """The first 16 hex digits of the SHA-256 of canonical JSON."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -13,8 +13,6 @@ on under the same number with the same genes, and every proposal can be recomput
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import threading
@@ -23,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_yolo.config import Recipe, recipe_digest
+from ray_yolo.config import Recipe, is_digest_of, recipe_digest
 from ray_yolo.engine.events import Event, EventLog, plain, read_events
 from ray_yolo.engine.proposals import propose
 from ray_yolo.engine.replay import Past, Stage, replay_command
@@ -61,9 +59,8 @@ class Sweep:
     labels: str  # digest of the data set's labels
 
     def identity(self) -> dict[str, str]:
-        """Digest of each part, named as users know it."""
-        return {"search space": _digest(asdict(self.space)), "search settings": _digest(self.search.model_dump()),
-                "data set": self.labels, "base recipe": recipe_digest(self.recipe)}
+        """Digests of what the ledger does not hold whole."""
+        return {"data set": self.labels, "base recipe": recipe_digest(self.recipe)}
 
 
 @dataclass(frozen=True)
@@ -287,12 +284,11 @@ def _finished(trials: Iterable[Trial]) -> list[Row]:
 def _check_identity(path: Path, first: Event, sweep: Sweep) -> None:
     if first["type"] != "sweep":
         raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
-    then, now = first["identity"], sweep.identity()
-    if changed := [part for part in now if then.get(part) != now[part]]:
+    then = first["identity"]
+    holds = {"search space": plain(asdict(read_space_of([first]))) == plain(asdict(sweep.space)),
+             "search settings": Search.model_validate(first["search"]) == sweep.search,
+             "data set": then["data set"] == sweep.labels,
+             "base recipe": is_digest_of(then["base recipe"], sweep.recipe)}
+    if changed := [part for part, same in holds.items() if not same]:
         raise InputError(f"{path}: begun with another {' and another '.join(changed)}; give what it was begun with to "
                          "continue it, or another --name to start a new sweep (nothing was changed)")
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,7 @@ from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors
-from ray_yolo.engine.runs import Run
+from ray_yolo.engine.runs import Run, storage_probe
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.detector import Detector
@@ -109,19 +110,29 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
-def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> None:
-    """Decide what the user left open and write it into the run's record."""
+def check_storage(placement: Placement, run: Run | None) -> None:
+    """Refuse storage that some node of the cluster does not see: that of a run, or where a new one would lie.
+
+    Raises:
+        InputError: naming the node.
+    """
+    with nullcontext(run.folder) if run else storage_probe(placement) as place:
+        cluster.check_storage(place)
+
+
+def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> dict[str, Any]:
+    """The record of a new run: what was asked for, and what is decided that the user left open."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model = build_model(architecture or name, len(train.names))
     anchors = _anchors(model, resolved, train) if resolved.autoanchor else None
-    run.first_start(
-        digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
-        architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
-        names=list(train.names), labels=train.digest, command=redact(shlex.join(command)),
-        provenance=provenance(),
-    )
+    return {
+        "digest": recipe_digest(asked), "asked": asked.model_dump(mode="json"),
+        "recipe": resolved.model_dump(mode="json"), "architecture": architecture, "anchors": anchors,
+        "num_parameters": count_parameters(model), "names": list(train.names), "labels": train.digest,
+        "command": redact(shlex.join(command)), "provenance": provenance(),
+    }
 
 
 def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:

@@ -22,6 +22,7 @@ from ray_yolo.engine.results import EVENTS_FILE, RUN_FILE, replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 from ray_yolo.runtime.background import Background
+from ray_yolo.runtime.owed import claimed, forget_owed, note_owed, owing_runs, read_owed
 from ray_yolo.runtime.tracking_plan import RUN_ID_TAG, Plan, plan_run
 
 if TYPE_CHECKING:
@@ -177,14 +178,19 @@ class _Remote:
 
 
 class Tracking:
-    """The MLflow thread of a driver. `warn` is told once if the server does not answer."""
+    """The MLflow thread of a driver; also delivers what finished runs of the project owe.
+
+    `warn` is told once if the server does not answer.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str], uri: str, warn: Callable[[str], None], *,
                  parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
         self._run_dir = Path(run_dir)
         self._uri = uri
-        self._tracker = Tracker(self._run_dir, uri, parent_run_id, tags or {})
-        self._thread = Background("MLflow", self._tracker.deliver, interval_seconds=1.0, warn=warn)
+        self._parent_run_id, self._tags = parent_run_id, tags or {}
+        self._tracker = self._other = Tracker(self._run_dir, uri, parent_run_id, self._tags)
+        self._owing = owing_runs(self._run_dir, uri)
+        self._thread = Background("MLflow", self._deliver, interval_seconds=1.0, warn=warn)
 
     def finish(self, patience_seconds: float | None = None) -> str | None:
         """Deliver the rest, files included: call it when they are final.
@@ -193,15 +199,29 @@ class Tracking:
         of ours, which is not away but may have to be made first.
 
         Returns:
-            None when all is delivered, else a line for the user: how to deliver the rest later.
+            None when all is delivered, else a line for the user: how to deliver the rest later. The run folder then
+            has a note of it.
         """
         self._tracker.with_artifacts = True
         if patience_seconds is None:
             patience_seconds = 10.0 if self._uri.startswith("http") else 60.0
-        if self._thread.finish(patience_seconds, lambda: self._tracker.last_answer):
+        if self._thread.finish(patience_seconds, lambda: max(self._tracker.last_answer, self._other.last_answer)):
+            forget_owed(self._run_dir, self._uri)
             return None
+        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
         return (f"MLflow has not got everything yet. To deliver the rest: "
                 f"python -m ray_yolo.sync {self._run_dir} --mlflow-uri {redact(self._uri)}")
+
+    def _deliver(self) -> None:
+        """What is new in this run, then what others owe, each tried once."""
+        self._tracker.deliver()
+        while self._owing:
+            folder = self._owing.pop(0)
+            with claimed(folder, self._uri) as owed:
+                if owed is not None:
+                    self._other = _whole(folder, self._uri, owed["parent_run_id"], owed["tags"])
+                    self._other.deliver()
+                    forget_owed(folder, self._uri)
 
 
 def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str | None = None,
@@ -215,13 +235,20 @@ def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    tracker = Tracker(Path(run_dir), uri, parent_run_id, tags or {})
-    tracker.with_artifacts = True
-    tracker.deliver()
+    owed = read_owed(Path(run_dir), uri) or {}
+    _whole(Path(run_dir), uri, parent_run_id or owed.get("parent_run_id"), tags or owed.get("tags", {})).deliver()
+    forget_owed(Path(run_dir), uri)
     about = read_run_file(run_dir)
     if about is None:
         raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give the folder of a run")
     return about["run_id"]
+
+
+def _whole(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> Tracker:
+    """The tracker of a run that has ended, whose files are final."""
+    tracker = Tracker(run_dir, uri, parent_run_id, tags)
+    tracker.with_artifacts = True
+    return tracker
 
 
 def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:

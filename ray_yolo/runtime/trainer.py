@@ -20,7 +20,7 @@ import torch
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.checkpoint import check_weights
-from ray_yolo.engine.runs import Run, open_run
+from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
 from ray_yolo.ops.memory import keep_freed_memory
@@ -28,7 +28,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
-from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
+from ray_yolo.runtime.prepare import check_model, check_storage, first_record, job_of, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -63,14 +63,12 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     """
     placement = config.placement
     check_early(config)
-    found = None if placement.resume else read_dataset(config.recipe)
-    run = open_run(config.recipe, placement)
+    run = find_run(config.recipe, placement)
     try:
-        _, train, val = found or read_dataset(Recipe.model_validate(run.record["recipe"]))
+        _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
         local = placement.num_workers == 0
-        gpus = _local_gpus(placement) if local else cluster.connect(placement)
-        if run.is_new:
-            first_start(run, config, train, gpus, command)
+        gpus = _local_gpus(placement) if local else _cluster_gpus(placement, run)
+        run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)
@@ -81,12 +79,13 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 if summary["stopped"]:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
                 check_weights(run.folder)
-                run.finish()
+            run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             result = _result(run, summary)
         finally:
             callbacks.finish(result)
     finally:
-        run.release()
+        if run:
+            run.release()
     return result
 
 
@@ -114,8 +113,6 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     Ray restarts worker groups (`max_failures`); a dead controller or a failed process-group setup it does not. Each
     attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
     """
-    cluster.check_storage(job.run_dir)
-    cluster.wait_for_room(placement, gpus)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
     attempts, tell = placement.max_failures, lambda text: books.emit("warning", message=text)
 
@@ -149,6 +146,14 @@ def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
             return cause
     number, failure = failures[0]
     return TrainingError(f"worker {number} failed: {failure}")
+
+
+def _cluster_gpus(placement: Placement, run: Run | None) -> float:
+    """GPUs of each worker on a cluster that has room for them, and whose nodes see the storage."""
+    gpus = cluster.connect(placement)
+    cluster.wait_for_room(placement, gpus)
+    check_storage(placement, run)
+    return gpus
 
 
 def _local_gpus(placement: Placement) -> float:

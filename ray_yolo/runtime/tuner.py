@@ -31,7 +31,7 @@ from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Ledger, Sweep, Trial, read_trials
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.replay import replay_command
-from ray_yolo.engine.runs import Run, open_run
+from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.ops.evolution import Space, grid_size
@@ -39,7 +39,7 @@ from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import settle
-from ray_yolo.runtime.prepare import decide, read_dataset
+from ray_yolo.runtime.prepare import check_storage, decide, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
 from ray_yolo.runtime.stopping import ask_to_stop
@@ -77,11 +77,20 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     train = _check(config, found)
     warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
     space = found._replace(space=replace(found.space, starts=(*found.space.starts, *warm)))
-    run = open_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
+    run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
     try:
-        return _search(config, space, train, run, io.StringIO() if quiet else sys.stdout)
+        gpus = cluster.connect(config.placement)
+        slots = concurrent_trials(config, gpus)
+        check_storage(config.placement, run)
+        resolved = decide(config.recipe, config.placement, train, gpus)
+        run = run or begin_run(config.placement, {"digest": recipe_digest(config.recipe), "space": config.sweep.space,
+                                                  "trials": config.sweep.trials})
+        sweep = Sweep(space.space, space.search, config.recipe, train.digest)
+        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+        return _search(config, space, sweep, ledger, run, slots, io.StringIO() if quiet else sys.stdout)
     finally:
-        run.release()
+        if run:
+            run.release()
 
 
 def _has_more(folder: Path, trials: int) -> bool:
@@ -107,15 +116,10 @@ def _check(config: TuneConfig, space: TuneSpace) -> AnnotationIndex:
     return train
 
 
-def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: Run, stream: TextIO) -> SearchResult:
+def _search(config: TuneConfig, space: TuneSpace, sweep: Sweep, ledger: Ledger, run: Run, slots: int, stream: TextIO
+            ) -> SearchResult:
     """The sweep of a run folder, from where it was left."""
-    settings, gpus = config.sweep, cluster.connect(config.placement)
-    slots = concurrent_trials(config, gpus)
-    resolved = decide(config.recipe, config.placement, train, gpus)
-    if run.is_new:
-        run.first_start(digest=recipe_digest(config.recipe), space=settings.space, trials=settings.trials)
-    sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-    ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+    settings = config.sweep
     display = SweepDisplay(stream, settings.trials, config.recipe.epochs, trials=ledger.trials)
     _tell_begin(display, run.folder, ledger, settings.trials, slots, space)
     parent = _parent_run(config, run.folder)
@@ -249,9 +253,9 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     write_sweep_files(folder, ledger.recipe, trials)
     weights = _keep_best(folder, best)
     _draw(folder, trials, best)
-    run.finish()
     if parent and uri:
         close_parent_run(folder, uri, parent, trials, best)
+    run.finish()
     display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
                 f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
     display.say(f"repeat it:     {replay_command(ledger.recipe, best.past)}")

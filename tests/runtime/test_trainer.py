@@ -17,7 +17,7 @@ from ray_yolo.config import RunConfig
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError, TrainingError
-from ray_yolo.runtime import trainer
+from ray_yolo.runtime import bookkeeping, cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
 
@@ -102,6 +102,79 @@ def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_pat
     with pytest.raises(ResourcesError, match=r"4 workers need 8 CPU, the cluster has 4; use --num-workers"):
         fit(config, quiet=True)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_batch(tmp_path: Path) -> None:
+    placement = {"wait_for_resources": 0, "mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    config = make_config(tmp_path, 64, placement, batch_size=None, microbatch=None, epochs=1)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResourcesError, match="64 workers need 64 CPU, the cluster has 4; use --num-workers 4"):
+        fit(config, quiet=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    advised = config.placement.model_copy(update={"num_workers": 4, "mlflow_uri": "off"})
+    result = fit(RunConfig(recipe=config.recipe, placement=advised), quiet=True)
+    assert result.run_dir.name == "exp"
+    decided = json.loads((result.run_dir / "run.json").read_text())["recipe"]
+    assert (decided["batch_size"], decided["microbatch"]) == (64, 8)
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_storage", "ask_every_worker"])
+def test_a_start_that_the_cluster_refuses_leaves_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
+    def refuse(*_: object) -> None:
+        raise ResourcesError(check)
+
+    for passed in ("connect", "wait_for_room", "check_storage"):
+        monkeypatch.setattr(cluster, passed, lambda *_: 0.0)
+    monkeypatch.setattr(cluster, check, refuse)
+    config = make_config(tmp_path, 2, {"name": name, "mlflow_uri": ""}, batch_size=-1, microbatch=None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResourcesError, match=check):
+        fit(config, quiet=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+
+    def look(place: Path) -> None:
+        assert place.exists()
+        tried.append(place)
+        raise InputError("seen")
+
+    monkeypatch.setattr(cluster, "connect", lambda _: 0.0)
+    monkeypatch.setattr(cluster, "wait_for_room", lambda *_: None)
+    monkeypatch.setattr(cluster, "check_storage", look)
+    with pytest.raises(InputError, match="seen"):
+        fit(make_config(tmp_path, 1), quiet=True)
+    assert tried[0].parent == tmp_path
+    assert not tried[0].exists()
+
+
+@pytest.mark.parametrize("place", ["draw_plots", "Records.finish"])
+def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{bookkeeping.__name__}.{place}", die)
+        with pytest.raises(KeyboardInterrupt):
+            fit(config, quiet=True)
+    run_dir = tmp_path / "runs" / "train" / "exp"
+    assert not (run_dir / "finished").exists()
+    result = fit(config, quiet=True)
+    assert result.run_dir == run_dir
+    assert (result.epochs, result.best_epoch) == (1, 0)
+    assert [path.name for path in run_dir.parent.iterdir()] == ["exp"]
+    assert (run_dir / "finished").exists()
+    assert (run_dir / "results.png").exists()
+    assert len(events(result, "step")) == len({event["step"] for event in events(result, "step")})
+    assert [event["status"] for event in events(result, "end")][-1] == "done"
 
 
 @pytest.mark.parametrize(("recipe", "error", "message"), [

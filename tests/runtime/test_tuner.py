@@ -192,9 +192,11 @@ def test_asha_stops_real_trainings_early_and_their_records_are_complete(tmp_path
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_trial_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+def test_a_trial_that_can_never_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="5 workers need 5 CPU"):
         search(make_sweep(tmp_path, trials=1, workers_per_trial=5, recipe={"microbatch": 2}), quiet=True)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 @pytest.mark.parametrize(("space", "message"), [
