@@ -26,7 +26,7 @@ from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
-from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
+from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
 from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
@@ -61,7 +61,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         KeyboardInterrupt: if it was told to stop.
     """
     placement = config.placement
-    check_early(config)
+    hooks = check_early(config)
     found = None if placement.resume else read_dataset(config.recipe)
     run = open_run(config.recipe, placement)
     try:
@@ -71,7 +71,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         if run.is_new:
             first_start(run, config, train, gpus, command)
         job = job_of(run, placement.max_workers, train, val)
-        callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
+        callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)
         result = None
         try:
@@ -88,12 +88,16 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
-def check_early(config: RunConfig) -> None:
-    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks."""
-    load_callbacks(config.placement.callbacks)
+def check_early(config: RunConfig) -> Hooks:
+    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks.
+
+    Returns the functions of the callbacks.
+    """
+    hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
         check_model(config.recipe)
+    return hooks
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:

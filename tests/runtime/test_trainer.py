@@ -54,6 +54,25 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
         assert (calm.run_dir / name).exists()
 
 
+def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no ink")
+
+    monkeypatch.setattr("ray_yolo.runtime.bookkeeping.draw_plots", refuse)
+    result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
+    assert (result.run_dir / "finished").exists()
+    assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
+
+
+def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from pathlib import Path\n"
+                                      "with (Path(__file__).parent / 'executed').open('a') as file:\n"
+                                      "    file.write('.')\ndef on_run_end(result):\n    pass\n")
+    fit(make_config(tmp_path, 0, {"callbacks": str(tmp_path / "mine.py")}, epochs=1), quiet=True)
+    assert (tmp_path / "executed").read_text() == "."
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_share_the_work_and_end_with_the_same_bits(calm: TrainResult, tmp_path: Path) -> None:
