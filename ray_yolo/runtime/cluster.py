@@ -109,17 +109,21 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback | None = None) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
+
+    Args:
+        judge: decides, by raising, which failures end the run; without one the placement's `max_failures` does.
     """
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),
+            failure_config=ray.train.FailureConfig(max_failures=-1 if judge else placement.max_failures),
+            callbacks=[judge] if judge else [],
             worker_runtime_env={"env_vars": worker_environment(placement)},
             logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 

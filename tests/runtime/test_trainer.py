@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError
+from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
 
@@ -97,9 +98,27 @@ def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_p
     assert_same(result, calm)
     starts = events(result, "start")
     assert len(starts) == 2
+    [warning] = [event["message"] for event in events(result, "warning")]
+    assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
+    assert warning.endswith(f"; all workers are started again, from step {starts[1]['step']}")
     assert starts[1]["step"] >= 1
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save({}, weights)
+    monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
+    with pytest.raises(CheckpointError, match=rf"worker [01] on {socket.gethostname()}: .*no such weights file"):
+        fit(make_config(tmp_path, 2, weights=str(weights)), quiet=True)
+    log = read_events(tmp_path / "runs" / "train" / "exp" / "events.jsonl")
+    assert sorted(event["worker"] for event in log if event["type"] == "worker") == [0, 1]  # begun once
+    assert [event["status"] for event in log if event["type"] == "end"] == ["failed"]
+    assert any("CheckpointError" in event["traceback"] for event in log if event["type"] == "failure")
 
 
 def kill_a_worker_after_an_epoch(log: Path) -> None:
