@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ray_yolo.config import Placement
+from ray_yolo.config import Placement, resolved_batch
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
@@ -51,6 +51,11 @@ class Bookkeeping:
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
         if begins:  # now that the display listens
             self._report_findings({"train": job.train, "val": job.val})
+            if job.recipe.exact and run.record["asked"]["microbatch"] is None:
+                batch, micro = resolved_batch(job.recipe)
+                self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
+                                             "first start; a new run on another number has the same bits only with "
+                                             f"--batch-size {batch} --microbatch {micro}")
 
     def __enter__(self) -> Bookkeeping:
         return self

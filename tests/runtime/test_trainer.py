@@ -66,6 +66,16 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
 
 
+def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
+        calm: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
+    (fit(config, quiet=True).run_dir / "finished").unlink()
+    told = [event["message"] for event in events(fit(config, quiet=True), "warning")]
+    assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
+                    "another number has the same bits only with --batch-size 16 --microbatch 16"]
+    assert events(calm, "warning") == []
+
+
 def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from pathlib import Path\n"
                                       "with (Path(__file__).parent / 'executed').open('a') as file:\n"
