@@ -41,6 +41,7 @@ DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -217,6 +218,5 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment of worker processes."""
     threads = str(max(1, int(placement.cpus_per_worker)))
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": threads,
-            "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for --exact on GPUs; without it cuBLAS may add in any order
 

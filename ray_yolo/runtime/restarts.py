@@ -58,13 +58,13 @@ class Judge(ray.train.UserCallback):
         events = read_events(self._run_dir / EVENTS_FILE)
         worker, error = cause_of(worker_exceptions)
         told = f"{place_of(worker, events)}: {summary(error)}"
-        if isinstance(error, RayYoloError):
-            raise type(error)(told)
+        if isinstance(error, PERMANENT):
+            raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
         step = saved_step(events)
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in worker_exceptions.values())
-        if isinstance(error, PERMANENT) or not (taken or self.restarts.allow(step)):
-            raise TrainingError(told)
+        if not (taken or self.restarts.allow(step)):
+            raise TrainingError(f"{told}; given up after {self.restarts.limit} restarts without a new checkpoint")
         if self._recorder is not None:
             emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
 
@@ -87,11 +87,9 @@ def place_of(worker: int, events: Sequence[Event]) -> str:
 
 def summary(error: BaseException) -> str:
     """What an error says, on one line: Ray and loader processes put the point into the last of theirs."""
-    lines = [redact(line) for line in str(error).strip().splitlines()] or [""]
-    if isinstance(error, RayYoloError) and len(lines) == 1:
-        return lines[0]
-    name = f"{type(error).__name__}: "
-    return name + lines[-1].removeprefix(name)[:_LONGEST]
+    name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+    text = redact(re.sub(rf"^[\w.]*\b{name}: ", "", lines[-1]))[:_LONGEST]
+    return text if isinstance(error, RayYoloError) else f"{name}: {text}"
 
 
 def saved_step(events: Sequence[Event]) -> int:

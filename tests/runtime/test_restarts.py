@@ -11,7 +11,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from ray_yolo.engine.events import EventLog
 from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.errors import CheckpointError, RayYoloError, TrainingError
+from ray_yolo.errors import CheckpointError, DatasetError, RayYoloError, TrainingError
 from ray_yolo.runtime import restarts
 from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
 
@@ -42,6 +42,8 @@ def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
     (MISSING, "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"),
     (ValueError("Caught ValueError in DataLoader worker process 0.\nTraceback:\n  code\nValueError: odd\n"),
      "ValueError: odd"),
+    (DatasetError("Caught DatasetError in DataLoader worker process 0.\n  code\nray_yolo.errors.DatasetError: a: odd"),
+     "a: odd"),
     (OSError("https://ann:s3cr3t@host is away"), "OSError: https://***@host is away"), (KeyError(), "KeyError: "),
 ])
 def test_an_error_is_told_on_one_line(error: Exception, told: str) -> None:
@@ -69,7 +71,7 @@ def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path
     some = judge(tmp_path, {"type": "checkpoint", "step": 7})
     some.after_exception(run_context=None, worker_exceptions={0: LOST, 1: FULL})
     assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
-    with pytest.raises(TrainingError, match=r"^worker 1 on right: RuntimeError: CUDA out of memory$"):
+    with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
         some.after_exception(run_context=None, worker_exceptions={1: FULL})
     EventLog(tmp_path / EVENTS_FILE).append("checkpoint", step=9)
     some.after_exception(run_context=None, worker_exceptions={0: FULL})
