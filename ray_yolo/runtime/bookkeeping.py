@@ -51,7 +51,7 @@ class Bookkeeping:
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
         if begins:  # now that the display listens
             self._report_findings({"train": job.train, "val": job.val})
-            if job.recipe.exact and run.record["asked"]["microbatch"] is None:
+            if job.recipe.exact and run.record["asked"].get("microbatch") is None:
                 batch, micro = resolved_batch(job.recipe)
                 self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
                                              "first start; a new run on another number has the same bits only with "

@@ -256,7 +256,7 @@ def build_client(uri: str) -> MlflowClient:
 
     scheme, _, path = uri.partition(":///")
     if scheme == "sqlite":
-        _ensure_database(Path(path).absolute(), artifact_location(uri))
+        _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
     return MlflowClient(tracking_uri=uri)
 
 
