@@ -212,7 +212,7 @@ class Placement(Frozen):
     """Functions of yours that the driver calls: package.module[:object] or file.py[:object] with any of
     on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
     max_failures: int = Field(3, ge=-1)
-    """Restarts after worker failures; -1: no limit."""
+    """Restarts after worker failures in a row without a new checkpoint; -1: no limit."""
     wait_for_resources: float = Field(15.0, ge=0.0)
     """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
     save_period: int = Field(-1, ge=-1)

@@ -58,6 +58,7 @@ class Host:
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
     loader_processes: int = 0
+    loader_init: Callable[[int], None] = worker_init  # called in each of them with its number
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
@@ -237,5 +238,5 @@ def _processes(host: Host) -> dict[str, Any]:
     if not host.loader_processes:
         return {}
     multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
-    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": worker_init,
+    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": host.loader_init,
             "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}

@@ -141,16 +141,18 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], sto
     """Losses and statistics of all microbatches of a step in their order, and whether a worker wants to stop; the same
     on every worker. Collective.
 
-    A worker without a microbatch has no row to say it in, and says it in a later step.
+    Each worker's rows travel behind a header that it has whether it has a microbatch or not.
     """
-    width = 3 + parts.statistics.size
+    width, replicas = 3 + parts.statistics.size, parts.host.replicas
     mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
-    mine = torch.cat([mine.new_full((len(mine), 1), float(stop)), mine], 1)
+    header = mine.new_full((1,), float(stop))
     if parts.plan.recipe.sync_bn:  # every worker has seen every microbatch: statistics agree, losses are parts
-        mine = torch.cat([parts.host.replicas.global_sum(mine[:, :4].contiguous()), mine[:, 4:]], 1)
-    else:
-        mine = parts.host.replicas.gather_rows(mine, counts)
-    return mine[:, 1:], bool(mine[:, 0].any())
+        told = replicas.global_sum(torch.cat([header, mine[:, :3].flatten()]))
+        return torch.cat([told[1:].view(-1, 3), mine[:, 3:]], 1), bool(told[0])
+    room = mine.new_zeros((max(counts) - len(mine)) * width)
+    told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
+    shares = [share[: count * width].view(count, width) for share, count in zip(told[:, 1:], counts, strict=True)]
+    return torch.cat(shares), bool(told[:, 0].any())
 
 
 def update_weights(parts: Parts, measured: Tensor, number: int) -> tuple[float, bool]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ray_yolo.config import Placement
+from ray_yolo.config import Placement, resolved_batch
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
 from ray_yolo.engine.runs import Run
 from ray_yolo.redact import printable, redact
 from ray_yolo.runtime.pictures import draw_plots
-from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runtime.records import Records
 from ray_yolo.runtime.registry import log_model
 from ray_yolo.runtime.tracking import read_run_file, tracking_uri
@@ -51,6 +51,11 @@ class Bookkeeping:
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
         if begins:  # now that the display listens
             self._report_findings({"train": job.train, "val": job.val})
+            if job.recipe.exact and run.record["asked"].get("microbatch") is None:
+                batch, micro = resolved_batch(job.recipe)
+                self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
+                                             "first start; a new run on another number has the same bits only with "
+                                             f"--batch-size {batch} --microbatch {micro}")
 
     def __enter__(self) -> Bookkeeping:
         return self
@@ -71,9 +76,11 @@ class Bookkeeping:
             if isinstance(error, Exception):
                 status, reason = "failed", (str(error).strip() or type(error).__name__).splitlines()[-1]
             self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
-        close_recorder(self.recorder)
         plots = error is None and not self._placement.noplots
-        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None)
+        flush_recorder(self.recorder)
+        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None,
+                             flush=lambda: flush_recorder(self.recorder))
+        close_recorder(self.recorder)
         if error is None and self._placement.registered_name:
             self._register()
 
@@ -96,12 +103,14 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    if not events or events[-1]["type"] == "end":
+    last = next((event["type"] for event in reversed(events) if event["type"] in ("start", "end")), None)
+    if not events or last == "end":
         return
     recorder = LocalRecorder(str(log))
     recorder.emit("end", status="stopped", reason="stopped early", **_last_place(log))
-    recorder.close(wait_seconds=10.0)
-    Records(run_dir, mlflow_uri, lambda *_, **__: None, io.StringIO(), **link).finish(lambda: None)
+    flush_recorder(recorder)
+    Records(run_dir, mlflow_uri, recorder.emit, io.StringIO(), **link).finish(lambda: None)
+    close_recorder(recorder)
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:

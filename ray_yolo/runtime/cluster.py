@@ -41,6 +41,7 @@ DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -109,17 +110,21 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback | None = None) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
+
+    Args:
+        judge: decides, by raising, which failures end the run; without one the placement's `max_failures` does.
     """
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),
+            failure_config=ray.train.FailureConfig(max_failures=-1 if judge else placement.max_failures),
+            callbacks=[judge] if judge else [],
             worker_runtime_env={"env_vars": worker_environment(placement)},
             logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 
@@ -213,6 +218,5 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment of worker processes."""
     threads = str(max(1, int(placement.cpus_per_worker)))
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": threads,
-            "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for --exact on GPUs; without it cuBLAS may add in any order
 

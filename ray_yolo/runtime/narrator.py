@@ -35,6 +35,7 @@ class Narrator:
         self._losses: list[list[float]] = []  # of this epoch's step events
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
+        self._told_by_workers: set[str] = set()  # what one has warned of, others often do
 
     def observe(self, event: Event) -> list[str]:
         """The lines that an event is worth; none for an event of a type unknown here."""
@@ -95,7 +96,13 @@ class Narrator:
         return lines
 
     def _on_warning(self, event: Event) -> list[str]:
-        return [f"WARNING: {event['message']}"]
+        worker, text = event.get("worker"), event["message"]
+        if worker is None:
+            return [f"WARNING: {text}"]
+        if text in self._told_by_workers:
+            return []
+        self._told_by_workers.add(text)
+        return [f"WARNING: worker {worker}: {text}"]
 
     def _on_end(self, event: Event) -> list[str]:
         self._batch = None

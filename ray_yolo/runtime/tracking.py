@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 # Small files first: if time runs out they are there.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 
+_SQLITE = b"SQLite format 3\0"
+_LONGEST_MAKING_SECONDS = 600.0
 _DELIVERED_TAG = "ray_yolo.delivered"
 _LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
 # MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
@@ -268,12 +272,49 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
 
 
 def build_client(uri: str) -> MlflowClient:
-    """A client with short time limits. They hold for the process, and the user's own go first."""
+    """A client with short time limits. They hold for the process, and the user's own go first.
+
+    Raises:
+        InputError: if the sqlite file that is named is something else.
+    """
     for name, value in _CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient  # here, because it takes more than a second
 
+    scheme, _, path = uri.partition(":///")
+    if scheme == "sqlite":
+        _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
     return MlflowClient(tracking_uri=uri)
+
+
+def _ensure_database(path: Path, artifacts: str | None) -> None:
+    """Have MLflow make the file if there is none: beside its place, because one that is half made cannot be opened.
+
+    MLflow itself tries to open a file that is no database for two minutes.
+    """
+    if path.exists():
+        if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
+            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
+        try:
+            os.link(made, path)
+        except OSError:  # another command was faster, or the file system has no hard links
+            if not path.exists():
+                made.rename(path)
+
+
+def _begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE))
 
 
 def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | None:

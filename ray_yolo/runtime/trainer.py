@@ -20,6 +20,8 @@ import torch
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.checkpoint import check_weights
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
@@ -27,8 +29,10 @@ from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
-from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
+from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
+from ray_yolo.runtime.notices import warnings_told
 from ray_yolo.runtime.prepare import check_model, check_storage, first_record, job_of, read_dataset
+from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -62,7 +66,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         KeyboardInterrupt: if it was told to stop.
     """
     placement = config.placement
-    check_early(config)
+    hooks = check_early(config)
     run = find_run(config.recipe, placement)
     try:
         _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
@@ -70,7 +74,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         gpus = _local_gpus(placement) if local else _cluster_gpus(placement, run)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
-        callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
+        callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)
         result = None
         try:
@@ -89,32 +93,44 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
-def check_early(config: RunConfig) -> None:
-    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks."""
-    load_callbacks(config.placement.callbacks)
+def check_early(config: RunConfig) -> Hooks:
+    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks.
+
+    Returns the functions of the callbacks.
+    """
+    hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
         check_model(config.recipe)
+    return hooks
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
-    host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
-                loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))
-    with signals_ask(lambda text: books.emit("warning", message=text)) as stop_asked:
+
+    def tell(text: str) -> None:
+        books.emit("warning", message=text)
+
+    with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
+        host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
+                    loader_processes=placement.loader_processes, loader_init=loader_init,
+                    threads=max(1, int(placement.cpus_per_worker)))
         return run_session(job, host, placement, books.emit, lambda _: None, stop_asked)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session on Ray Train workers, restarted after failures that Ray itself does not retry.
 
-    Ray restarts worker groups (`max_failures`); a dead controller or a failed process-group setup it does not. Each
-    attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
+    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
+    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
     """
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    attempts, tell = placement.max_failures, lambda text: books.emit("warning", message=text)
+    restarts = Restarts(placement.max_failures)
+
+    def tell(text: str) -> None:
+        books.emit("warning", message=text)
 
     def before_end(outcome: Future[ray.train.Result]) -> None:
         try:
@@ -124,28 +140,17 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
                 cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
 
     while True:
-        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
+        judge = Judge(job.run_dir, placement.max_failures, books.recorder)
+        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir, judge)
         try:
             return run_aside(trainer.fit, before_end).return_value
-        except ray.train.WorkerGroupError as error:
-            raise _cause(error) from error
-        except (ray.train.ControllerError, ray.exceptions.ActorDiedError) as error:
-            if attempts == 0:
+        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
+            judgement = getattr(error, "controller_failure", None)
+            if isinstance(judgement, RayYoloError):
+                raise judgement from error
+            if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
                 raise TrainingError(f"Ray could not run the training: {error}") from error
-            attempts -= 1
-            reason = str(error).strip().splitlines()[-1]
-            tell(f"Ray's controller failed and is started again: {reason}")
-
-
-def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
-    """One worker's error: ours where there is one, because the others only lost their connection to it."""
-    failures = sorted(error.worker_failures.items())
-    for _, failure in failures:
-        cause = getattr(failure, "cause", failure)
-        if isinstance(cause, RayYoloError):
-            return cause
-    number, failure = failures[0]
-    return TrainingError(f"worker {number} failed: {failure}")
+            tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
 def _cluster_gpus(placement: Placement, run: Run | None) -> float:

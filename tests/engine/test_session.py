@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config import Placement
+from ray_yolo.data.plan import Plan
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, TrainingError
-from tests.support.jobs import make_job
+from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
@@ -29,8 +31,10 @@ class Killed(BaseException):
     """Stands for kill -9: nothing below catches it."""
 
 
-def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1) -> dict[str, Any]:
-    """Train `job`, or die right after step `die_at`, or be told to stop at the `stop_at`-th step from here.
+def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1,
+          told: int = -1) -> dict[str, Any]:
+    """Train `job`, or die right after step `die_at`, or have worker `told` (-1: the last one) told to stop at the
+    `stop_at`-th step from here.
 
     Returns what is in the last checkpoint, and the events.
     """
@@ -43,7 +47,7 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
 
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
     def stop_asked() -> bool:
-        return replicas.worker == replicas.num_workers - 1 and len(asked.append(None) or asked) == stop_at
+        return replicas.worker == told % replicas.num_workers and len(asked.append(None) or asked) == stop_at
 
     asked: list[None] = []
     with contextlib.suppress(Killed):
@@ -121,6 +125,22 @@ def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_sa
             done += steps(run_workers(2, train, job, Placement(), -1, 1)[0])
     assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
     assert done == steps(calm)
+
+
+def test_a_worker_that_never_has_a_microbatch_is_heard_when_it_is_told_to_stop(tmp_path: Path) -> None:
+    job = make_job(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
+    plan = Plan(job.recipe, len(job.train))
+    [step] = plan.steps(0)
+    assert plan.share(step, 0, 4) == []
+    assert steps(run_workers(4, train, job, EVERY_STEP, -1, 2, 0)[0]) == [1, 2]
+
+
+def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
+    """At half of 64 pixels the map of stride 32 would have one cell: one value per channel, which BatchNorm refuses."""
+    deep = {**TINY, "backbone": [*TINY["backbone"], [-1, 1, "Conv", [32, 3, 2]]],
+            "head": [[[4, 5], 1, "Detect", ["nc", "anchors"]]]}
+    job = make_job(tmp_path, num_images=17, multi_scale=True, epochs=8)  # each epoch's last microbatch is one image
+    assert steps(train(Replicas(), replace(job, architecture=deep), Placement()))[-1] == 16
 
 
 @pytest.mark.parametrize("save_steps", [0, 2, 3])

@@ -43,6 +43,11 @@ class TestEpochLines:
         told, _ = lines([{"type": "warning", "message": "MLflow is away"}], live=False)
         assert told == ["WARNING: MLflow is away"]
 
+    def test_a_warning_of_several_workers_is_told_once_with_the_number_of_the_first(self):
+        told, _ = lines([{"type": "warning", "message": "slow kernel", "worker": worker} for worker in (3, 0, 3)],
+                        live=False)
+        assert told == ["WARNING: worker 3: slow kernel"]
+
     def test_steps_shares_and_unknown_events_are_no_lines(self):
         told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
         assert len(told) == 2

@@ -10,13 +10,22 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
 
 from ray_yolo.engine.results import EVENTS_FILE, replace_text
 from ray_yolo.errors import InputError
-from ray_yolo.runtime.tracking import ARTIFACTS, Tracking, read_run_file, synchronise, tracking_uri
+from ray_yolo.runtime.tracking import (
+    ARTIFACTS,
+    Tracking,
+    _ensure_database,
+    build_client,
+    read_run_file,
+    synchronise,
+    tracking_uri,
+)
 from ray_yolo.runtime.tracking_plan import BEST, METRICS
 from tests.support import run_log
 
@@ -64,6 +73,57 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_database_is_made_whole_or_not_at_all(tmp_path, monkeypatch, in_place):
+    def die(*_):
+        raise Killed
+
+    path = tmp_path / "store" / "mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.store.db.utils._upgrade_db", die)
+        if in_place:  # the same by MLflow itself: why it is made elsewhere
+            patch.setattr("ray_yolo.runtime.tracking._ensure_database", lambda *_: None)
+        with pytest.raises(Killed):
+            build_client(f"sqlite:///{path}").search_experiments()
+    assert path.exists() == in_place
+
+
+def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(database, tmp_path, monkeypatch):
+    path, inodes = tmp_path / "mlflow.db", []
+
+    def make(uri, artifacts):
+        assert not path.exists()
+        shutil.copy(database, path)  # the other one, meanwhile
+        inodes.append(path.stat().st_ino)
+        shutil.copy(database, uri.removeprefix("sqlite:///"))
+        return Mock()
+
+    monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore", make)
+    other = tmp_path / ".mlflow.db-left"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    _ensure_database(path, None)
+    _ensure_database(path, None)
+    assert [path.stat().st_ino] == inodes
+    assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run_dir, tmp_path):
+    (tmp_path / "mlflow.db").write_text("nothing of the kind, but long enough")
+    tell(run_dir, STORY)
+    warnings = []
+    began = time.monotonic()
+    tracking = Tracking(run_dir, f"sqlite:///{tmp_path}/mlflow.db", warnings.append)
+    assert "python -m ray_yolo.sync" in tracking.finish()
+    assert time.monotonic() - began < 15
+    assert warnings == [f"MLflow: {tmp_path}/mlflow.db: is no SQLite database; move it away, or name another one with "
+                        "--mlflow-uri. Training goes on without."]
 
 
 def points(client, run_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
-from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.runtime import bookkeeping, cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
@@ -56,6 +57,35 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
         assert (calm.run_dir / name).exists()
 
 
+def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no ink")
+
+    monkeypatch.setattr("ray_yolo.runtime.bookkeeping.draw_plots", refuse)
+    result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
+    assert (result.run_dir / "finished").exists()
+    assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
+
+
+def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
+        calm: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
+    (fit(config, quiet=True).run_dir / "finished").unlink()
+    told = [event["message"] for event in events(fit(config, quiet=True), "warning")]
+    assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
+                    "another number has the same bits only with --batch-size 16 --microbatch 16"]
+    assert events(calm, "warning") == []
+
+
+def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from pathlib import Path\n"
+                                      "with (Path(__file__).parent / 'executed').open('a') as file:\n"
+                                      "    file.write('.')\ndef on_run_end(result):\n    pass\n")
+    fit(make_config(tmp_path, 0, {"callbacks": str(tmp_path / "mine.py")}, epochs=1), quiet=True)
+    assert (tmp_path / "executed").read_text() == "."
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_share_the_work_and_end_with_the_same_bits(calm: TrainResult, tmp_path: Path) -> None:
@@ -80,9 +110,27 @@ def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_p
     assert_same(result, calm)
     starts = events(result, "start")
     assert len(starts) == 2
+    [warning] = [event["message"] for event in events(result, "warning")]
+    assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
+    assert warning.endswith(f"; all workers are started again, from step {starts[1]['step']}")
     assert starts[1]["step"] >= 1
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save({}, weights)
+    monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
+    with pytest.raises(CheckpointError, match=rf"worker [01] on {socket.gethostname()}: .*no such weights file"):
+        fit(make_config(tmp_path, 2, weights=str(weights)), quiet=True)
+    log = read_events(tmp_path / "runs" / "train" / "exp" / "events.jsonl")
+    assert sorted(event["worker"] for event in log if event["type"] == "worker") == [0, 1]  # begun once
+    assert [event["status"] for event in log if event["type"] == "end"] == ["failed"]
+    assert any("CheckpointError" in event["traceback"] for event in log if event["type"] == "failure")
 
 
 def kill_a_worker_after_an_epoch(log: Path) -> None:
