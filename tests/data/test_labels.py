@@ -122,6 +122,15 @@ def test_a_cut_outline_gives_a_tighter_box_than_its_cut_box() -> None:
     assert np.allclose(move(boxed((10, 10, 30, 50)), left_20_gone, 1, (100, 100), (100, 100)).boxes, [[0, 10, 10, 50]])
 
 
+def test_the_seen_part_of_a_triangle_has_its_own_box() -> None:
+    """Its right angle at (10, 10), its ends at (10, 90) and (90, 10); right of x = 50 only y < 50 is left of it."""
+    triangle = np.array([[10, 10], [90, 10], [10, 90]], np.float32)
+    labels = boxed((10, 10, 90, 90), polygons=(triangle,))
+    left_50_gone = np.array([[1.0, 0, -50], [0, 1, 0], [0, 0, 1]])
+    assert move(labels, left_50_gone, 1, (100, 100), (100, 100)).boxes.tolist() == [[0, 10, 40, 50]]
+    assert move(labels, np.eye(3), 1, (100, 30), (100, 100)).boxes.tolist() == [[10, 10, 30, 90]]
+
+
 def test_cutting_by_hand() -> None:
     square = np.array([[-5.0, -5], [15, -5], [15, 15], [-5, 15]])
     inside = cut(square, (10, 8))
