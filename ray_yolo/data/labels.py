@@ -132,6 +132,11 @@ def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
 
 
+def box_areas(boxes: np.ndarray) -> np.ndarray:
+    """Areas (n,) float64 of boxes (n, 4)."""
+    return (boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1)
+
+
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Share of each box's area (n,) that one other box (4,) covers."""
     sides = np.clip(np.minimum(boxes[:, 2:], by[2:]) - np.maximum(boxes[:, :2], by[:2]), 0, None)
