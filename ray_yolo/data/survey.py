@@ -33,7 +33,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     if len(index.classes):
         return
     dropped = [finding for finding in index.findings if finding.dropped]
-    reasons = f"; left out were {listed(dropped)}" if dropped else ""
+    reasons = f"; {len(dropped)} rows and images were left out, the first: {listed(dropped[:1])}" if dropped else ""
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
                        f"{first_places(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if that is "
                        "meant")

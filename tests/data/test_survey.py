@@ -54,9 +54,9 @@ def test_a_split_without_a_box_is_refused_with_the_places_of_labels(tmp_path: Pa
     require_boxes(read_index(with_box, "val"), with_box, "val")
 
 
-def test_the_refusal_says_which_rows_were_left_out(tmp_path: Path) -> None:
+def test_the_refusal_says_how_much_was_left_out_and_why(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": None, "b": "0 50 50 20 20\n"})
-    with pytest.raises(DatasetError, match=r"labels/b\.txt:1: has values outside 0 to 1"):
+    with pytest.raises(DatasetError, match=r"2 rows and images were left out, the first: .*b\.txt:1: has values"):
         require_boxes(read_index(description, "train"), description, "train")
 
 
