@@ -115,6 +115,8 @@ class Recipe(Frozen):
     """Validate after the last epoch only."""
     strict: bool = False
     """Refuse a data set in which any image or label has to be left out."""
+    allow_empty: bool = False
+    """Train also where a split holds no box at all."""
     changes: Annotated[tuple[Change, ...], BeforeValidator(_list_one), AfterValidator(_in_order)] = ()
     """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
     trained epochs on. Best weights and patience count anew from there."""

@@ -36,6 +36,8 @@ class ValConfig(Frozen):
     """Arithmetic of the forward pass; auto: bf16 on GPU, fp32 on CPU."""
     single_cls: bool = False
     """Treat every label and every detection as class 0."""
+    allow_empty: bool = False
+    """Validate also where the split holds no box at all."""
     coco: bool = False
     """Also give the twelve numbers of the COCO protocol."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -23,7 +23,7 @@ TRAIN_FLAGS = frozenset([
     "--img", "--img-size", "--seed", "--precision", "--sync-bn", "--exact", "--threads", "--patience", "--freeze",
     "--changes",
     "--single-cls", "--multi-scale", "--rect", "--quad", "--image-weights", "--noautoanchor", "--noval", "--notest",
-    "--strict", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
+    "--strict", "--allow-empty", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
@@ -35,7 +35,7 @@ TRAIN_FLAGS = frozenset([
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker", "--address", "--workers", "--project", "--name", "--exist-ok",
     "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])

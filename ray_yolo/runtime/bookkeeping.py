@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ray_yolo.config import Placement, resolved_batch
+from ray_yolo.data.survey import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
@@ -49,26 +50,18 @@ class Bookkeeping:
         stream = io.StringIO() if quiet else sys.stdout
         self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
-        if begins:  # now that the display listens
-            self._report_findings({"train": job.train, "val": job.val})
-            if job.recipe.exact and run.record["asked"].get("microbatch") is None:
-                batch, micro = resolved_batch(job.recipe)
-                self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
-                                             "first start; a new run on another number has the same bits only with "
-                                             f"--batch-size {batch} --microbatch {micro}")
+        splits = {"train": job.train, "val": job.val}  # told now that the display listens
+        self.emit("dataset", names=list(job.names), splits={name: survey(index) for name, index in splits.items()})
+        if begins and (message := write_findings(splits, run.folder)):
+            self.emit("warning", message=message)
+        if begins and job.recipe.exact and run.record["asked"].get("microbatch") is None:
+            batch, micro = resolved_batch(job.recipe)
+            self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
+                                         "first start; a new run on another number has the same bits only with "
+                                         f"--batch-size {batch} --microbatch {micro}")
 
     def __enter__(self) -> Bookkeeping:
         return self
-
-    def _report_findings(self, splits: Mapping[str, AnnotationIndex]) -> None:
-        """Tell what the check of the data set found: all of it in findings.txt, a summary on the console."""
-        lines = [printable(f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}")
-                 for split, index in splits.items() for found in index.findings]
-        if lines:
-            replace_text(self._run_dir / "findings.txt", "\n".join(lines) + "\n")
-            left_out = sum(found.dropped for index in splits.values() for found in index.findings)
-            self.emit("warning", message=f"the check of the data set found {len(lines)} things and left {left_out} out "
-                                         f"(all in findings.txt, --strict refuses); the first: {lines[0]}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
@@ -94,6 +87,18 @@ class Bookkeeping:
             log_model(self._run_dir, self._uri, about["run_id"], self._placement.registered_name)
         except Exception as problem:  # whatever MLflow raises: the training itself has succeeded
             print(f"--register {self._placement.registered_name}: {redact(str(problem))}", file=sys.stderr)
+
+
+def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
+    """Put all that the check of a data set found into findings.txt of a folder; returns a summary, '' for nothing."""
+    lines = [printable(f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}")
+             for split, index in splits.items() for found in index.findings]
+    if not lines:
+        return ""
+    replace_text(folder / "findings.txt", "\n".join(lines) + "\n")
+    left_out = sum(found.dropped for index in splits.values() for found in index.findings)
+    return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
+            f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
 
 
 def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:

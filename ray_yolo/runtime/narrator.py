@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from ray_yolo.data.survey import first_places
 from ray_yolo.engine.events import Event, best_row, epoch_rows, surviving
 from ray_yolo.engine.results import number_at
+from ray_yolo.redact import printable
 from ray_yolo.runtime.tracking import read_run_file
 
 TRAIN_HEADER = ("%11s" * 7) % ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "images/s", "time")
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
 
 _METRICS = {"P": "precision", "R": "recall", "mAP50": "mAP50", "mAP50-95": "mAP50-95"}
 _LOSSES = {"box": "box", "obj": "obj", "cls": "cls"}
+_CLASSES_TOLD = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
 
@@ -64,6 +69,9 @@ class Narrator:
         return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
                 f"({event['num_images']} images, {event['num_val_images']} for validation, "
                 f"{len(event['names'])} classes)"]
+
+    def _on_dataset(self, event: Event) -> list[str]:
+        return dataset_table(event["splits"], event["names"])
 
     def _on_start(self, event: Event) -> list[str]:
         self._epochs = event["epochs"]
@@ -136,6 +144,27 @@ class Narrator:
         epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
         memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
         return ("%11s" * 7) % (epoch, memory, *map(_number, losses), _number(images_per_second), duration)
+
+
+def dataset_table(splits: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """What there is in the splits of a data set (by name, see `survey`): counts, boxes of each class, places of labels.
+
+    Of many classes the most frequent ones are told, and those that no box has.
+    """
+    counts = ("images", "boxes", "empty_file", "no_file", "images_left_out", "rows_left_out")
+    lines = [DATA_HEADER, *(("%11s" * 7) % (name, *(split[key] for key in counts)) for name, split in splits.items())]
+    columns = list(zip(*(split["per_class"] for split in splits.values()), strict=True))
+    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_TOLD]
+    lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
+    lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
+    if len(names) > len(shown):
+        lines.append(f"{len(names) - len(shown):>15} more classes")
+    for name, split in splits.items():
+        if missing := [names[number] for number, boxes in enumerate(split["per_class"]) if not boxes]:
+            first = ", ".join(missing[:_CLASSES_TOLD])
+            lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
+        lines.append(printable(f"labels of {name}: looked for in {first_places(split['looked_for'])}"))
+    return lines
 
 
 def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from ray_yolo.config import AUTO_BATCH, Placement, Recipe, RunConfig, check_work
 from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
+from ray_yolo.data.survey import require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors
 from ray_yolo.engine.runs import Run, storage_probe
@@ -43,16 +45,18 @@ from ray_yolo.yaml_files import load_yaml
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The data set of a recipe, checked: its description, training and validation labels.
 
+    What there was to say about the description is among the findings of the training labels.
+
     Raises:
         DatasetError: if it cannot be read as described, or holds nothing to train on.
     """
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
-    for split, index in (("train", train), ("val", val)):
-        if not len(index):
-            raise DatasetError(f"{recipe.data}: {split}: no usable image; check the path and the report above")
-    return description, train, val
+    if not recipe.allow_empty:
+        require_boxes(train, description, "train")
+        require_boxes(val, description, "val")
+    return description, replace(train, findings=(*description.findings, *train.findings)), val
 
 
 def check_model(recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.description import read_description
 from ray_yolo.data.index import read_index
+from ray_yolo.data.labels import box_areas
+from ray_yolo.data.survey import require_boxes, survey
 from ray_yolo.engine.build import ALONE, Host, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
@@ -27,7 +29,8 @@ from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.narrator import CLASS_HEADER, class_row
+from ray_yolo.runtime.bookkeeping import write_findings
+from ray_yolo.runtime.narrator import CLASS_HEADER, class_row, dataset_table
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.val_config import ValConfig
 
@@ -52,11 +55,18 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     """
     trained = load_trained(Path(config.weights).absolute())
     data = config.data or trained.recipe.data
-    index = read_index(read_description(data), config.split, single_cls=config.single_cls)
+    description = read_description(data)
+    index = read_index(description, config.split, single_cls=config.single_cls)
+    index = replace(index, findings=(*description.findings, *index.findings))
+    if not config.allow_empty:
+        require_boxes(index, description, config.split)
     if len(index.names) != trained.model.num_classes:
         raise DatasetError(f"{data}: names {len(index.names)} classes, but {config.weights} was trained on "
                            f"{trained.model.num_classes} ({', '.join(trained.names)})")
     folder = output_folder(config.placement)
+    report = _data_report(config.split, index, folder)
+    if not quiet:
+        print(report)
     local = config.placement.num_workers == 0
     found = _evaluate(trained, config, index) if local else _on_ray(config, index, folder)
     result = ValResult(folder, found.summary, dict(zip(("box", "obj", "cls"), found.losses, strict=True)),
@@ -68,12 +78,22 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     return result
 
 
+def _data_report(split: str, index: AnnotationIndex, folder: Path) -> str:
+    """What the split holds, and a summary of what its check found, all of which is put into the folder."""
+    summary = write_findings({split: index}, folder)
+    lines = dataset_table({split: survey(index)}, index.names)
+    return "\n".join([*lines, *([f"WARNING: {summary}"] if summary else [])])
+
+
 def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The COCO protocol's numbers of a validation, by name."""
     rows = found.detections
     owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    sides = (index.boxes[:, 2:] - index.boxes[:, :2]).astype(np.float64)
-    truth = Labelled(owners, index.classes, index.boxes.astype(np.float64), sides.prod(1), np.zeros(len(owners), bool))
+    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
     numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
                                     rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
     return numbers._asdict()

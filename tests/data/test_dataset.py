@@ -1,8 +1,10 @@
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,45 @@ def test_boxes_follow_the_picture(tmp_path: Path) -> None:
     assert seen > 35
 
 
+def triangle(tmp_path: Path) -> AnnotationIndex:
+    """A picture of 64 x 64, black with one white triangle: its right angle in the upper left, its legs 56 long."""
+    row = f"0 {4 / 64} {4 / 64} {60 / 64} {4 / 64} {4 / 64} {60 / 64}\n"
+    description = write_dataset(tmp_path, {"a": row}, size=(64, 64))
+    picture = np.zeros((64, 64, 3), np.uint8)
+    cv2.fillPoly(picture, [np.array([[4, 4], [59, 4], [4, 59]])], (255, 255, 255))
+    write_image(tmp_path / "images" / "a.png", picture)
+    return read_index(description, "train")
+
+
+@pytest.mark.parametrize("augment", [
+    STILL.model_copy(update={"mosaic": 1.0}), STILL.model_copy(update={"translate": 0.4}),
+    AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)], ids=["mosaic", "translate", "default"])
+def test_boxes_are_around_what_is_seen_of_an_outline(tmp_path: Path, augment: AugmentConfig) -> None:
+    """Each triangle that the border cuts is white just inside of all four sides of its box."""
+    data, cut = dataset(triangle(tmp_path), augment), 0
+    for position in range(40):
+        sample = data[SampleKey(0, position, 0)]
+        white = (sample["image"].float().mean(0) > 128).numpy()
+        for left, above, right, below in np.rint(sample["boxes"].numpy()).astype(int).tolist():
+            inside = white[above:below, left:right]
+            if min(inside.shape) < 4:
+                continue
+            sides = (inside[:3], inside[-3:], inside[:, :3], inside[:, -3:])
+            assert all(side.any() for side in sides), (position, (left, above, right, below))
+            cut += abs((right - left) - (below - above)) > 4
+    assert cut > 10
+
+
+def test_outlines_change_the_boxes_of_a_mosaic_and_nothing_else(tmp_path: Path) -> None:
+    index = triangle(tmp_path)
+    mosaic, bare = STILL.model_copy(update={"mosaic": 1.0}), replace(index, polygons={})
+    pairs = [(dataset(index, mosaic)[key], dataset(bare, mosaic)[key]) for key in
+             (SampleKey(0, position, 0) for position in range(20))]
+    assert all(torch.equal(one["image"], other["image"]) for one, other in pairs)
+    assert any(len(one["boxes"]) != len(other["boxes"]) or not torch.allclose(one["boxes"], other["boxes"])
+               for one, other in pairs)
+
+
 def test_a_mosaic_shows_four_pictures_around_its_seam(index: AnnotationIndex) -> None:
     data = dataset(index, STILL.model_copy(update={"mosaic": 1.0}))
     for position in range(10):
@@ -164,8 +205,11 @@ def test_a_picture_that_broke_after_the_check_is_replaced_by_the_next(index: Ann
 
 
 def test_outlines_travel_to_loader_processes_only_when_they_are_used(index: AnnotationIndex) -> None:
-    assert dataset(index).index.polygons == {}
-    assert dataset(index, WILD).index.polygons == index.polygons != {}
+    """They are wherever a picture is cut or moved."""
+    assert dataset(index, STILL.model_copy(update={"fliplr": 0.5, "hsv_h": 0.1})).index.polygons == {}
+    for change in ("mosaic", "translate", "scale", "degrees", "shear", "perspective"):
+        augment = STILL.model_copy(update={change: 1e-4})
+        assert dataset(index, augment).index.polygons == index.polygons != {}
 
 
 def test_pickling_a_dataset_does_not_pickle_pictures(index: AnnotationIndex) -> None:

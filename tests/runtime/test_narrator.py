@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message
+from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message, dataset_table
 from tests.support import run_log
 
 
@@ -51,6 +51,36 @@ class TestEpochLines:
     def test_steps_shares_and_unknown_events_are_no_lines(self):
         told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
         assert len(told) == 2
+
+
+def split(**changes):
+    return {"images": 20, "boxes": 9, "per_class": [7, 2], "empty_file": 3, "no_file": 4, "images_left_out": 1,
+            "rows_left_out": 2, "looked_for": ["/d/labels/train/*.txt"]} | changes
+
+
+class TestDataset:
+    @pytest.mark.parametrize("live", [True, False])
+    def test_both_splits_are_told_in_columns(self, live):
+        val = split(images=5, boxes=6, per_class=[6, 0], looked_for=["/d/val.json"])
+        event = {"type": "dataset", "names": ["circle", "square"], "splits": {"train": split(), "val": val}}
+        assert lines([event], live=live)[0] == [
+            "       Data     images      boxes empty file    no file images out   rows out",
+            "      train         20          9          3          4          1          2",
+            "        val          5          6          3          4          1          2",
+            "              boxes of      train        val",
+            "                circle          7          6",
+            "                square          2          0",
+            "labels of train: looked for in /d/labels/train/*.txt",
+            "no box in val: 1 of 2 classes (square)",
+            "labels of val: looked for in /d/val.json"]
+
+    def test_of_many_classes_the_most_frequent_are_told(self):
+        counts = [number % 50 for number in range(80)]
+        told = dataset_table({"val": split(per_class=counts)}, [f"c{number}" for number in range(80)])
+        rows = [line.split() for line in told[3:23]]
+        assert rows == [[f"c{number}", str(number)] for number in range(30, 50)]
+        assert told[23].split() == ["60", "more", "classes"]
+        assert told[24] == "no box in val: 2 of 80 classes (c0, c50)"
 
 
 class TestTables:
