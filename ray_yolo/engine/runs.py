@@ -75,9 +75,9 @@ def _storage() -> Iterator[None]:
 
 
 def lasting_folder() -> Path:
-    """The current folder; ~/ray_yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
+    """The current folder; ~/ray-yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
     here = Path.cwd()
-    return Path.home() / "ray_yolo" if RAYS_COPIES in here.as_posix() else here
+    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
 
 
 def storage_folder(placement: Placement) -> Path:

@@ -149,9 +149,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("storage", "folder"), [("", ""), ("mine", "mine")])
 def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
     placement = Placement(storage_path=storage)
-    assert storage_folder(placement) == job / "ray_yolo" / folder
+    assert storage_folder(placement) == job / "ray-yolo" / folder
     run = open_run(RECIPE, placement)
-    assert run.folder == job / "ray_yolo" / folder / "runs" / "train" / "exp"
+    assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
     assert not list(Path.cwd().iterdir())
     run.release()
 
@@ -159,7 +159,7 @@ def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str
 def test_what_is_named_in_full_is_the_storage_wherever_a_job_runs(job: Path, tmp_path: Path) -> None:
     assert storage_folder(Placement(storage_path=str(tmp_path))) == tmp_path
     assert storage_folder(Placement(project=str(tmp_path))) == tmp_path
-    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == job / "ray_yolo" / "mine"
+    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == job / "ray-yolo" / "mine"
 
 
 def test_outside_of_jobs_the_storage_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
