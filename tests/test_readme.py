@@ -73,7 +73,8 @@ class Newcomer:
             process = subprocess.Popen(
                 [self.programs / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0", f"--temp-dir={short}",
                  f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[1]}"],
-                cwd=self.folder, env=self.environment, stdout=stream, stderr=stream)
+                cwd=self.folder, env={**self.environment, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}, stdout=stream,
+                stderr=stream)
             try:
                 while "Ray runtime started" not in log.read_text():
                     assert process.poll() is None, log.read_text()
