@@ -108,7 +108,7 @@ TUNE = Command(
     paths=(*config_fields(Sweep), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
     switches=TRAIN.switches,
     answers={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
-             "--evolve": "not needed: --space tune_spaces/evolve.yaml --trials N is what it did"},
+             "--evolve": "not needed: --space evolve --trials N is what it did"},
 )
 
 

@@ -22,8 +22,8 @@ class TunePlacement(Placement):
 class Sweep(Frozen):
     """What is searched, how long, and how much of it at once."""
 
-    space: str = "tune_spaces/evolve.yaml"
-    """YAML file of genes and of how to search them."""
+    space: str = "evolve"
+    """Genes and how to search them: a YAML file, or a shipped one (asha, evolve, pbt, quick)."""
     trials: int = Field(300, ge=1, le=100_000)
     """Trainings in all."""
     workers_per_trial: int = Field(1, ge=1, le=4096)

@@ -14,6 +14,7 @@ here runs a trial.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as short
@@ -24,13 +25,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ray_yolo.changes import CHANGEABLE
 from ray_yolo.config import Placement, Recipe
 from ray_yolo.config_fields import canonical, config_fields, did_you_mean, explain_unknown
-from ray_yolo.errors import ConfigError
+from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.genes import GENES, LEGACY_GENES
 from ray_yolo.ops.evolution import Gene, GeneValue, Space, can_move, nearest
 from ray_yolo.recipe_sections import Frozen
 from ray_yolo.tune_search import SCHEDULERS, Search
 from ray_yolo.yaml_files import load_yaml
 
+SHIPPED = Path(__file__).with_name("tune_spaces")
 SEARCH = "search"
 SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
@@ -92,11 +94,15 @@ _FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
 
 
 def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
-    """The space of a YAML file, checked against the recipe; see `read_space`.
+    """The space of a YAML file, or of that name among the shipped ones, checked against the recipe; see `read_space`.
 
     Raises:
         InputError: also if the file cannot be read as YAML.
     """
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    path = shipped.get(str(path), Path(path))
+    if not os.path.exists(path):
+        raise InputError(f"space: {path} is no file; give a YAML file, or one of {', '.join(shipped)}")
     file = load_yaml(path)
 
     def where(*keys: str | int) -> str:

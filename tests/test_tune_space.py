@@ -7,9 +7,10 @@ from pydantic import ValidationError
 
 from ray_yolo.config import Recipe
 from ray_yolo.config_fields import canonical
-from ray_yolo.errors import ConfigError
+from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.genes import GENES
 from ray_yolo.ops.evolution import Gene, propose
+from ray_yolo.tune_config import Sweep
 from ray_yolo.tune_search import Asha
 from ray_yolo.tune_space import load_space, overlay, read_space, recipe_value, short_name
 
@@ -91,7 +92,22 @@ class TestFiles:
 
     @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
     def test_a_shipped_space_says_how_it_is_run(self, path):
-        assert f"--space tune_spaces/{path.name}" in path.read_text()
+        assert f"--space {path.stem} " in path.read_text()
+
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_a_shipped_space_is_found_by_its_name_in_any_folder(self, path, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(path.stem, Recipe()) == load_space(path, Recipe())
+
+    @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
+    def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=f"space: {space} is no file.*asha, evolve, pbt, quick"):
+            load_space(space, Recipe())
+
+    def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(Sweep().space, Recipe()).search.algorithm == "evolve"
 
     def test_there_is_a_space_for_each_way_to_search(self):
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}

@@ -30,6 +30,7 @@ from ray_yolo.config import Placement, Recipe, is_digest_of
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.errors import InputError
 
+RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
 _logger = logging.getLogger(__name__)
 
 
@@ -63,6 +64,18 @@ def _storage() -> Iterator[None]:
                          "that runs can be written to") from None
 
 
+def lasting_folder() -> Path:
+    """The current folder; ~/ray-yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
+    here = Path.cwd()
+    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
+
+
+def storage_folder(placement: Placement) -> Path:
+    """Absolute folder of all that is stored: --storage-path, else a --project given in full, else what lasts."""
+    in_full = placement.project if Path(placement.project).is_absolute() else ""
+    return lasting_folder() / (placement.storage_path or in_full)
+
+
 def project_folder(placement: Placement) -> Path:
     """Absolute folder of runs.
 
@@ -72,7 +85,7 @@ def project_folder(placement: Placement) -> Path:
     if "://" in placement.storage_path or "://" in placement.project:
         raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that "
                          "all nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
-    return (Path(placement.storage_path or ".") / placement.project).absolute()
+    return storage_folder(placement) / placement.project
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ray_yolo.data.survey import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
-from ray_yolo.engine.runs import Run
+from ray_yolo.engine.runs import Run, lasting_folder, storage_folder
 from ray_yolo.redact import printable, redact
 from ray_yolo.runtime.pictures import draw_plots
 from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
@@ -48,7 +48,10 @@ class Bookkeeping:
             run_id = uuid.uuid4().hex if begins else told[0]["run_id"]
             self.emit("run", run_id=run_id, **_about(run, job, placement))
         stream = io.StringIO() if quiet else sys.stdout
-        self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
+        if lasting_folder() != Path.cwd():
+            print(f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {run.folder}",
+                  file=stream)
+        self._uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
         splits = {"train": job.train, "val": job.val}  # told now that the display listens
         self.emit("dataset", names=list(job.names), splits={name: survey(index) for name, index in splits.items()})

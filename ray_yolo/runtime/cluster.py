@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import signal
 import socket
 import tempfile
@@ -64,6 +65,8 @@ def connect(placement: Placement) -> float:
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
+        if address == "local":
+            own_token()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
@@ -74,6 +77,16 @@ def connect(placement: Placement) -> float:
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def own_token() -> None:
+    """Give the cluster that is about to be started a token, unless this user has one.
+
+    Ray would leave one in ~/.ray, and from then on each `ray start --head` of this user would ask for it.
+    """
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not given and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _running_here() -> str:

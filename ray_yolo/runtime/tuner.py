@@ -31,7 +31,7 @@ from ray_yolo.engine.events import read_events
 from ray_yolo.engine.ledger import Ledger, Sweep, Trial, read_trials
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.replay import replay_command
-from ray_yolo.engine.runs import Run, begin_run, find_run
+from ray_yolo.engine.runs import Run, begin_run, find_run, storage_folder
 from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.ops.evolution import Space, grid_size
@@ -237,7 +237,7 @@ def _parent_run(config: TuneConfig, folder: Path) -> str | None:
 
 
 def _uri(config: TuneConfig) -> str | None:
-    return tracking_uri(config.placement.mlflow_uri, config.placement.storage_path or ".", os.environ)
+    return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement), os.environ)
 
 
 def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, display: SweepDisplay) -> SearchResult:

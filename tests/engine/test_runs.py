@@ -13,7 +13,7 @@ import pytest
 
 from ray_yolo.config import Placement, Recipe, recipe_digest
 from ray_yolo.engine import runs
-from ray_yolo.engine.runs import Run, begin_run, find_run, output_folder
+from ray_yolo.engine.runs import Run, begin_run, find_run, output_folder, storage_folder
 from ray_yolo.errors import InputError
 
 RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
@@ -193,3 +193,35 @@ def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
     assert [output_folder(placement).name for _ in range(3)] == ["mine", "mine2", "mine3"]
     assert output_folder(placement.model_copy(update={"exist_ok": True})).name == "mine"
     assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job's home; it runs in Ray's copy of what was submitted."""
+    copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(("storage", "folder"), [("", ""), ("mine", "mine")])
+def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
+    placement = Placement(storage_path=storage)
+    assert storage_folder(placement) == job / "ray-yolo" / folder
+    run = open_run(RECIPE, placement)
+    assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
+    assert not list(Path.cwd().iterdir())
+    run.release()
+
+
+def test_what_is_named_in_full_is_the_storage_wherever_a_job_runs(job: Path, tmp_path: Path) -> None:
+    assert storage_folder(Placement(storage_path=str(tmp_path))) == tmp_path
+    assert storage_folder(Placement(project=str(tmp_path))) == tmp_path
+    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == job / "ray-yolo" / "mine"
+
+
+def test_outside_of_jobs_the_storage_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage_folder(Placement()) == tmp_path
+    assert storage_folder(Placement(storage_path="mine")) == tmp_path / "mine"

@@ -289,3 +289,18 @@ def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: Trai
     assert record["asked"]["precision"] == "auto"
     assert record["recipe"]["precision"] == "fp32"
     assert record["architecture"]["nc"] == 2
+
+
+def test_a_job_keeps_its_run_and_its_tracking_where_they_last_and_says_where(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    placement = {"project": str(tmp_path / "project"), "storage_path": "", "mlflow_uri": ""}
+    result = fit(make_config(tmp_path, 0, placement, epochs=1))
+    assert result.run_dir == tmp_path / "project" / "exp"
+    assert (tmp_path / "project" / "mlflow.db").exists()
+    assert not list(copy.iterdir())
+    assert capsys.readouterr().out.startswith(
+        f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {result.run_dir}\n")
