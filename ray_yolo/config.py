@@ -25,6 +25,7 @@ from ray_yolo.recipe_sections import (
     EvaluateConfig,
     Frozen,
     LossConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     ScheduleConfig,
 )
@@ -125,6 +126,7 @@ class Recipe(Frozen):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
 
     @field_validator("batch_size")
     @classmethod

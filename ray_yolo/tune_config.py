@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,8 +28,10 @@ class Sweep(Frozen):
     """Trainings in all."""
     workers_per_trial: int = Field(1, ge=1, le=4096)
     """Ray workers of each trial."""
-    max_concurrent: int | Literal["auto"] = "auto"
-    """Trials at the same time; auto: as many as the cluster has room for."""
+    max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Trials at the same time, 1 or more; auto: as many as the cluster has room for."""
+    keep_weights: bool = False
+    """Keep the weights and checkpoints of every trial; else those of the best one only."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files, whose genes are tried first."""
 

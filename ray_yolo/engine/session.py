@@ -26,7 +26,6 @@ from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, StepResult, train
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.average_precision import fitness
 from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
@@ -131,7 +130,7 @@ class Session:
         losses = state.close_epoch()
         last = epoch + 1 == recipe.epochs
         found = self.validate() if last or not recipe.noval else None
-        score = None if found is None else fitness(found.metrics)
+        score = None if found is None else recipe.objective.fitness(found.summary)
         best = score is not None and score > state.best_fitness
         if found is not None:
             state.class_maps = tuple(found.metrics.ap.mean(1).tolist())

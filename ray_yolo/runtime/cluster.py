@@ -48,6 +48,7 @@ DRIVER_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -87,7 +87,9 @@ class Tracker:
         remote = remote or self._open(plan)
         remote.post(plan, self._tags)
         if self.with_artifacts and plan.end_ms is not None:
-            remote.post_artifacts(self._run_dir, plan.version)
+            # a sweep's own run has the weights of its best trial, and nobody needs the others'
+            wanted = [pattern for pattern in ARTIFACTS if not (self._parent_run_id and pattern.startswith("weights/"))]
+            remote.post_artifacts(self._run_dir, wanted, plan.version)
         self._remote = remote
 
     def _open(self, plan: Plan) -> _Remote:
@@ -148,11 +150,11 @@ class _Remote:
             self.client.set_terminated(self.run_id, plan.status, end_time=plan.end_ms)
         self.status = plan.status
 
-    def post_artifacts(self, run_dir: Path, version: str) -> None:
+    def post_artifacts(self, run_dir: Path, patterns: Iterable[str], version: str) -> None:
         """Post the files, unless those of this version are there."""
         if self.tags.get(_DELIVERED_TAG) == version:
             return
-        for path in (path for pattern in ARTIFACTS for path in sorted(run_dir.glob(pattern))):
+        for path in (path for pattern in patterns for path in sorted(run_dir.glob(pattern))):
             folder = path.parent.relative_to(run_dir).as_posix()
             self.client.log_artifact(self.run_id, str(path), None if folder == "." else folder)
             self.note_answer()

@@ -46,7 +46,7 @@ class TrainResult:
     last: Path  # weights of the last epoch
     epochs: int  # trained in all
     best_epoch: int  # counted from 0
-    best_fitness: float  # 0.1 mAP50 + 0.9 mAP50-95
+    best_fitness: float  # by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
 

@@ -26,20 +26,20 @@ from typing import Any, TextIO
 import ray
 import ray.tune
 
-from ray_yolo.config import Recipe, RunConfig, recipe_digest
+from ray_yolo.config import Recipe, RunConfig, recipe_digest, resolve
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Sweep, Trial, read_trials
+from ray_yolo.engine.ledger import LEDGER_FILE, Ledger, Sweep, Trial, read_trials
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.replay import replay_command
 from ray_yolo.engine.runs import Run, begin_run, find_run, storage_folder
-from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
+from ray_yolo.engine.sweep_files import best_trial, drop_weights, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.ops.evolution import Space, grid_size
 from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import settle
-from ray_yolo.runtime.prepare import check_storage, decide, read_dataset
+from ray_yolo.runtime.prepare import check_model, check_storage, decide, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
 from ray_yolo.runtime.stopping import ask_to_stop
@@ -51,9 +51,7 @@ from ray_yolo.runtime.trial import train_trial
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_search import Pbt, Search
-from ray_yolo.tune_space import TuneSpace, load_space
-
-LEDGER_FILE = "ledger.jsonl"
+from ray_yolo.tune_space import TuneSpace, combinations, load_space, overlay
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
         check_storage(config.placement, run)
-        resolved = decide(config.recipe, config.placement, train, gpus)
+        resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
+            update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, {"digest": recipe_digest(config.recipe), "space": config.sweep.space,
                                                   "trials": config.sweep.trials})
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
@@ -110,10 +109,23 @@ def _adapted(config: TuneConfig, space: Space) -> TuneConfig:
 def _check(config: TuneConfig, space: TuneSpace) -> AnnotationIndex:
     """Refuse what cannot be searched or trained, before any cluster work. Returns the training labels."""
     check_algorithm(space.space)
-    _check_scheduler(space.search, config.recipe)
+    _check_search(space.search, config.recipe)
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
+    _check_genes(config, space.space)
     _, train, _ = read_dataset(config.recipe)
     return train
+
+
+def _check_genes(config: TuneConfig, space: Space) -> None:
+    """Refuse what some trials could not be trained by: batches that the workers cannot share, models, weights."""
+    for genes in combinations(space.genes):
+        resolve(overlay(config.recipe, genes), config.placement.max_workers, gpu=False)
+    files = [(gene.name, str(value)) for gene in space.genes if gene.name in ("model", "weights")
+             for value in gene.values]
+    for name, value in files:
+        check_model(overlay(config.recipe, {name: value}))
+        if Path(value).is_file() and not Path(value).is_absolute():
+            raise ConfigError(f"{name}: {value}: give its whole path; trials have working folders of their own")
 
 
 def _search(config: TuneConfig, space: TuneSpace, sweep: Sweep, ledger: Ledger, run: Run, slots: int, stream: TextIO
@@ -138,8 +150,13 @@ def _search(config: TuneConfig, space: TuneSpace, sweep: Sweep, ledger: Ledger, 
         raise
 
 
-def _check_scheduler(settings: Search, recipe: Recipe) -> None:
-    """Refuse a search whose scheduler would wait in vain for a fitness at every epoch, or changes what is changed."""
+def _check_search(settings: Search, recipe: Recipe) -> None:
+    """Refuse a search that maximises something else than its trials, or whose scheduler would wait in vain for a
+    fitness at every epoch, or changes what is changed.
+    """
+    if recipe.objective not in (Recipe().objective, settings.recipe_objective):
+        raise ConfigError("objective: what a sweep and its trials maximise is the search.objective of its space; write "
+                          "it there, and leave objective out")
     if recipe.noval and settings.scheduler.name != "none":
         raise ConfigError(f"noval: the scheduler {settings.scheduler.name} judges trials by the validation of every "
                           "epoch; leave --noval out, or use scheduler: none")
@@ -171,15 +188,17 @@ def _run_trials(config: TuneConfig, sweep: Sweep, ledger: Ledger, folder: Path, 
         if not param_space:
             return
     warnings.filterwarnings("ignore", "Consider boosting PBT")  # reusing processes: a trial's are Ray Train's
-    callback = LedgerCallback(ledger, display)
+    drops = searcher is not None and not config.sweep.keep_weights  # under PBT others may still go on from them
+    callback = LedgerCallback(ledger, display, scheduler, searcher, drops=drops)
     tune = ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
             search_alg=searcher, num_samples=-1 if searcher else 1, max_concurrent_trials=slots, scheduler=scheduler,
             reuse_actors=False, trial_name_creator=lambda trial: f"trial{trial.config['trial']}",
             trial_dirname_creator=lambda trial: f"trial{trial.config['trial']}"),
-        run_config=ray.tune.RunConfig(name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
-                                      callbacks=[callback]))
+        run_config=ray.tune.RunConfig(
+            name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
+            failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))
     run_aside(tune.fit)
     callback.finish()
 
@@ -220,14 +239,16 @@ def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, pa
                  "resume": "", "mlflow_uri": _uri(config) or "off"}
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
-    return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data)},
+    return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
+                       "model": _absolute(ledger.recipe.model)},
             "placement": placement, "search": settings.model_dump(mode="json"),
             "link": _link(parent)}
 
 
-def _absolute(data: str) -> str:
-    """A data set that trials find from their own working folders."""
-    return str(Path(data).absolute()) if Path(data).suffix in (".yaml", ".yml") else data
+def _absolute(name: str) -> str:
+    """A data set or model that trials find from their own working folders."""
+    path = Path(name)
+    return str(path.absolute()) if path.suffix in (".yaml", ".yml") and path.exists() else name
 
 
 def _parent_run(config: TuneConfig, folder: Path) -> str | None:
@@ -252,6 +273,9 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
         raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
     write_sweep_files(folder, ledger.recipe, trials)
     weights = _keep_best(folder, best)
+    for name in [] if config.sweep.keep_weights else [name for trial in trials for name in trial.pasts]:
+        if name != best.folder_name:
+            drop_weights(folder / "trials" / name)
     _draw(folder, trials, best)
     if parent and uri:
         close_parent_run(folder, uri, parent, trials, best)
@@ -277,8 +301,9 @@ def _draw(folder: Path, trials: tuple[Trial, ...], best: Trial) -> None:
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
                if isinstance(value, (int, float))}
-    plot_genes(numeric, fitness, folder / "evolve.png")
-    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials], folder / "progress.png")
+    plot_genes(numeric, fitness, [trial.rung for trial in finished], folder / "evolve.png")
+    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
+                  [trial.rung for trial in trials], folder / "progress.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
     plot_lineage({trial.number: [n for n in trial.forebears if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")

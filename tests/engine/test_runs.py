@@ -209,7 +209,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
     placement = Placement(storage_path=storage)
     assert storage_folder(placement) == job / "ray-yolo" / folder
-    run = open_run(RECIPE, placement)
+    run = begin_run(placement, {"digest": "x"})
     assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
     assert not list(Path.cwd().iterdir())
     run.release()

@@ -17,6 +17,7 @@ from ray_yolo.config import Placement
 from ray_yolo.data.plan import Plan
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, TrainingError
@@ -230,6 +231,27 @@ def test_early_stopping_ends_after_patience_epochs_without_improvement_also_afte
     again = train(Replicas(), job, Placement())
     assert steps(again) == []
     assert json.loads(again["events"])[-1]["epoch"] == end["epoch"]
+
+
+def test_best_weights_and_patience_go_by_the_recipes_objective(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recall is highest in the second epoch and mAP rises until the end."""
+    recall = iter([0.1, 0.9, 0.8, 0.7, 0.6, 0.5])
+    validate = session.Session.validate
+
+    def measured(self: session.Session) -> Evaluation:
+        found = validate(self)
+        epoch = self.state.progress.epoch / 10
+        return replace(found, metrics=replace(found.metrics, recall=next(recall), map50=epoch, map=epoch))
+
+    monkeypatch.setattr(session.Session, "validate", measured)
+    job = make_job(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
+    events = json.loads(train(Replicas(), job, Placement())["events"])
+    assert [event["fitness"] for event in events if event["type"] == "epoch"] == [0.1, 0.9, 0.8, 0.7]
+    assert [event["best"] for event in events if event["type"] == "epoch"] == [True, True, False, False]
+    assert (events[-1]["best_epoch"], events[-1]["reason"]) == (1, "early stop")
+    best = torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)
+    assert json.loads(best["meta"])["progress"][0] == 2
 
 
 def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:

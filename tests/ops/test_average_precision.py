@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from ray_yolo.ops.average_precision import GRID, IOU_THRESHOLDS, Metrics, evaluate, fitness, match
+from ray_yolo.ops.average_precision import GRID, IOU_THRESHOLDS, Metrics, evaluate, match
+from ray_yolo.recipe_sections import ObjectiveConfig
 
 SQUARE = [0.0, 0.0, 10.0, 10.0]
+
+
+def fitness(metrics: Metrics) -> float | None:
+    """By the default objective."""
+    return ObjectiveConfig().fitness({"mAP50": metrics.map50, "mAP50-95": metrics.map})
 
 
 def correct_at(detections: list[list[float]], classes: list[int], boxes: list[list[float]]) -> list[list[float]]:

@@ -6,8 +6,8 @@ import pytest
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, PopulationBasedTraining
 
 from ray_yolo.ops.evolution import Gene, Space
-from ray_yolo.runtime.schedulers import build_scheduler
-from ray_yolo.tune_search import Search
+from ray_yolo.runtime.schedulers import _clipped, build_scheduler
+from ray_yolo.tune_search import Asha, Search
 
 SPACE = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0, high=0.9),
                Gene("close", "int", 1, 10), Gene("name", "choice", values=("SGD", "AdamW"))), ({},))
@@ -18,6 +18,20 @@ SPACE = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0
     ("pbt", PopulationBasedTraining)])
 def test_each_name_is_one_of_rays_classes(name: str, kind: type) -> None:
     assert type(build_scheduler(Search.model_validate({"scheduler": name}), SPACE, 90)) is kind
+
+
+@pytest.mark.parametrize("scheduler", [Asha(), Asha(grace_epochs=3, reduction=2)])
+@pytest.mark.parametrize("epochs", [4, 9, 10, 90, 100])
+def test_rungs_are_rays(scheduler: Asha, epochs: int) -> None:
+    search = Search(scheduler=scheduler)
+    [bracket] = build_scheduler(search, SPACE, epochs)._brackets
+    assert list(search.rungs(epochs)) == sorted(milestone for milestone, _ in bracket._rungs if milestone < epochs)
+
+
+def test_rounding_leads_to_no_value_outside() -> None:
+    space = Space((Gene("momentum", low=0.5, high=0.999999),), ({},))
+    assert _clipped(space, {"momentum": 1.2}) == {"momentum": 0.999999}
+    assert _clipped(space, {"momentum": 0.1234567 + 0.5}) == {"momentum": 0.62346}
 
 
 def test_what_pbt_explores_stays_within_the_limits() -> None:

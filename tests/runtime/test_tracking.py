@@ -247,6 +247,8 @@ class TestSynchronise:
         run = client.get_run(synchronise(run_dir, uri, parent_run_id=parent, tags={"trial": "7"}))
         assert run.info.experiment_id == experiment
         assert (run.data.tags["mlflow.parentRunId"], run.data.tags["trial"]) == (parent, "7")
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
+            "hyp.yaml", "results.csv", "results.png", EVENTS_FILE}  # the sweep's has the best trial's weights
 
     def test_a_folder_without_a_training_is_refused(self, uri, tmp_path):
         with pytest.raises(InputError, match="no event log"):
