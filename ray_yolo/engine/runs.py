@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -122,8 +123,7 @@ def _resumed(project: Path, resume: str) -> Run:
     if holder is None:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
-        raise InputError(f"resume: {holder} is finished; start a new run with --weights "
-                         f"{holder / 'weights' / 'last.pt'}")
+        raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
     return _open(holder)
 
 
@@ -140,7 +140,12 @@ def _named(folder: Path, digest: str, exist_ok: bool, extends: Callable[[Path], 
         return _named(folder, digest, exist_ok, extends)
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
-                     f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
+                     f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+
+
+def _go_on_from(folder: Path) -> str:
+    """The flag that starts from a run's weights, as a shell takes it."""
+    return f"--weights {shlex.quote(str(folder / 'weights' / 'last.pt'))}"
 
 
 def is_held(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -169,14 +170,14 @@ def _places(run_dir: Path) -> list[str]:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
-    lines.append(f"tensorboard  tensorboard --logdir {run_dir}")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
     about = read_run_file(run_dir)
     if about is None:
         return lines
     uri, run_id = about["uri"].rstrip("/"), about["run_id"]
     if uri.startswith("http"):
         return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
-    return [*lines, f"mlflow       mlflow ui --backend-store-uri {uri} (run {run_id})"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
 
 
 def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,8 +201,8 @@ class Tracking:
             patience_seconds = 10.0 if self._uri.startswith("http") else 60.0
         if self._thread.finish(patience_seconds, lambda: self._tracker.last_answer):
             return None
-        return (f"MLflow has not got everything yet. To deliver the rest: "
-                f"python -m ray_yolo.sync {self._run_dir} --mlflow-uri {redact(self._uri)}")
+        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
+        return f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}"
 
 
 def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str | None = None,

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import random
+import shlex
 import shutil
 import sys
 import warnings
@@ -252,10 +253,15 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     run.finish()
     if parent and uri:
         close_parent_run(folder, uri, parent, trials, best)
-    display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
-                f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
-    display.say(f"repeat it:     {replay_command(ledger.recipe, best.past)}")
+    display.say(closing_message(folder, ledger.recipe, best, weights))
     return SearchResult(folder, trials, best)
+
+
+def closing_message(folder: Path, recipe: Recipe, best: Trial, weights: Path) -> str:
+    """What came of a sweep over `recipe`, and how to use it."""
+    return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
+            f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
+            f"repeat it:     {replay_command(recipe, best.past)}")
 
 
 def _keep_best(folder: Path, best: Trial) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def test_a_named_run_of_another_recipe_is_refused(start: Open) -> None:
     start(name="mine").release()
     with pytest.raises(InputError, match="another recipe"):
         start(OTHER, name="mine")
+
+
+def test_the_way_on_from_a_finished_run_can_be_copied(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="Ann's runs", name="mine")
+    run = open_run(RECIPE, placement)
+    run.first_start(digest=recipe_digest(RECIPE))
+    run.finish()
+    run.release()
+    for words in (placement, placement.model_copy(update={"resume": str(run.folder)})):
+        with pytest.raises(InputError) as refused:
+            open_run(RECIPE, words)
+        flag = str(refused.value)[str(refused.value).rindex("--weights "):]
+        assert shlex.split(flag) == ["--weights", str(run.folder / "weights" / "last.pt")]
 
 
 def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path: Path) -> None:

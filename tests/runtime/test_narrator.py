@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -132,6 +133,15 @@ class TestClosingMessage:
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db (run r1)"]
+
+    def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
+        folder = tmp_path / "Ann's runs"
+        folder.mkdir()
+        uri = f"sqlite:///{folder}/mlflow.db"
+        (folder / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": uri}))
+        told = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
+        assert shlex.split(told["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
+        assert shlex.split(told["mlflow"].removesuffix(" (run r1)")) == ["mlflow", "ui", "--backend-store-uri", uri]
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))
