@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import IO, Any
 from ray_yolo.config import Placement, Recipe, recipe_digest
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.errors import InputError
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -135,12 +138,17 @@ def _named(folder: Path, digest: str, exist_ok: bool, extends: Callable[[Path], 
         return run
     run.release()
     if exist_ok:
-        aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
-        folder.rename(aside)
+        _move_aside(folder)
         return _named(folder, digest, exist_ok, extends)
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
                      f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+
+
+def _move_aside(folder: Path) -> Path:
+    """Free the name of a folder. Returns the new one, NAME.oldN."""
+    aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
+    return folder.rename(aside)
 
 
 def _go_on_from(folder: Path) -> str:
@@ -161,19 +169,29 @@ def is_held(folder: Path) -> bool:
 
 
 @_storage()
-def output_folder(placement: Placement) -> Path:
+def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
-    With `exist_ok` a folder of that name is used again.
+    With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
+
+    Args:
+        sources: absolute paths of what is read, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to.
+        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training.
     """
     project = project_folder(placement)
-    if placement.name and placement.exist_ok:
-        (project / placement.name).mkdir(parents=True, exist_ok=True)
-        return project / placement.name
-    return _exclusive(project, placement.name or "exp")
+    if not (placement.name and placement.exist_ok):
+        return _exclusive(project, placement.name or "exp")
+    folder = project / placement.name
+    if folder.exists() and any(folder.iterdir()):
+        held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
+        if found := next(filter(os.path.exists, held), None):
+            raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
+                             "results; choose another --name or --project")
+        _logger.warning("%s: what it held lies in %s now", folder, _move_aside(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _exclusive(project: Path, stem: str) -> Path:
