@@ -141,7 +141,8 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     for flag, text in FILES.items():
         parser.add_argument(flag, metavar="FILE", help=text)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="one setting, over all else")
-    parser.add_argument("--dry-run", action="store_true", help="print every setting with its origin, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="check all that needs no cluster, print every setting "
+                        "with its origin, and stop")
     fields = config_fields(command.model)
     flagged = {path: fields[path] for path in command.paths}
     titles = dict.fromkeys(_title(field) for field in flagged.values())

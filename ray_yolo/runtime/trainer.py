@@ -18,7 +18,7 @@ import ray.train
 import torch
 
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
-from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.runs import Run, open_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import RayYoloError, TrainingError
@@ -27,7 +27,7 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
-from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
+from ray_yolo.runtime.prepare import check_model, first_start, foreseen, job_of, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -40,7 +40,7 @@ class TrainResult:
     best: Path  # weights of the best epoch
     last: Path  # weights of the last epoch
     epochs: int  # trained in all
-    best_epoch: int  # counted from 0
+    best_epoch: int  # counted from 0, as in results.csv
     best_fitness: float  # 0.1 mAP50 + 0.9 mAP50-95
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
@@ -88,8 +88,32 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
+def foresee(config: RunConfig) -> Recipe:
+    """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
+
+    What only the GPUs of a running cluster decide stays open.
+
+    Raises:
+        InputError, ResourcesError: as `fit` does.
+    """
+    placement = config.placement
+    check_early(config)
+    if placement.resume:
+        run = open_run(config.recipe, placement)
+        run.release()
+        recipe = Recipe.model_validate(run.record["recipe"])
+        _, train, val = read_dataset(recipe)
+        return job_of(run, placement.max_workers, train, val).recipe
+    _, train, _ = read_dataset(config.recipe)
+    gpus = _local_gpus(placement) if placement.num_workers == 0 else cluster.foreseen_gpus(placement)
+    return foreseen(config.recipe, placement, train, gpus)
+
+
 def check_early(config: RunConfig) -> None:
-    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks."""
+    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
+    workers, model, callbacks."""
+    if config.placement.num_workers == 0:
+        _local_gpus(config.placement)
     load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
@@ -129,7 +153,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
         try:
             return run_aside(trainer.fit, before_end).return_value
         except ray.train.WorkerGroupError as error:
-            raise _cause(error) from error
+            raise cause(error) from error
         except (ray.train.ControllerError, ray.exceptions.ActorDiedError) as error:
             if attempts == 0:
                 raise TrainingError(f"Ray could not run the training: {error}") from error
@@ -138,7 +162,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
             tell(f"Ray's controller failed and is started again: {reason}")
 
 
-def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
+def cause(error: ray.train.WorkerGroupError) -> RayYoloError:
     """One worker's error: ours where there is one, because the others only lost their connection to it."""
     failures = sorted(error.worker_failures.items())
     for _, failure in failures:
@@ -151,7 +175,7 @@ def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
 
 def _local_gpus(placement: Placement) -> float:
     """GPUs that in-process training uses: one if there is one and it was not refused."""
-    return float(torch.cuda.is_available() and placement.gpus_per_worker != 0)
+    return float(local_device(placement.gpus_per_worker).type == "cuda")
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

@@ -3,7 +3,8 @@ import shlex
 
 import pytest
 
-from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message
+from ray_yolo.config import Recipe
+from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message, settings_line
 from tests.support import run_log
 
 
@@ -17,9 +18,18 @@ BEGIN = [run_log.run(), run_log.start()]
 
 class TestEpochLines:
     def test_the_run_is_introduced(self):
-        (first, second), _ = lines(BEGIN, live=False)
+        (first, second, third), _ = lines(BEGIN, live=False)
         assert first == "exp: yolov5s (7,000,000 parameters) on shapes (80 images, 16 for validation, 2 classes)"
-        assert second == "training on 2 workers"
+        assert second == ("batch 8, microbatch 4, accumulation 8 (64 images per step), precision fp32, "
+                          "learning rate 0.01 (SGD)")
+        assert third == "training on 2 workers"
+
+    def test_what_is_not_decided_yet_says_what_decides_it(self):
+        assert settings_line(Recipe(batch_size=-1, precision="bf16")) == (
+            "batch as large as the GPUs' memory holds, precision bf16, learning rate 0.01 (SGD)")
+        assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
+            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 on GPU, fp32 on CPU), "
+            "learning rate 0.01 (SGD)")
 
     def test_an_epoch_is_one_line(self):
         (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
@@ -46,7 +56,7 @@ class TestEpochLines:
 
     def test_steps_shares_and_unknown_events_are_no_lines(self):
         told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
-        assert len(told) == 2
+        assert told == lines(BEGIN, live=False)[0]
 
 
 class TestTables:
@@ -122,7 +132,8 @@ class TestClosingMessage:
             "                circle          9          7        0.5       0.25      1.125     0.0625",
             "                square          9          7        0.5       0.25      1.125     0.0625"]
         assert "done: 3 epochs in 0:03:00" in told
-        assert "best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625" in told
+        at = told.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
+        assert told[at + 1].strip() == "(epoch 1 in results.csv, TensorBoard and MLflow, which count from 0)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
