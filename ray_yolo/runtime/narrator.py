@@ -146,7 +146,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
         table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]
         metrics = [best["metrics"][name] for name in _METRICS.values()]
         lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}",
-                 f"             (epoch {best['epoch']} in results.csv, TensorBoard and MLflow, which count from 0)"]
+                 f"             (epoch {best['epoch']} in results.csv and other records, which count from 0)"]
     return "\n".join([*lines, *_places(Path(run_dir))])
 
 

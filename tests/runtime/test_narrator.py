@@ -133,7 +133,7 @@ class TestClosingMessage:
             "                square          9          7        0.5       0.25      1.125     0.0625"]
         assert "done: 3 epochs in 0:03:00" in told
         at = told.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
-        assert told[at + 1].strip() == "(epoch 1 in results.csv, TensorBoard and MLflow, which count from 0)"
+        assert told[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
