@@ -221,7 +221,7 @@ class Placement(Frozen):
     wait_for_resources: float = Field(15.0, ge=0.0)
     """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
     save_period: int = Field(-1, ge=-1)
-    """Keep epochN.pt every so many epochs; -1: never."""
+    """Keep epochN.pt, with N counted from 0, every so many epochs; -1: never."""
     save_steps: int = Field(0, ge=0)
     """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
     keep_checkpoints: int = Field(2, ge=1)

@@ -187,6 +187,7 @@ REFUSED = {
     "--lr0 0.1": "--lr0 is not a flag; write --set optimizer.lr0=VALUE",
     "--autoanchor": "--autoanchor is not a flag; write --set autoanchor=VALUE",
     "epochs=100": "unexpected 'epochs=100'; write --set epochs=100",
+    "data=$HOME/d.yaml": "unexpected 'data=$HOME/d.yaml'; write --set 'data=$HOME/d.yaml'",
     "yolov5s": f"unexpected 'yolov5s'; values follow their flags, {HELP}",
     "--epochs": f"--epochs: expected one argument; {HELP}",
     "--freeze": f"--freeze: expected at least one argument; {HELP}",

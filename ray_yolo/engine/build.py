@@ -21,6 +21,7 @@ from ray_yolo.data.sampling import image_weights
 from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.replicas import GradientSum, ReducedSum, Replicas, TreeSum, bare
+from ray_yolo.errors import ResourcesError
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.anchor_based import AnchorLoss
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
@@ -33,6 +34,18 @@ Batches = Iterable[Mapping[str, Tensor]]
 
 ALONE = Replicas(0, 1)
 CPU = torch.device("cpu")
+
+
+def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
+    """The device of this process: a GPU if there is one and it was not refused.
+
+    Raises:
+        ResourcesError: if a GPU was asked for by number, and there is none.
+    """
+    if gpus_per_worker not in ("auto", 0) and not torch.cuda.is_available():
+        raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was asked for, but this machine has no GPU that "
+                             "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
+    return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)

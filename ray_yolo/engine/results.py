@@ -50,7 +50,7 @@ def number_at(tree: Any, path: Sequence[str | int]) -> float | None:
 
 
 def format_results(events: Sequence[Event]) -> str:
-    """The text of results.csv: YOLOv5's header and a row for each surviving epoch.
+    """The text of results.csv: YOLOv5's header and a row for each surviving epoch, counted from 0 as YOLOv5 does.
 
     Cells are right-aligned, 20 wide, five digits, with commas between; `nan` where nothing was measured.
     """

@@ -19,8 +19,9 @@ import json
 import logging
 import os
 import re
+import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
         run.release()
         if not placement.exist_ok:
             raise InputError(f"name: another process has begun {folder} just now; choose another --name")
-        folder.rename(next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists()))
+        _move_aside(folder)
         return begin_run(placement, record)
     run.record = record
     try:
@@ -171,8 +172,7 @@ def _resumed(project: Path, resume: str) -> Run:
     if holder is None:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
-        raise InputError(f"resume: {holder} is finished; start a new run with --weights "
-                         f"{holder / 'weights' / 'last.pt'}")
+        raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
     return _open(holder)
 
 
@@ -189,7 +189,18 @@ def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path
         return None
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
-                     f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
+                     f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+
+
+def _move_aside(folder: Path) -> Path:
+    """Free the name of a folder. Returns the new one, NAME.oldN."""
+    aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
+    return folder.rename(aside)
+
+
+def _go_on_from(folder: Path) -> str:
+    """The flag that starts from a run's weights, as a shell takes it."""
+    return f"--weights {shlex.quote(str(folder / 'weights' / 'last.pt'))}"
 
 
 def is_held(folder: Path) -> bool:
@@ -201,19 +212,29 @@ def is_held(folder: Path) -> bool:
 
 
 @_storage()
-def output_folder(placement: Placement) -> Path:
+def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
-    With `exist_ok` a folder of that name is used again.
+    With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
+
+    Args:
+        sources: absolute paths of what is read, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to.
+        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training.
     """
     project = project_folder(placement)
-    if placement.name and placement.exist_ok:
-        (project / placement.name).mkdir(parents=True, exist_ok=True)
-        return project / placement.name
-    return _exclusive(project, placement.name or "exp")
+    if not (placement.name and placement.exist_ok):
+        return _exclusive(project, placement.name or "exp")
+    folder = project / placement.name
+    if folder.exists() and any(folder.iterdir()):
+        held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
+        if found := next(filter(os.path.exists, held), None):
+            raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
+                             "results; choose another --name or --project")
+        _logger.warning("%s: what it held lies in %s now", folder, _move_aside(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _exclusive(project: Path, stem: str) -> Path:

@@ -13,12 +13,15 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 import ray.train
+import torch
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -57,6 +60,7 @@ def connect(placement: Placement) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
     Raises:
+        InputError: for an address that is none.
         ResourcesError: if there is no cluster at the address, or it does not let us in.
     """
     for name, value in DRIVER_ENVIRONMENT.items():
@@ -68,11 +72,8 @@ def connect(placement: Placement) -> float:
                                  "that the head runs (ray status)")
         if address == "local":
             own_token()
-        try:
+        with _refusals(address):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
-                                 "that this user has its token (ray get-auth-token, RAY_AUTH_MODE=token)") from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
@@ -88,6 +89,34 @@ def own_token() -> None:
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not given and not (Path.home() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+def foreseen_gpus(placement: Placement) -> float | None:
+    """The GPUs that `connect` would return, told without Ray; None where a running cluster decides."""
+    if placement.gpus_per_worker != "auto":
+        return float(placement.gpus_per_worker)
+    starts_one = (placement.address or os.environ.get("RAY_ADDRESS") or _running_here()) == "local"
+    return float(torch.cuda.is_available()) if starts_one else None
+
+
+@contextmanager
+def _refusals(address: str) -> Iterator[None]:
+    """Tells in one line why Ray cannot be reached, or be started (address `local`)."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"address: {address} is none of a cluster ({_first_sentence(error)}); give HOST:PORT of its "
+                         "head, as `ray start --head` prints it, with --address or RAY_ADDRESS") from None
+    except ray.exceptions.AuthenticationError as error:
+        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; give this user the cluster's token "
+                             "(RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)") from None
+    except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
+        advice = ("try again, or see Ray's logs (/tmp/ray/session_latest/logs)" if address == "local" else
+                  "check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
+                  "RAY_AUTH_MODE=token)")
+        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; {advice}") from None
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
 
 
 def _running_here() -> str:
@@ -108,7 +137,7 @@ def _silence(address: str) -> str | None:
         return None
     try:
         socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         return str(error)
     return None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.config import Recipe, accumulate_batches, resolved_batch
 from ray_yolo.data.survey import first_places
 from ray_yolo.engine.events import Event, best_row, epoch_rows, surviving
 from ray_yolo.engine.results import number_at
@@ -68,7 +70,7 @@ class Narrator:
         self._batches = max(math.ceil(event["num_images"] / self._batch_size), 1)
         return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
                 f"({event['num_images']} images, {event['num_val_images']} for validation, "
-                f"{len(event['names'])} classes)"]
+                f"{len(event['names'])} classes)", settings_line(Recipe.model_validate(recipe))]
 
     def _on_dataset(self, event: Event) -> list[str]:
         return dataset_table(event["splits"], event["names"])
@@ -179,8 +181,21 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     if best:
         table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]
         metrics = [best["metrics"][name] for name in _METRICS.values()]
-        lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}"]
+        lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}",
+                 f"             (epoch {best['epoch']} in results.csv and other records, which count from 0)"]
     return "\n".join([*lines, *_places(Path(run_dir))])
+
+
+def settings_line(recipe: Recipe) -> str:
+    """What decides a step, in one line; settings that are still open say what decides them."""
+    rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
+    precision = f"precision {recipe.precision}{' (bf16 on GPU, fp32 on CPU)' if recipe.precision == 'auto' else ''}"
+    if recipe.microbatch is None:
+        return f"batch as large as the GPUs' memory holds, {precision}, {rate}"
+    batch, micro = resolved_batch(recipe)
+    batches = accumulate_batches(recipe)
+    return f"batch {batch}, microbatch {micro}, accumulation {batches} ({batch * batches} images per step), " + (
+        f"{precision}, {rate}")
 
 
 def class_row(row: Event) -> str:
@@ -205,14 +220,14 @@ def _places(run_dir: Path) -> list[str]:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
-    lines.append(f"tensorboard  tensorboard --logdir {run_dir}")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
     about = read_run_file(run_dir)
     if about is None:
         return lines
     uri, run_id = about["uri"].rstrip("/"), about["run_id"]
     if uri.startswith("http"):
         return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
-    return [*lines, f"mlflow       mlflow ui --backend-store-uri {uri} (run {run_id})"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
 
 
 def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.config import AUTO_BATCH, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
+from ray_yolo.config import AUTO_BATCH, STRIDE, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
 from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
@@ -86,9 +86,12 @@ def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
     """Build it once, so that what is wrong with it is told with its place."""
     rows = read_architecture(architecture, load_yaml(path).where)
     try:
-        rows.build(1)
+        strides = rows.build(1).head.strides
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('model: ')}") from error
+    if unfit := [stride for stride in strides if STRIDE % stride]:
+        raise ConfigError(f"{path}: the head has a level of stride {unfit[0]}, but images have sides in multiples of "
+                          f"{STRIDE}; give levels of strides that divide {STRIDE} (8, 16, 32)")
 
 
 def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
@@ -106,6 +109,18 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     answers = ([_room_here(*question)] if placement.num_workers == 0
                else cluster.ask_every_worker(_room_here, question, placement, gpus))
     return decided(images_per_worker=min(answers))
+
+
+def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
+    """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
+
+    Args:
+        gpus: of each worker; None where that is not known yet.
+    """
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
+    measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
+    left_open = [*(("batch_size", "microbatch") if measured else ()), *(("precision",) if gpus is None else ())]
+    return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
 def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:

@@ -11,7 +11,7 @@ import ray.train
 
 from ray_yolo.engine.events import Event, read_events
 from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.errors import RayYoloError, TrainingError
+from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
 from ray_yolo.redact import redact
 from ray_yolo.runtime.recorder import Recorder, emitter
 
@@ -64,9 +64,16 @@ class Judge(ray.train.UserCallback):
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in worker_exceptions.values())
         if not (taken or self.restarts.allow(step)):
-            raise TrainingError(f"{told}; given up after {self.restarts.limit} restarts without a new checkpoint")
+            kind, limit = LostWorkersError if _is_death(error) else TrainingError, self.restarts.limit
+            raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
         if self._recorder is not None:
             emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
+
+
+def verdict(error: BaseException) -> RayYoloError | None:
+    """What a `Judge` has said of workers, if that is what `fit` has failed with."""
+    judgement = getattr(error, "controller_failure", None)
+    return judgement if isinstance(judgement, RayYoloError) else None
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
@@ -77,6 +84,11 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
         return (0 if isinstance(error, PERMANENT) else 1 + lost, worker)
 
     return min(failures.items(), key=rank)
+
+
+def _is_death(error: Exception) -> bool:
+    """Whether it is what Ray says of a worker that has ended or does not answer, not what a worker says."""
+    return type(error).__module__.startswith("ray.")
 
 
 def place_of(worker: int, events: Sequence[Event]) -> str:

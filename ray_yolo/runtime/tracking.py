@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -215,8 +216,8 @@ class Tracking:
             forget_owed(self._run_dir, self._uri)
             return None
         note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
-        return (f"MLflow has not got everything yet. To deliver the rest: "
-                f"python -m ray_yolo.sync {self._run_dir} --mlflow-uri {redact(self._uri)}")
+        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
+        return f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}"
 
     def _deliver(self) -> None:
         """What is new in this run, then what others owe, each tried once."""

@@ -18,21 +18,21 @@ import ray.train
 import torch
 
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
-from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import RayYoloError, TrainingError
+from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
 from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
 from ray_yolo.runtime.notices import warnings_told
-from ray_yolo.runtime.prepare import check_model, check_storage, first_record, job_of, read_dataset
-from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary
+from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -45,7 +45,7 @@ class TrainResult:
     best: Path  # weights of the best epoch
     last: Path  # weights of the last epoch
     epochs: int  # trained in all
-    best_epoch: int  # counted from 0
+    best_epoch: int  # counted from 0, as in results.csv
     best_fitness: float  # by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
@@ -93,11 +93,34 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
+def foresee(config: RunConfig) -> Recipe:
+    """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
+
+    What only the GPUs of a running cluster decide stays open.
+
+    Raises:
+        InputError, ResourcesError: as `fit` does.
+    """
+    placement = config.placement
+    check_early(config)
+    if run := find_run(config.recipe, placement):
+        run.release()
+        recipe = Recipe.model_validate(run.record["recipe"])
+        _, train, val = read_dataset(recipe)
+        return job_of(run, placement.max_workers, train, val).recipe
+    _, train, _ = read_dataset(config.recipe)
+    gpus = _local_gpus(placement) if placement.num_workers == 0 else cluster.foreseen_gpus(placement)
+    return foreseen(config.recipe, placement, train, gpus)
+
+
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks.
+    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
+    workers, model, callbacks.
 
     Returns the functions of the callbacks.
     """
+    if config.placement.num_workers == 0:
+        _local_gpus(config.placement)
     hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
@@ -145,11 +168,10 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
         try:
             return run_aside(trainer.fit, before_end).return_value
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-            judgement = getattr(error, "controller_failure", None)
-            if isinstance(judgement, RayYoloError):
+            if judgement := verdict(error):
                 raise judgement from error
             if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
-                raise TrainingError(f"Ray could not run the training: {error}") from error
+                raise LostWorkersError(f"Ray could not run the training: {error}") from error
             tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
@@ -163,7 +185,7 @@ def _cluster_gpus(placement: Placement, run: Run | None) -> float:
 
 def _local_gpus(placement: Placement) -> float:
     """GPUs that in-process training uses: one if there is one and it was not refused."""
-    return float(torch.cuda.is_available() and placement.gpus_per_worker != 0)
+    return float(local_device(placement.gpus_per_worker).type == "cuda")
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.exceptions
-import ray.train
 import ray.tune
 
 from ray_yolo.config import RunConfig
@@ -27,7 +26,7 @@ from ray_yolo.engine.ledger import LEDGER_FILE, Origin, read_trials
 from ray_yolo.engine.replay import train_command
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import is_held
-from ray_yolo.errors import RayYoloError, ResourcesError, TrainingError
+from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import overlay
@@ -157,12 +156,7 @@ def _report_failure(error: BaseException) -> None:
 
 def is_bad_luck(error: BaseException) -> bool:
     """Whether a training failed by what its recipe can do nothing for: no room, or a process or node that died."""
-    cause = error.__cause__ or error
-    if isinstance(cause, ray.train.WorkerGroupError):
-        failures = cause.worker_failures.values()
-        own = any(isinstance(getattr(failure, "cause", failure), RayYoloError) for failure in failures)
-        return not own and any(type(failure).__module__.startswith("ray.") for failure in failures)  # of a dead worker
-    return isinstance(error, ResourcesError) or isinstance(cause, (ray.train.ControllerError, ray.exceptions.RayError))
+    return isinstance(error, (ResourcesError, LostWorkersError, ray.exceptions.RayError))
 
 
 class _Reports:

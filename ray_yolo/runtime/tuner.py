@@ -16,6 +16,7 @@ import io
 import math
 import os
 import random
+import shlex
 import shutil
 import sys
 import warnings
@@ -39,7 +40,8 @@ from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import settle
-from ray_yolo.runtime.prepare import check_model, check_storage, decide, read_dataset
+from ray_yolo.runtime.narrator import settings_line
+from ray_yolo.runtime.prepare import check_model, check_storage, decide, foreseen, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
 from ray_yolo.runtime.stopping import ask_to_stop
@@ -70,11 +72,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         InputError: for anything the user can get wrong, before any cluster work.
         TrainingError: if every trial has failed.
     """
-    found = load_space(config.sweep.space, config.recipe)
-    config = _adapted(config, found.space)
-    train = _check(config, found)
-    warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
-    space = found._replace(space=replace(found.space, starts=(*found.space.starts, *warm)))
+    config, space, train = _checked(config)
     run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
     try:
         gpus = cluster.connect(config.placement)
@@ -90,6 +88,26 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     finally:
         if run:
             run.release()
+
+
+def foresee(config: TuneConfig) -> TuneConfig:
+    """The sweep that a start would begin, after all its checks; nothing is started or made.
+
+    Raises:
+        InputError: as `search` does.
+    """
+    config, _, train = _checked(config)
+    recipe = foreseen(config.recipe, config.placement, train, cluster.foreseen_gpus(config.placement))
+    return config.model_copy(update={"recipe": recipe})
+
+
+def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
+    """The adapted configuration, its space with warm starts and the training labels, all of them fit for a search."""
+    found = load_space(config.sweep.space, config.recipe)
+    config = _adapted(config, found.space)
+    train = _check(config, found)
+    warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
+    return config, found._replace(space=replace(found.space, starts=(*found.space.starts, *warm))), train
 
 
 def _has_more(folder: Path, trials: int) -> bool:
@@ -168,6 +186,7 @@ def _check_search(settings: Search, recipe: Recipe) -> None:
 def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int, space: TuneSpace) -> None:
     done = sum(trial.has_ended for trial in ledger.trials)
     display.say(f"{folder}: {total} trials, {done} of them done, {slots} at a time")
+    display.say(f"each trial, where its genes say nothing else: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
     for warning in filter(None, (*space.warnings, all_random)):
         display.say(f"warning: {warning}")
@@ -280,10 +299,15 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     if parent and uri:
         close_parent_run(folder, uri, parent, trials, best)
     run.finish()
-    display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
-                f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
-    display.say(f"repeat it:     {replay_command(ledger.recipe, best.past)}")
+    display.say(closing_message(folder, ledger.recipe, best, weights))
     return SearchResult(folder, trials, best)
+
+
+def closing_message(folder: Path, recipe: Recipe, best: Trial, weights: Path) -> str:
+    """What came of a sweep over `recipe`, and how to use it."""
+    return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
+            f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
+            f"repeat it:     {replay_command(recipe, best.past)}")
 
 
 def _keep_best(folder: Path, best: Trial) -> Path:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_a_named_run_of_another_recipe_is_refused(start: Open) -> None:
         start(OTHER, name="mine")
 
 
+def test_the_way_on_from_a_finished_run_can_be_copied(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="Ann's runs", name="mine")
+    run = begin_run(placement, {"digest": recipe_digest(RECIPE)})
+    run.finish()
+    run.release()
+    for words in (placement, placement.model_copy(update={"resume": str(run.folder)})):
+        with pytest.raises(InputError) as refused:
+            find_run(RECIPE, words)
+        flag = str(refused.value)[str(refused.value).rindex("--weights "):]
+        assert shlex.split(flag) == ["--weights", str(run.folder / "weights" / "last.pt")]
+
+
 def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path: Path) -> None:
     run = start(name="mine")
     (run.folder / "weights").mkdir()
@@ -192,6 +205,7 @@ def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
     placement = Placement(storage_path=str(tmp_path), project="val", name="mine")
     assert [output_folder(placement).name for _ in range(3)] == ["mine", "mine2", "mine3"]
     assert output_folder(placement.model_copy(update={"exist_ok": True})).name == "mine"
+    assert not list(tmp_path.rglob("*.old*")), "an empty folder is used as it is"
     assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"
 
 
@@ -225,3 +239,24 @@ def test_outside_of_jobs_the_storage_is_the_current_folder(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert storage_folder(Placement()) == tmp_path
     assert storage_folder(Placement(storage_path="mine")) == tmp_path / "mine"
+def test_a_name_that_is_used_again_holds_the_new_results_alone(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="val", name="mine", exist_ok=True)
+    for number in range(3):
+        (output_folder(placement) / f"{number}.json").touch()
+    found = {path.parent.name: path.name for path in tmp_path.rglob("*.json")}
+    assert found == {"mine.old1": "0.json", "mine.old2": "1.json", "mine": "2.json"}
+    assert f"{tmp_path}/val/mine.old2" in caplog.text
+
+
+def test_a_folder_that_holds_a_source_or_a_training_is_not_moved_aside(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="p", name="mine", exist_ok=True)
+    source = tmp_path / "p" / "mine" / "pictures" / "1.png"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    with pytest.raises(InputError, match=r"holds pictures/1\.png"):
+        output_folder(placement, [tmp_path / "weights.pt", str(source)])
+    (tmp_path / "p" / "mine" / "run.json").touch()
+    with pytest.raises(InputError, match=r"holds run\.json"):
+        output_folder(placement)
+    assert source.exists()

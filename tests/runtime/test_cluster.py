@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import ray
+import ray.exceptions
 
 from ray_yolo.config import Placement
-from ray_yolo.errors import ResourcesError
+from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster
 
 
@@ -118,3 +119,36 @@ def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path)
                           capture_output=True, text=True, timeout=120)
     assert done.stdout == "401\n", done.stderr
     assert not (tmp_path / ".ray").exists()
+REFUSALS = [
+    (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
+    (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),
+    (RuntimeError("Timed out waiting for node info for node_id=5."), ResourcesError, "node info"),
+    (RuntimeError(""), ResourcesError, "RuntimeError"),
+    (Exception("The current node timed out during startup. This could"), ResourcesError, "timed out during startup"),
+    (ray.exceptions.RpcError("the head hung up\nand more"), ResourcesError, "hung up"),
+    (ray.exceptions.AuthenticationError("Token mode, but no token"), ResourcesError, "RAY_AUTH_TOKEN_PATH"),
+    (ValueError("Invalid Ray address: 'x'. It looks\nlike"), InputError, "Invalid Ray address"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "told"), REFUSALS, ids=str)
+def test_whatever_keeps_ray_from_starting_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
+                                                      fault: Exception, kind: type[Exception], told: str) -> None:
+    def init(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(kind, match=told) as refused:
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("address", "kind"), [
+    ("http://127.0.0.1:8265", InputError), ("nowhere", InputError), ("127.0.0.1:99999", ResourcesError)])
+def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str,
+                                             kind: type[Exception]) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # Ray itself refuses
+    monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    with pytest.raises(kind, match=address) as refused:
+        cluster.connect(Placement(address=address))
+    assert len(str(refused.value).splitlines()) == 1

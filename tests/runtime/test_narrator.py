@@ -1,8 +1,17 @@
 import json
+import shlex
 
 import pytest
 
-from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message, dataset_table
+from ray_yolo.config import Recipe
+from ray_yolo.runtime.narrator import (
+    CLASS_HEADER,
+    TRAIN_HEADER,
+    Narrator,
+    closing_message,
+    dataset_table,
+    settings_line,
+)
 from tests.support import run_log
 
 
@@ -16,9 +25,18 @@ BEGIN = [run_log.run(), run_log.start()]
 
 class TestEpochLines:
     def test_the_run_is_introduced(self):
-        (first, second), _ = lines(BEGIN, live=False)
+        (first, second, third), _ = lines(BEGIN, live=False)
         assert first == "exp: yolov5s (7,000,000 parameters) on shapes (80 images, 16 for validation, 2 classes)"
-        assert second == "training on 2 workers"
+        assert second == ("batch 8, microbatch 4, accumulation 8 (64 images per step), precision fp32, "
+                          "learning rate 0.01 (SGD)")
+        assert third == "training on 2 workers"
+
+    def test_what_is_not_decided_yet_says_what_decides_it(self):
+        assert settings_line(Recipe(batch_size=-1, precision="bf16")) == (
+            "batch as large as the GPUs' memory holds, precision bf16, learning rate 0.01 (SGD)")
+        assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
+            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 on GPU, fp32 on CPU), "
+            "learning rate 0.01 (SGD)")
 
     def test_an_epoch_is_one_line(self):
         (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
@@ -50,7 +68,7 @@ class TestEpochLines:
 
     def test_steps_shares_and_unknown_events_are_no_lines(self):
         told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
-        assert len(told) == 2
+        assert told == lines(BEGIN, live=False)[0]
 
 
 def split(**changes):
@@ -156,7 +174,8 @@ class TestClosingMessage:
             "                circle          9          7        0.5       0.25      1.125     0.0625",
             "                square          9          7        0.5       0.25      1.125     0.0625"]
         assert "done: 3 epochs in 0:03:00" in told
-        assert "best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625" in told
+        at = told.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
+        assert told[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
@@ -167,6 +186,15 @@ class TestClosingMessage:
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db (run r1)"]
+
+    def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
+        folder = tmp_path / "Ann's runs"
+        folder.mkdir()
+        uri = f"sqlite:///{folder}/mlflow.db"
+        (folder / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": uri}))
+        told = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
+        assert shlex.split(told["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
+        assert shlex.split(told["mlflow"].removesuffix(" (run r1)")) == ["mlflow", "ui", "--backend-store-uri", uri]
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))

@@ -11,7 +11,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from ray_yolo.engine.events import EventLog
 from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.errors import CheckpointError, DatasetError, RayYoloError, TrainingError
+from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
 from ray_yolo.runtime import restarts
 from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
 
@@ -76,6 +76,15 @@ def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path
     EventLog(tmp_path / EVENTS_FILE).append("checkpoint", step=9)
     some.after_exception(run_context=None, worker_exceptions={0: FULL})
     assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
+
+
+@pytest.mark.parametrize(("error", "kind"), [
+    (DEAD, LostWorkersError), (FULL, TrainingError)])
+def test_workers_that_were_lost_are_told_from_workers_that_failed(
+        tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
+    with pytest.raises(TrainingError) as caught:
+        judge(tmp_path, max_failures=0).after_exception(run_context=None, worker_exceptions={0: LOST, 1: error})
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),

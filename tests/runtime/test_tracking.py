@@ -1,6 +1,7 @@
 import http.server
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -345,9 +346,15 @@ class TestThread:
         assert time.monotonic() - began < 0.1
         note = tracking.finish(patience_seconds=2.0)
         assert time.monotonic() - began < 4.0
-        assert f"python -m ray_yolo.sync {run_dir} --mlflow-uri http://***@127.0.0.1" in note
+        assert f"python -m ray_yolo.sync {run_dir} --mlflow-uri 'http://***@127.0.0.1" in note
         (warning,) = warnings
         assert "s3cr3t" not in warning + note
+
+    def test_the_command_that_delivers_the_rest_can_be_copied(self, dead_uri, tmp_path):
+        folder = tmp_path / "Ann's runs" / "exp"
+        tell(folder, STORY)
+        note = Tracking(folder, dead_uri, lambda _: None).finish(patience_seconds=1.0)
+        assert shlex.split(note.partition(": ")[2])[:4] == ["python", "-m", "ray_yolo.sync", str(folder)]
 
     def test_a_failing_server_is_asked_again_and_costs_one_warning(self, broken_server, run_dir):
         warnings = []

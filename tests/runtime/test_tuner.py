@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.config import RunConfig
+from ray_yolo.cli import parse_train
+from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Trial, verify
+from ray_yolo.engine.ledger import Ledger, Trial, new_trial, verify
 from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
 from ray_yolo.runtime import tuner
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.tuner import search
+from ray_yolo.runtime.tuner import closing_message, search
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_space import overlay
 from tests.support.jobs import make_config
@@ -47,6 +50,15 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     alone = fit(RunConfig(recipe=recipe, placement=make_config(tmp_path, 0).placement), quiet=True)
     assert alone.best_fitness == pytest.approx(repeat.fitness, abs=1e-6)
     assert_cpus_return()
+
+
+def test_what_a_sweep_says_at_its_end_can_be_copied(tmp_path: Path) -> None:
+    folder, data = tmp_path / "Ann's sweeps", "Ann's data/birds.yaml"
+    best = replace(new_trial(4, {"lr0": 0.02}), fitness=0.5)
+    lines = closing_message(folder, Recipe(data=data), best, folder / "weights" / "best.pt").splitlines()
+    told = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
+    assert told["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
+    assert parse_train(told["repeat it"][3:]).config.recipe == overlay(Recipe(data=data), best.genes)
 
 
 def check_tracking(folder: Path) -> None:
