@@ -2,7 +2,7 @@
 
     <storage>/<project>/<name>/run.json    what was asked for and what was resolved, written at the first start
     <storage>/<project>/<name>/.lock       held by the driver while it lives (the kernel lets go when it dies)
-    <storage>/<project>/<name>/finished    exists once the training has ended
+    <storage>/<project>/<name>/finished    exists once the training has ended and all is told (or noted as owed)
 
 Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
 exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok, or

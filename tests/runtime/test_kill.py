@@ -121,23 +121,6 @@ def test_killed_after_any_step_without_ray(calm: tuple[Path, Path], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_killed_when_all_is_trained_but_not_told(calm: tuple[Path, Path], tmp_path: Path) -> None:
-    argv = command(tmp_path, tmp_path, 0)
-    process = start(argv, tmp_path)
-    while not any(event["type"] == "end" for event in read_events(log_of(tmp_path))):
-        assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.005)
-    process.kill()
-    process.communicate()
-    assert not (log_of(tmp_path).parent / "finished").exists()
-    finish(start(argv, tmp_path))
-    assert [path.name for path in log_of(tmp_path).parents[1].iterdir()] == ["exp"]
-    assert (log_of(tmp_path).parent / "finished").exists()
-    assert steps(tmp_path) == steps(calm[0])
-    client_rows(tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple[Path, Path], tmp_path: Path) -> None:
     kill_after(start(command(tmp_path, tmp_path, 2), tmp_path), tmp_path, 5)  # inside the second epoch
