@@ -211,6 +211,22 @@ def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
     assert more > 5
 
 
+def test_mixup_blends_two_mosaics_nearly_half_and_half(tmp_path: Path) -> None:
+    """Shares are drawn from Beta(32, 32), whose deviation is 1 / sqrt(4 x 65)."""
+    description = write_dataset(tmp_path, {"a": None, "b": "0 0.5 0.5 0.5 0.5\n"}, size=(64, 64))
+    for name, grey in (("a", 0), ("b", 250)):
+        write_image(tmp_path / "images" / f"{name}.png", np.full((64, 64, 3), grey, np.uint8))
+    augment = STILL.model_copy(update={"mosaic": 1.0, "mixup": 1.0})
+    data, shares = dataset(read_index(description, "train"), augment), []
+    for position in range(150):
+        greys = np.unique(data[SampleKey(0, position, position % 2)]["image"]) / 250
+        mixed = greys[(greys > 0) & (greys < 1)]
+        assert len(mixed) <= 2  # one is black, the other white, or the other way round
+        shares += mixed[:1].tolist()
+    assert len(shares) > 100
+    assert np.sqrt(np.mean((np.array(shares) - 0.5) ** 2)) == pytest.approx(260**-0.5, rel=0.25)
+
+
 def test_rectangular_samples_have_the_given_shapes_and_no_mosaic(index: AnnotationIndex) -> None:
     shapes = np.tile([[64, 96]], (7, 1))
     sample = dataset(index, STILL.model_copy(update={"mosaic": 1.0}), shapes=shapes)[SampleKey(0, 0, 1)]
