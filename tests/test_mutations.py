@@ -104,7 +104,7 @@ MUTATIONS = (
              "engine/test_results.py"),
     Mutation("engine/events.py", '<= min(limit, committed)', '<= committed', "engine/test_events.py"),
     # runtime
-    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator.py"),
+    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"),
     Mutation("runtime/tracking_plan.py", '"val/obj_loss": ("val", "obj")', '"val/obj_loss": ("val", "cls")',
              "runtime/test_tracking_plan.py"),
     Mutation("runtime/narrator.py", "(self._epochs * self._batches - self._batch) * self._batch_size",
@@ -119,7 +119,7 @@ MUTATIONS = (
     # config
     Mutation("config.py", "if num_workers > units:", "if num_workers >= units:", "data/test_plan.py"),
     Mutation("flags.py", "given |= options.given | dict(map(_read_assignment, options.set))",
-             "given = options.given | dict(map(_read_assignment, options.set)) | given", "test_config_sources.py"),
+             "given = options.given | dict(map(_read_assignment, options.set)) | given", "test_flags.py"),
     Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "test_redact.py"),
     # tune
     Mutation("tune_space.py", 'log=self.type == "loguniform"', "log=False", "test_tune_space.py"),
