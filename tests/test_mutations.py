@@ -104,7 +104,8 @@ MUTATIONS = (
              "engine/test_results.py"),
     Mutation("engine/events.py", '<= min(limit, committed)', '<= committed', "engine/test_events.py"),
     # runtime
-    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"),
+    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz",
+             "runtime/test_validator_numbers.py"),
     Mutation("runtime/tracking_plan.py", '"val/obj_loss": ("val", "obj")', '"val/obj_loss": ("val", "cls")',
              "runtime/test_tracking_plan.py"),
     Mutation("runtime/narrator.py", "(self._epochs * self._batches - self._batch) * self._batch_size",

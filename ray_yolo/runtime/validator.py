@@ -53,7 +53,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     trained = load_trained(Path(config.weights).absolute())
     data = config.data or trained.recipe.data
     index = read_index(read_description(data), config.split, single_cls=config.single_cls)
-    if len(index.names) != trained.model.num_classes:
+    if len(index.names) != trained.model.num_classes and not config.single_cls:
         raise DatasetError(f"{data}: names {len(index.names)} classes, but {config.weights} was trained on "
                            f"{trained.model.num_classes} ({', '.join(trained.names)})")
     folder = output_folder(config.placement)

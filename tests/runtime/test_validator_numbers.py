@@ -67,7 +67,7 @@ def slow_candidates(model: Detector, image: np.ndarray) -> Rows:
     return sorted(rows, key=lambda row: -row[4])
 
 
-def slow_detections(model: Detector, picture: np.ndarray) -> Rows:
+def slow_detections(model: Detector, picture: np.ndarray, *, one_class: bool = False) -> Rows:
     """What is found in a picture: shrunk to a long side of 64, padded with grey, suppressed, brought back."""
     height, width = picture.shape[:2]
     ratio = 64 / max(height, width)
@@ -80,6 +80,7 @@ def slow_detections(model: Detector, picture: np.ndarray) -> Rows:
     image[top : top + small[1], left : left + small[0]] = shrunk
     kept: Rows = []
     for row in slow_candidates(model, image):
+        row[5] *= not one_class
         if all(row[5] != better[5] or overlap(row, better) <= FEW["iou"] for better in kept):
             kept.append(row)
     scale_x, scale_y = small[0] / width, small[1] / height
@@ -141,6 +142,13 @@ def local(weights: Path, data: Set, tmp_path_factory: pytest.TempPathFactory) ->
     return run(weights, data, tmp_path_factory.mktemp("local"))
 
 
+def as_one_class(data: Set, model: Detector) -> Set:
+    """What is found and labelled where all classes are one."""
+    found = [slow_detections(model, smooth_picture(*size, seed=number), one_class=True)
+             for number, size in enumerate(SIZES)]
+    return Set(data.yaml, found, [[[*label[:4], 0] for label in labels] for labels in data.labels])
+
+
 def slow_precisions(data: Set, kind: int) -> list[float]:
     """Average precision of a class at each threshold."""
     rows: list[tuple[float, list[bool]]] = []
@@ -164,6 +172,17 @@ def test_the_average_precisions_are_those_of_plain_loops(local: ValResult, data:
     kinds = [[label[4] for label in labels] for labels in data.labels]
     assert counts == [(name, sum(kind in some for some in kinds), sum(some.count(kind) for some in kinds))
                       for kind, name in enumerate(NAMES)]
+
+
+def test_as_a_single_class_every_label_and_every_detection_is_of_one(
+        weights: Path, trained: Trained, data: Set, tmp_path: Path, local: ValResult) -> None:
+    result = run(weights, data, tmp_path, single_cls=True)
+    [row] = result.per_class
+    assert (row["name"], row["labels"]) == ("item", sum(map(len, data.labels)))
+    slow = slow_precisions(as_one_class(data, trained.model), 0)
+    assert result.metrics["mAP50"] == pytest.approx(slow[0], abs=2e-3)
+    assert result.metrics["mAP50-95"] == pytest.approx(np.mean(slow), abs=2e-3)
+    assert abs(result.metrics["mAP50"] - local.metrics["mAP50"]) > 0.01
 
 
 def test_the_coco_numbers_are_those_of_pycocotools_on_detections_by_plain_loops(local: ValResult, data: Set) -> None:
