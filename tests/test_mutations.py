@@ -51,7 +51,7 @@ MUTATIONS = (
              LOOP),
     Mutation("engine/loop.py", "update_weights(parts, measured, number + 1)", "update_weights(parts, measured, number)",
              LOOP),
-    Mutation("data/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(step.batch - 1, ", LOOP),
+    Mutation("data/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP),
     Mutation("engine/checkpoint.py", '(("state.pt", f"{kind}.pt"), ("MANIFEST.json", f"{kind}.json"))',
              '(("state.pt", f"{kind}.pt"),)', "engine/test_checkpoint.py"),
     # ops
@@ -87,7 +87,8 @@ MUTATIONS = (
              "data/test_sampling.py"),
     Mutation("data/cache.py", "cv2.INTER_AREA if self._smooth and shrinks", "cv2.INTER_AREA if shrinks",
              "data/test_cache.py"),
-    Mutation("data/augment.py", "* gains[0] % 180)", "* gains[0] % 256)", "data/test_augment.py"),
+    Mutation("data/augment.py", "(augment.hsv_h, augment.hsv_s, augment.hsv_v)",
+             "(augment.hsv_v, augment.hsv_s, augment.hsv_h)", "data/test_augment.py"),
     # engine
     Mutation("engine/loop.py", "align_corners=False), targets * scale", "align_corners=False), targets", LOOP),
     Mutation("engine/loop.py", "parts.optimizer.zero_grad(set_to_none=True)", "pass", LOOP),
