@@ -129,7 +129,7 @@ MUTATIONS = (
              "for name, weight in self.objective.items()]", "test_tune_search.py"),
     Mutation("tune_search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(',
              "test_tune_search.py"),
-    Mutation("engine/sweep_files.py", 'trial.state == "finished"}', 'trial.has_ended}', "engine/test_sweep_files.py"),
+    Mutation("engine/sweep_files.py", 'trial.state == "finished"]', 'trial.has_ended]', "engine/test_sweep_files.py"),
 )
 
 
