@@ -79,6 +79,8 @@ def evaluate(model: Detector, family: Family, loss: AnchorLoss, batches: Iterabl
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
         predictions = family.decode(model.head, levels)
+        if len(index.names) == 1:  # whatever the model tells apart
+            predictions = torch.cat([predictions[..., :5], predictions[..., 5:].amax(-1, keepdim=True)], -1)
         found = select(predictions, confidence=config.confidence, iou=config.iou, max_detections=config.max_detections,
                        multi_label=model.num_classes > 1)
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]

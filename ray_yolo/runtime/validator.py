@@ -102,7 +102,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     index = replace(index, findings=(*description.findings, *index.findings))
     if not config.allow_empty:
         require_boxes(index, description, config.split)
-    if len(index.names) != trained.model.num_classes:
+    if len(index.names) != trained.model.num_classes and not config.single_cls:
         raise DatasetError(f"{decided.data}: names {len(index.names)} classes, but {config.weights} was trained on "
                            f"{trained.model.num_classes} ({', '.join(trained.names)})")
     if config.placement.num_workers == 0:

@@ -32,6 +32,23 @@ def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -
     assert (tmp_path / "weights" / "last.pt").stat().st_ino == (folder / "state.pt").stat().st_ino
 
 
+@pytest.mark.parametrize("kind", ["last", "best", "epoch3"])
+def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: str) -> None:
+    """Also when their checkpoint is gone, and when they name another one than before."""
+    save(tmp_path, 6, kind)
+    manifest = (save(tmp_path, 7, kind) / "MANIFEST.json").read_text()
+    checkpoint.prune(tmp_path, keep=1)
+    weights = tmp_path / "weights" / f"{kind}.pt"
+    assert weights.with_suffix(".json").read_text() == manifest
+    assert json.loads(manifest)["step"] == json.loads(checkpoint.read_state(weights)["meta"])["value"] == 7
+    data = bytearray(weights.read_bytes())
+    data[data.rindex(torch.full((100,), 7.0).numpy().tobytes()) + 2] ^= 0x40
+    weights.unlink()
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"{kind}\.pt.*SHA-256.*{kind}\.json"):
+        checkpoint.read_state(weights)
+
+
 def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path: Path) -> None:
     for step in (2, 10, 9):  # written out of order: names decide, not times
         save(tmp_path, step, *(["best"] if step == 2 else []))
