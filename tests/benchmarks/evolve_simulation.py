@@ -10,10 +10,10 @@ Contestants, all from the same start, on the same noisy curves:
     ours          `ops.evolution` as `tune_spaces/asha.yaml` sets it, and the same ASHAScheduler
 
 Measured: virtual hours until the row that the search has for its best is as good as 75 % of the best that the surface
-has (or another share of it), both without noise: a lucky training of middling genes is no arrival, though it may hide one. A row is a trial that
-has ended or was stopped, with the fitness of its last epoch; those that were trained further rank higher. A search that
-does not get there within its budget counts as infinite. Each trial takes a while to start, longer on Ray than in the
-one process of `sequential`.
+has (or another share of it), both without noise: a lucky training of middling genes is no arrival, though it may hide
+one. A row is a trial that has ended or was stopped, with the fitness of its last epoch; those that were trained further
+rank higher. A search that does not get there within its budget counts as infinite. Each trial takes a while to start,
+longer on Ray than in the one process of `sequential`.
 """
 
 from __future__ import annotations
