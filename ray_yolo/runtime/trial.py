@@ -61,8 +61,9 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     newest = partial(_newest_pointer, folder, number, run_config.recipe.epochs)
     reports = _Reports(search, newest, next((event for event in reversed(seen) if event["type"] == "epoch"), None))
     outcome = _start(run_config, folder, wire["link"])
-    while not outcome.done():
-        wait([outcome], _POLL_SECONDS)
+    over = False
+    while not over:  # the log is read once more after the end
+        over = bool(wait([outcome], _POLL_SECONDS).done)
         reports.take(next(log))
     reports.finish()
     if error := outcome.exception():

@@ -11,9 +11,9 @@ Contestants, all from the same start, on the same noisy curves:
 
 Measured: virtual hours until the row that the search has for its best is as good as 75 % of the best that the surface
 has (or another share of it), both without noise: a lucky training of middling genes is no arrival, though it may hide
-one. A row is a trial that has ended or was stopped, with the fitness of its last epoch; those that were trained
-further rank higher. A search that does not get there within its budget counts as infinite. Each trial takes a while
-to start, longer on Ray than in the one process of `sequential`.
+one. A row is a trial that has ended or was stopped, with the fitness of its last epoch; those that were trained further
+rank higher. A search that does not get there within its budget counts as infinite. Each trial takes a while to start,
+longer on Ray than in the one process of `sequential`.
 """
 
 from __future__ import annotations

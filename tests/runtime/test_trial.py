@@ -101,6 +101,12 @@ def test_a_training_that_ended_unseen_reports_its_last_epoch(trained: Trained) -
     assert not trained.asked
 
 
+def test_one_that_ended_before_any_was_judged_reports_all(trained: Trained) -> None:
+    trained.write(1, 2, 3)
+    (trained.folder / "finished").touch()
+    assert trained.train() == [1, 2, 3]
+
+
 def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:
     trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
     trained.train()
