@@ -58,7 +58,7 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "allow_empty", "coco",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
         "project", "name", "exist_ok", "storage_path", "noplots",
@@ -108,7 +108,7 @@ TUNE = Command(
     paths=(*config_fields(Sweep), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
     switches=TRAIN.switches,
     answers={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
-             "--evolve": "not needed: --space tune_spaces/evolve.yaml --trials N is what it did"},
+             "--evolve": "not needed: --space evolve --trials N is what it did"},
 )
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -25,6 +26,7 @@ from ray_yolo.recipe_sections import (
     EvaluateConfig,
     Frozen,
     LossConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     ScheduleConfig,
 )
@@ -34,6 +36,18 @@ AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
+
+_FIELDS_0_1_0 = (
+    "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
+    "single_cls multi_scale rect quad image_weights autoanchor noval strict changes")
+_SECTIONS_0_1_0 = {
+    "optimizer": "name lr0 momentum weight_decay nominal_batch clip_norm",
+    "schedule": "lrf cos_lr warmup_epochs warmup_min_batches warmup_momentum warmup_bias_lr ema_decay ema_ramp",
+    "loss": "box obj cls obj_pw cls_pw anchor_t fl_gamma label_smoothing",
+    "augment": "hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr mosaic mixup copy_paste "
+               "close_mosaic",
+    "evaluate": "confidence iou max_detections batch_size",
+}
 
 
 _WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
@@ -108,6 +122,8 @@ class Recipe(Frozen):
     """Validate after the last epoch only."""
     strict: bool = False
     """Refuse a data set in which any image or label has to be left out."""
+    allow_empty: bool = False
+    """Train also where a split holds no box at all."""
     changes: Annotated[tuple[Change, ...], BeforeValidator(_list_one), AfterValidator(_in_order)] = ()
     """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
     trained epochs on. Best weights and patience count anew from there."""
@@ -116,6 +132,7 @@ class Recipe(Frozen):
     loss: LossConfig = LossConfig()
     augment: AugmentConfig = AugmentConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -203,7 +220,8 @@ class Placement(Frozen):
     exist_ok: bool = False
     """Start a finished --name over; the old run is moved aside, never overwritten."""
     storage_path: str = ""
-    """Folder on storage that every node sees, under which `project` lies; '': the current folder."""
+    """Folder on storage that every node sees, under which `project` lies; '': a `project` given in full, else the
+    current folder (~/ray-yolo where that is Ray's copy of a job's files)."""
     resume: str = ""
     """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
     mlflow_uri: str = ""
@@ -214,11 +232,11 @@ class Placement(Frozen):
     """Functions of yours that the driver calls: package.module[:object] or file.py[:object] with any of
     on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
     max_failures: int = Field(3, ge=-1)
-    """Restarts after worker failures; -1: no limit."""
+    """Restarts after worker failures in a row without a new checkpoint; -1: no limit."""
     wait_for_resources: float = Field(15.0, ge=0.0)
     """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
     save_period: int = Field(-1, ge=-1)
-    """Keep epochN.pt every so many epochs; -1: never."""
+    """Keep epochN.pt, with N counted from 0, every so many epochs; -1: never."""
     save_steps: int = Field(0, ge=0)
     """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -285,8 +303,26 @@ def divisors(number: int) -> list[int]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Identity of a recipe: the first 16 hex digits of the SHA-256 of its canonical JSON."""
-    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """Identity of a recipe: the digest of what differs from the defaults.
+
+    A field that is added later, at its default, leaves it as it is.
+    """
+    return _digest(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def is_digest_of(digest: str, recipe: Recipe) -> bool:
+    """Whether a recorded digest is this recipe's; 0.1.0 also took those of its fields that were at their defaults."""
+    whole = recipe.model_dump(mode="json")
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    tree |= {name: whole[name] for name in _FIELDS_0_1_0.split()}
+    for section, names in _SECTIONS_0_1_0.items():
+        tree[section] = tree.get(section, {}) | {name: whole[section][name] for name in names.split()}
+    return digest in (recipe_digest(recipe), _digest(tree))
+
+
+def _digest(tree: Mapping[str, object]) -> str:
+    """The first 16 hex digits of the SHA-256 of canonical JSON."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

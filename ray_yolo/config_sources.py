@@ -145,13 +145,17 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
     return f"{', '.join(origins)}: {text}" if origins else text
 
 
-def describe(config: BaseModel, origins: Mapping[str, str]) -> str:
+def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
     """The whole configuration as YAML that `read_config_file` reads back, with each value's origin as a comment.
 
     Passwords in URLs are masked.
+
+    Args:
+        decided: the configuration with what the user left open; its values are shown.
     """
-    lines, tree = [], config.model_dump(mode="json")
+    lines, asked, tree = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
     for path, field in config_fields(type(config)).items():
-        value = functools.reduce(dict.__getitem__, field.keys, tree)
-        lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origins[path]}")
+        before, value = (functools.reduce(dict.__getitem__, field.keys, values) for values in (asked, tree))
+        origin = origins[path] if value == before else f"{origins[path]}; decided at the start"
+        lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origin}")
     return "\n".join(lines)

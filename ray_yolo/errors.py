@@ -33,6 +33,10 @@ class TrainingError(RayYoloError):
     """Training itself failed (exit 3): the loss stays non-finite, checkpoints cannot be written, ..."""
 
 
+class LostWorkersError(TrainingError):
+    """Processes or nodes were lost, more often than is put up with: nothing that the recipe has done (exit 3)."""
+
+
 class ResourcesError(RayYoloError):
     """The cluster can never provide what was asked for (exit 4)."""
 

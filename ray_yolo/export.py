@@ -10,14 +10,11 @@ from ray_yolo.config_sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Export as the command line says; with --dry-run only print the settings."""
+    """Export as the command line says; with --dry-run check it, and print the settings."""
     config, origins, dry_run = parse_export(argv)
-    if dry_run:
-        print(describe(config, origins))
-        return 0
-    from ray_yolo.engine.export import export  # here, so that --help and bad flags answer without torch
+    from ray_yolo.engine.export import check, export  # here, so that --help and bad flags answer without torch
 
-    print(export(config))
+    print(describe(config, origins, check(config)[0]) if dry_run else export(config))
     return 0
 
 

@@ -7,6 +7,7 @@ which commands there are.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short
@@ -140,7 +141,8 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     for flag, text in FILES.items():
         parser.add_argument(flag, metavar="FILE", help=text)
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="one setting, over all else")
-    parser.add_argument("--dry-run", action="store_true", help="print every setting with its origin, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="check all that needs no cluster, print every setting "
+                        "with its origin, and stop")
     fields = config_fields(command.model)
     flagged = {path: fields[path] for path in command.paths}
     titles = dict.fromkeys(_title(field) for field in flagged.values())
@@ -248,8 +250,8 @@ def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
     word = next((word for word in words if word.startswith("-")), words[0])
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
-        advice = f"write --set {word}" if "=" in word else f"values follow their flags, see {command.prog} --help"
-        return f"unexpected {short(word)}; {advice}"
+        follow = f"values follow their flags, see {command.prog} --help"
+        return f"unexpected {short(word)}; {f'write --set {shlex.quote(word)}' if '=' in word else follow}"
     path = canonical(flag.strip("-").replace("-", "_"))
     if path in config_fields(command.model) and path not in command.paths:
         return f"{flag} is not a flag; write --set {path}=VALUE"

@@ -10,14 +10,14 @@ from ray_yolo.config_sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predict as the command line says; with --dry-run only print the settings."""
+    """Predict as the command line says; with --dry-run check it, and print the settings."""
     config, origins, dry_run = parse_predict(argv)
-    if dry_run:
-        print(describe(config, origins))
-        return 0
-    from ray_yolo.runtime.predictor import predict  # here, so that --help and bad flags answer without torch
+    from ray_yolo.runtime.predictor import check, predict  # here, so that --help and bad flags answer without torch
 
-    predict(config)
+    if dry_run:
+        print(describe(config, origins, check(config)[0]))
+    else:
+        predict(config)
     return 0
 
 

@@ -39,6 +39,8 @@ class PredictPlacement(Placement):
     """Folder of predictions."""
     name: str = ""
     """Name of the prediction; '': a new expN."""
+    exist_ok: bool = False
+    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
     nosave: bool = False
     """Write no pictures and videos with boxes."""
 

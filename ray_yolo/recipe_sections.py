@@ -5,9 +5,11 @@ Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. Nothing here i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Frozen(BaseModel):
@@ -128,3 +130,35 @@ class EvaluateConfig(Frozen):
     """Detections kept per image."""
     batch_size: int = Field(32, ge=1)
     """Images per validation batch; part of the recipe because it shapes the numbers' last bits."""
+
+
+class ObjectiveConfig(Frozen):
+    """What makes an epoch the best one: its fitness is the weighted sum of these metrics."""
+
+    precision: float = Field(0.0, ge=0.0)
+    """Weight of precision."""
+    recall: float = Field(0.0, ge=0.0)
+    """Weight of recall."""
+    map50: float = Field(0.1, ge=0.0)
+    """Weight of mAP50."""
+    map50_95: float = Field(0.9, ge=0.0)
+    """Weight of mAP50-95."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ObjectiveConfig:
+        if not any(weight for _, weight in self):
+            raise ValueError("the weights of the objective must not all be 0")
+        return self
+
+    def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
+        """The weighted sum of an epoch's metrics; None where one that counts is missing or not finite."""
+        measured = {objective_field(name): value for name, value in (metrics or {}).items()}
+        terms = [weight * (math.nan if (value := measured.get(name)) is None else value)
+                 for name, weight in self if weight]
+        total = sum(terms)
+        return total if math.isfinite(total) else None
+
+
+def objective_field(metric: str) -> str:
+    """The field of an objective that weighs a metric: map50_95 for mAP50-95."""
+    return metric.lower().replace("-", "_")

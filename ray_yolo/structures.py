@@ -30,6 +30,7 @@ class Finding:
     where: str  # "path:line" or "path"
     what: str
     dropped: bool
+    image: bool = False  # a whole image was left out, not a row
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class AnnotationIndex:
     names: tuple[str, ...]
     polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # by image; only where there are any
     findings: tuple[Finding, ...] = ()
+    areas: np.ndarray | None = None  # (labels,) float64 square pixels as the files give them; None: those of the boxes
+    # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that are scored but not trained on
+    crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
+    num_without_file: int = 0  # images that no label file belongs to
+    looked_for: tuple[str, ...] = ()  # where labels were looked for: COCO files, and patterns of the others
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -56,7 +62,10 @@ class AnnotationIndex:
 
     @property
     def digest(self) -> str:
-        """Identity of the labels: 16 hex digits over names, image sizes, classes and boxes in order."""
+        """Identity of the labels: 16 hex digits over names, image sizes, classes and boxes in order.
+
+        What decides no weights (findings, crowds, areas) is no part of it.
+        """
         digest = hashlib.sha256("\0".join(self.names).encode())
         for array in (self.sizes, self.offsets, self.classes, self.boxes):
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -10,16 +10,16 @@ from ray_yolo.config_sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line says; with --dry-run print the settings and what Ray would be asked for."""
+    """Train as the command line says; with --dry-run check it, and print settings and what Ray would be asked for."""
     config, origins, dry_run = parse_train(argv)
-    if dry_run:
-        print(describe(config, origins))
-    from ray_yolo.runtime import cluster, trainer  # here, so that --help and bad flags answer without torch and Ray
+    from ray_yolo.runtime import cluster, narrator, trainer  # here, so that --help and bad flags answer without torch
 
-    if dry_run:
-        print(f"# {cluster.scaling_config(config.placement)}")
-    else:
+    if not dry_run:
         trainer.fit(config)
+        return 0
+    recipe = trainer.foresee(config)
+    print(describe(config, origins, config.model_copy(update={"recipe": recipe})))
+    print(f"# {narrator.settings_line(recipe)}\n# {cluster.scaling_config(config.placement)}")
     return 0
 
 

@@ -10,14 +10,15 @@ from ray_yolo.config_sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search as the command line says; with --dry-run only print the settings."""
+    """Search as the command line says; with --dry-run check it, and print the settings."""
     config, origins, dry_run = parse_tune(argv)
-    if dry_run:
-        print(describe(config, origins))
-        return 0
-    from ray_yolo.runtime.tuner import search  # here, so that --help and bad flags answer without torch and Ray
+    from ray_yolo.runtime import narrator, tuner  # here, so that --help and bad flags answer without torch and Ray
 
-    search(config)
+    if not dry_run:
+        tuner.search(config)
+        return 0
+    decided = tuner.foresee(config)
+    print(f"{describe(config, origins, decided)}\n# {narrator.settings_line(decided.recipe)}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,14 +22,16 @@ class TunePlacement(Placement):
 class Sweep(Frozen):
     """What is searched, how long, and how much of it at once."""
 
-    space: str = "tune_spaces/evolve.yaml"
-    """YAML file of genes and of how to search them."""
+    space: str = "evolve"
+    """Genes and how to search them: a YAML file, or a shipped one (asha, evolve, pbt, quick)."""
     trials: int = Field(300, ge=1, le=100_000)
     """Trainings in all."""
     workers_per_trial: int = Field(1, ge=1, le=4096)
     """Ray workers of each trial."""
-    max_concurrent: int | Literal["auto"] = "auto"
-    """Trials at the same time; auto: as many as the cluster has room for."""
+    max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Trials at the same time, 1 or more; auto: as many as the cluster has room for."""
+    keep_weights: bool = False
+    """Keep the weights and checkpoints of every trial; else those of the best one only."""
     warm_start: str = ""
     """Old evolve.csv, hyp file, or folder of hyp files, whose genes are tried first."""
 

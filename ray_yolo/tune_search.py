@@ -6,12 +6,14 @@ Settings only; the schedulers themselves are Ray's classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from ray_yolo.recipe_sections import Frozen
+from ray_yolo.recipe_sections import Frozen, ObjectiveConfig, objective_field
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later
@@ -90,11 +92,34 @@ class Search(Frozen):
 
     def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
         """The weighted sum of an epoch's metrics; None where one that counts is missing or not finite."""
-        measured = metrics or {}
-        terms = [weight * (math.nan if (value := measured.get(name)) is None else value)
-                 for name, weight in self.objective.items() if weight]
-        total = sum(terms)
-        return total if math.isfinite(total) else None
+        return self.recipe_objective.fitness(metrics)
+
+    @property
+    def recipe_objective(self) -> ObjectiveConfig:
+        """The objective as trials train by it, so that their best weights and their patience are the sweep's."""
+        weights = dict.fromkeys(ObjectiveConfig.model_fields, 0.0)
+        return ObjectiveConfig(**weights | {objective_field(name): weight for name, weight in self.objective.items()})
+
+    def rungs(self, epochs: int) -> Sequence[int]:
+        """The epochs, ascending and before the last, after which a training of so many may be stopped."""
+        first = self.first_rung(epochs)
+        if isinstance(self.scheduler, MedianStop):
+            return range(1, epochs)  # its means go back to the first
+        if isinstance(self.scheduler, Asha):
+            reduction = self.scheduler.reduction
+            return tuple(takewhile(lambda rung: rung < epochs, (first * reduction**power for power in count())))
+        return ()
+
+    def rung(self, trained: int, epochs: int, *, stopped: bool) -> int:
+        """How many rungs a row had reached when its fitness was measured; one more where it came to its own end.
+
+        Fitness compares among rows of one rung: a short training's says little, and rates that have not fallen yet
+        or a lucky start may make it the higher one.
+        """
+        rungs = self.rungs(epochs)
+        if not rungs:
+            return 0
+        return bisect_right(rungs, trained) if stopped and trained < epochs else len(rungs) + 1
 
     def first_rung(self, epochs: int) -> int:
         """Epochs before which no trial is stopped: as set, else a ninth of the training, rounded up."""

@@ -14,7 +14,10 @@ here runs a trial.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,18 +27,26 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ray_yolo.changes import CHANGEABLE
 from ray_yolo.config import Placement, Recipe
 from ray_yolo.config_fields import canonical, config_fields, did_you_mean, explain_unknown
-from ray_yolo.errors import ConfigError
+from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.genes import GENES, LEGACY_GENES
 from ray_yolo.ops.evolution import Gene, GeneValue, Space, can_move, nearest
 from ray_yolo.recipe_sections import Frozen
 from ray_yolo.tune_search import SCHEDULERS, Search
 from ray_yolo.yaml_files import load_yaml
 
+SHIPPED = Path(__file__).with_name("tune_spaces")
 SEARCH = "search"
 SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 _RECIPE = config_fields(Recipe)
 _PLACEMENT = config_fields(Placement)
+
+ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
+             "sync_bn", "quad", "rect", "image_weights")
+"""Fields that a recipe, or its share for each worker, checks against each other: genes of these are tried together."""
+_UNEVEN = ("imgsz", "batch_size", "microbatch")  # a whole number between two good ones may be a bad one
+_MAX_TRIED = 10_000  # combinations: a second or so
+_MAX_WHOLE = 2.0**53  # beyond it floats, which the limits are, leave whole numbers out
 
 Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
@@ -63,6 +74,8 @@ class _Range(Frozen):
             raise ValueError(f"loguniform needs a low above 0, not {self.low:g}; raise it, or use uniform")
         if self.type == "int" and not (self.low.is_integer() and self.high.is_integer()):
             raise ValueError(f"a whole number needs whole limits, not {self.low:g} and {self.high:g}")
+        if self.type == "int" and max(abs(self.low), abs(self.high)) > _MAX_WHOLE:
+            raise ValueError(f"whole limits go up to {_MAX_WHOLE:.0f}; lower them")
         return self
 
     def gene(self, name: str) -> Gene:
@@ -92,11 +105,15 @@ _FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
 
 
 def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
-    """The space of a YAML file, checked against the recipe; see `read_space`.
+    """The space of a YAML file, or of that name among the shipped ones, checked against the recipe; see `read_space`.
 
     Raises:
         InputError: also if the file cannot be read as YAML.
     """
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    path = shipped.get(str(path), Path(path))
+    if not os.path.exists(path):
+        raise InputError(f"space: {path} is no file; give a YAML file, or one of {', '.join(shipped)}")
     file = load_yaml(path)
 
     def where(*keys: str | int) -> str:
@@ -124,14 +141,14 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
             raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
         for value in _ends(gene):
             _check_overlay(recipe, {gene.name: value}, where(key))
+        _check_between(recipe, gene, where(key))
         if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
             raise ConfigError(f"{where(key)}: {key} cannot change in the middle of a training, as population based "
                               "training changes it; remove it, or use another scheduler")
         genes[gene.name] = gene
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
-    for end in (0, -1):
-        _check_overlay(recipe, {gene.name: _ends(gene)[end] for gene in genes.values()}, where())
+    _check_together(recipe, genes.values(), where)
     start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}
     space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
                   search.random_share)
@@ -150,6 +167,13 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
         *sections, last = canonical(name).split(".")
         functools.reduce(dict.__getitem__, sections, tree)[last] = value
     return Recipe.model_validate(tree)
+
+
+def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
+    """The values of entangled genes in every combination; one without values where there are none."""
+    entangled = [gene for gene in genes if canonical(gene.name) in ENTANGLED]
+    for values in itertools.product(*map(_tried, entangled)):
+        yield dict(zip((gene.name for gene in entangled), values, strict=True))
 
 
 def short_name(key: str) -> str:
@@ -171,6 +195,8 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
+    if path == "data" or path.startswith("objective."):
+        raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = _spelled_out(raw, whole)
     if not isinstance(entry, Mapping):
@@ -179,6 +205,8 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     if (kind := entry["type"]) not in _FORMS:
         raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
     gene = _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
+    if gene.kind != "choice" and _RECIPE[path].types == (bool,):  # which 0 and 1 can be, and nothing between them
+        raise ConfigError(f"{where()}: {key}: is true or false; write {{type: choice, values: [true, false]}}")
     if whole and gene.kind == "float":
         raise ConfigError(f"{where('type')}: {key}: the field takes whole numbers; write type: int")
     return gene
@@ -218,6 +246,54 @@ def _ends(gene: Gene) -> tuple[GeneValue, ...]:
     if gene.kind == "choice":
         return gene.values
     return (int(gene.low), int(gene.high)) if gene.kind == "int" else (gene.low, gene.high)
+
+
+def _tried(gene: Gene) -> Collection[GeneValue]:
+    """The values of a gene that stand for all of them: a range's ends, but where it has holes every whole number."""
+    return range(int(gene.low), int(gene.high) + 1) if _is_uneven(gene) else _ends(gene)
+
+
+def _is_uneven(gene: Gene) -> bool:
+    return gene.kind == "int" and canonical(gene.name) in _UNEVEN
+
+
+def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
+    """Refuse a range of whole numbers some of which make no recipe, with the choice of those that do."""
+    if not _is_uneven(gene):
+        return
+    _check_count([gene], where)
+    good = [value for value in _tried(gene) if _makes_recipe(recipe, {gene.name: value})]
+    if len(good) < len(_tried(gene)):
+        values = ", ".join(map(str, good)) if len(good) < 20 else f"{good[0]}, {good[1]}, ..., {good[-1]}"
+        raise ConfigError(f"{where}: {gene.name}: a range takes every whole number from {gene.low:g} to {gene.high:g}, "
+                          f"and not each of them makes a recipe; write {{type: choice, values: [{values}]}}")
+
+
+def _check_count(genes: Collection[Gene], where: str) -> None:
+    """Refuse more values to try than a start has time for."""
+    if math.prod(len(_tried(gene)) for gene in genes) > _MAX_TRIED:
+        raise ConfigError(f"{where}: {', '.join(gene.name for gene in genes)}: more than {_MAX_TRIED:,} values or "
+                          "combinations, too many to check; use choices of fewer values")
+
+
+def _check_together(recipe: Recipe, genes: Collection[Gene], where: Where) -> None:
+    """Refuse genes whose values exclude each other, or what is decided for all trials before there are any."""
+    names = {gene.name for gene in genes}
+    for name in ("batch_size", "microbatch"):
+        if names & {"batch_size", "microbatch", "quad"} and name not in names and (getattr(recipe, name) or -1) < 0:
+            raise ConfigError(f"{where()}: {' and '.join(sorted(names & {'batch_size', 'microbatch', 'quad'}))} can be "
+                              f"searched with a {name} that is given or searched too; add --{name.replace('_', '-')}")
+    _check_count([gene for gene in genes if canonical(gene.name) in ENTANGLED], where())
+    for values in combinations(genes):
+        _check_overlay(recipe, values, where())
+
+
+def _makes_recipe(recipe: Recipe, genes: Mapping[str, GeneValue]) -> bool:
+    try:
+        overlay(recipe, genes)
+    except ValidationError:
+        return False
+    return True
 
 
 def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -> None:

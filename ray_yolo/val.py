@@ -10,14 +10,14 @@ from ray_yolo.config_sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Validate as the command line says; with --dry-run only print the settings."""
+    """Validate as the command line says; with --dry-run check it, and print the settings."""
     config, origins, dry_run = parse_val(argv)
-    if dry_run:
-        print(describe(config, origins))
-        return 0
-    from ray_yolo.runtime.validator import validate  # here, so that --help and bad flags answer without torch and Ray
+    from ray_yolo.runtime.validator import check, validate  # here, so that --help and bad flags answer without torch
 
-    validate(config)
+    if dry_run:
+        print(describe(config, origins, check(config)[0]))
+    else:
+        validate(config)
     return 0
 
 

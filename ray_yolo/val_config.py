@@ -19,6 +19,10 @@ class ValPlacement(Placement):
     """Folder of validations."""
     name: str = ""
     """Name of the validation; '': a new expN."""
+    exist_ok: bool = False
+    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
+    max_failures: int = Field(0, ge=-1)
+    """Restarts after worker failures, each from the first image; -1: no limit."""
 
 
 class ValConfig(Frozen):
@@ -33,9 +37,11 @@ class ValConfig(Frozen):
     imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
     """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the forward pass; auto: bf16 on GPU, fp32 on CPU."""
+    """Arithmetic of the forward pass; auto: that of the training, as in its epochs (fp32 if the file does not say)."""
     single_cls: bool = False
     """Treat every label and every detection as class 0."""
+    allow_empty: bool = False
+    """Validate also where the split holds no box at all."""
     coco: bool = False
     """Also give the twelve numbers of the COCO protocol."""
     evaluate: EvaluateConfig = EvaluateConfig()

@@ -16,9 +16,13 @@ RAY_SETTINGS = {
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One small Ray for all tests that need one: starting it takes longer than most of them."""
+    os.environ.update(RAY_SETTINGS)
+
     import ray
 
-    os.environ.update(RAY_SETTINGS)
+    from ray_yolo.runtime.cluster import own_token
+
+    own_token()
     ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=True, log_to_driver=False)
     yield
     ray.shutdown()

@@ -110,9 +110,9 @@ def test_output_that_nobody_reads_ends_the_command_quietly(unbuffered: str) -> N
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as nobody:
-        done = subprocess.run([sys.executable, "-m", "ray_yolo.val", "--weights", "w.pt", "--dry-run"],
-                              stdout=nobody, stderr=subprocess.PIPE, cwd=ROOT, check=False,
-                              env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+        program = "import sys; from ray_yolo.cli import run; sys.exit(run(lambda: print('told') or 0))"
+        done = subprocess.run([sys.executable, "-c", program], stdout=nobody, stderr=subprocess.PIPE, cwd=ROOT,
+                              check=False, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (141, b"")
 
 

@@ -21,7 +21,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[ExportConfig]:
         seen.append(config)
         return "the result"
 
-    monkeypatch.setitem(sys.modules, "ray_yolo.engine.export", SimpleNamespace(export=export))
+    def check(config: ExportConfig) -> tuple[ExportConfig]:
+        return (config.model_copy(update={"imgsz": 320}),)
+
+    monkeypatch.setitem(sys.modules, "ray_yolo.engine.export", SimpleNamespace(export=export, check=check))
     return seen
 
 
@@ -35,7 +38,9 @@ def test_the_exporter_gets_the_configuration_and_its_result_is_printed(
 def test_a_dry_run_prints_everything_and_exports_nothing(
         calls: list[ExportConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--dry-run"]) == 0
-    assert "\nformat: onnx                              # default\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "\nformat: onnx                              # default\n" in told
+    assert "\nimgsz: 320                                # default; decided at the start\n" in told
     assert calls == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ray_yolo.cli import TRAIN, TUNE, parse_train
 from ray_yolo.errors import DatasetError, InputError, ResourcesError
 from ray_yolo.flags import ALIASES, build_parser
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.restarts import Judge
 from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
@@ -30,7 +32,7 @@ ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
     "--cpus-per-worker 3": lambda trainer: (trainer.scaling_config.resources_per_worker["CPU"], 3),
     "--placement-strategy SPREAD": lambda trainer: (trainer.scaling_config.placement_strategy, "SPREAD"),
     "--accelerator-type A100": lambda trainer: (trainer.scaling_config.accelerator_type, "A100"),
-    "--max-failures 5": lambda trainer: (trainer.run_config.failure_config.max_failures, 5),
+    "--max-failures 5": lambda trainer: (trainer.run_config.callbacks[0].restarts.limit, 5),
     "--timeout-seconds 60": lambda trainer: (trainer.backend_config.timeout_s, 60),
 }
 """Words of a flag and how it shows in what Ray is asked for."""
@@ -53,6 +55,7 @@ ELSEWHERE = {
     "--resume": "test_flag_effects.py::test_resume_goes_on_where_the_run_was_stopped",
     "--exist-ok": "test_flag_effects.py::test_a_finished_name_is_started_over_only_with_exist_ok",
     "--strict": "test_flag_effects.py::test_a_label_that_has_to_be_left_out_is_refused_only_with_strict",
+    "--allow-empty": "test_flag_effects.py::test_a_split_without_a_box_is_refused_unless_that_is_meant",
     "--dry-run": "test_flag_effects.py::test_a_dry_run_trains_nothing",
     "--address": "test_flag_effects.py::test_the_address_is_where_ray_is_looked_for",
     "--wait-for-resources":  # starts Ray
@@ -95,7 +98,8 @@ def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> N
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(words.split()).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    return cluster.build_trainer(lambda config: {}, {}, placement, gpus, folder)
+    return cluster.build_trainer(lambda config: {}, {}, placement, gpus, folder,
+                                 Judge(folder, placement.max_failures, None))
 
 
 @pytest.mark.parametrize("words", ASKED)
@@ -142,6 +146,30 @@ def test_a_label_that_has_to_be_left_out_is_refused_only_with_strict(files: Path
     assert "left 1 out" in train(words, files, tmp_path).all("warning", "message")[0]
     with pytest.raises(DatasetError, match=r"000\.txt"):
         train(f"{words} --strict", files, tmp_path)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_split_without_a_box_is_refused_unless_that_is_meant(files: Path, tmp_path: Path, split: str) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(files / "data", data)
+    shutil.rmtree(data / "labels" / split)
+    with pytest.raises(DatasetError, match=f"{split}: none of its .* images has a box; looked for .* {data}/labels/"):
+        train(f"--data {data}/data.yaml", files, tmp_path)
+    assert not (tmp_path / "runs").exists()
+    run = train(f"--data {data}/data.yaml --allow-empty --epochs 1", files, tmp_path)
+    (told,) = run.all("dataset", "splits")
+    assert told[split]["boxes"] == told[split]["empty_file"] == 0
+    assert told[split]["no_file"] == told[split]["images"] > 0
+
+
+def test_every_start_tells_what_the_data_set_holds(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train("", files, tmp_path, stop_after=5)
+    first, second = train("--resume", files, tmp_path).all("dataset", "splits")
+    assert first == second
+    assert (first["train"]["images"], first["val"]["images"]) == (37, 11)
+    assert first["train"]["boxes"] == sum(first["train"]["per_class"])
+    assert first["train"]["looked_for"][0] == str(files / "data" / "labels" / "train" / "*.txt")
 
 
 def test_a_dry_run_trains_nothing(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ TRAIN_FLAGS = frozenset([
     "--img", "--img-size", "--seed", "--precision", "--sync-bn", "--exact", "--threads", "--patience", "--freeze",
     "--changes",
     "--single-cls", "--multi-scale", "--rect", "--quad", "--image-weights", "--noautoanchor", "--noval", "--notest",
-    "--strict", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
+    "--strict", "--allow-empty", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
@@ -35,7 +35,7 @@ TRAIN_FLAGS = frozenset([
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
     "--gpus-per-worker", "--cpus-per-worker", "--address", "--workers", "--project", "--name", "--exist-ok",
     "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
@@ -187,6 +187,7 @@ REFUSED = {
     "--lr0 0.1": "--lr0 is not a flag; write --set optimizer.lr0=VALUE",
     "--autoanchor": "--autoanchor is not a flag; write --set autoanchor=VALUE",
     "epochs=100": "unexpected 'epochs=100'; write --set epochs=100",
+    "data=$HOME/d.yaml": "unexpected 'data=$HOME/d.yaml'; write --set 'data=$HOME/d.yaml'",
     "yolov5s": f"unexpected 'yolov5s'; values follow their flags, {HELP}",
     "--epochs": f"--epochs: expected one argument; {HELP}",
     "--freeze": f"--freeze: expected at least one argument; {HELP}",

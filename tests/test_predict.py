@@ -12,11 +12,16 @@ from ray_yolo.predict import main
 from ray_yolo.predict_config import PredictConfig
 
 
+def decided(config: PredictConfig) -> tuple[PredictConfig]:
+    return (config.model_copy(update={"imgsz": 320}),)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[PredictConfig]:
     """What the predictor was called with; a stand-in for the runtime, which needs torch."""
     seen: list[PredictConfig] = []
-    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor", SimpleNamespace(predict=seen.append))
+    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor",
+                        SimpleNamespace(predict=seen.append, check=decided))
     return seen
 
 
@@ -28,7 +33,9 @@ def test_the_predictor_gets_the_configuration(calls: list[PredictConfig]) -> Non
 def test_a_dry_run_prints_everything_and_predicts_nothing(
         calls: list[PredictConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--source", "pictures", "--dry-run"]) == 0
-    assert "\nsource: pictures                          # --source\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "\nsource: pictures                          # --source\n" in told
+    assert "\nimgsz: 320                                # default; decided at the start\n" in told
     assert calls == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ray_yolo.runtime
 from ray_yolo.cli import parse_train
-from ray_yolo.config import RunConfig
+from ray_yolo.config import RunConfig, resolve
 from ray_yolo.config_sources import describe
 from ray_yolo.errors import InputError
 from ray_yolo.train import main
@@ -20,7 +20,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
     seen: list[RunConfig] = []
     stand_ins = {
-        "trainer": SimpleNamespace(fit=seen.append),
+        "trainer": SimpleNamespace(fit=seen.append, foresee=lambda config: resolve(config.recipe, 2, gpu=False)),
         "cluster": SimpleNamespace(scaling_config=lambda placement: f"ScalingConfig({placement.num_workers})"),
     }
     for name, module in stand_ins.items():
@@ -40,7 +40,11 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     argv = ["--dry-run", "--epochs", "3", "--num-workers", "2"]
     assert main(argv) == 0
     config, origins, _ = parse_train(argv)
-    assert capsys.readouterr().out == f"{describe(config, origins)}\n# ScalingConfig(2)\n"
+    decided = config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)})
+    told = capsys.readouterr().out
+    assert told == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
+                    "step), precision fp32, learning rate 0.01 (SGD)\n# ScalingConfig(2)\n")
+    assert "\nbatch_size: 32                            # default; decided at the start\n" in told
     assert calls == []
 
 

@@ -5,6 +5,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from ray_yolo.config import Recipe
+from ray_yolo.recipe_sections import ObjectiveConfig
 from ray_yolo.tune_search import Asha, MedianStop, Pbt, Search
 
 METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
@@ -13,6 +15,12 @@ METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
 class TestFitness:
     def test_it_is_yolov5s_by_default(self):
         assert Search().fitness(METRICS) == pytest.approx(0.1 * 0.4 + 0.9 * 0.2)
+
+    def test_trials_have_the_same_objective(self):
+        search = Search(objective={"recall": 2.0, "mAP50-95": 1.0})
+        assert search.recipe_objective == ObjectiveConfig(precision=0.0, recall=2.0, map50=0.0, map50_95=1.0)
+        assert search.recipe_objective.fitness(METRICS) == search.fitness(METRICS) == 2 * 0.25 + 0.2
+        assert Search().recipe_objective == ObjectiveConfig() == Recipe().objective
 
     def test_weights_replace_the_default_ones(self):
         assert Search(objective={"recall": 1.0}).fitness(METRICS) == 0.25
@@ -56,6 +64,23 @@ class TestSchedulers:
     def test_without_rungs_there_is_nothing_to_warn_of(self):
         assert Search().rung_warning(1000) is None
         assert Search(scheduler=Pbt(interval_epochs=1)).rung_warning(1000) is None
+
+
+class TestRungs:
+    @pytest.mark.parametrize(("scheduler", "epochs", "rungs"), [
+        ("asha", 9, [1, 4]), ("asha", 90, [10, 40]), ("asha", 4, [1]),
+        (Asha(grace_epochs=3, reduction=3), 100, [3, 9, 27, 81]), (Asha(grace_epochs=9), 9, []),
+        ("median", 4, [1, 2, 3]), ("none", 90, []), ("pbt", 90, [])])
+    def test_a_scheduler_stops_trials_at_its_rungs_before_the_end(self, scheduler, epochs, rungs):
+        assert list(Search.model_validate({"scheduler": scheduler}).rungs(epochs)) == rungs
+
+    def test_a_row_has_as_many_as_it_has_reached_and_one_more_for_its_own_end(self):
+        search = Search(scheduler=Asha())  # rungs after 10 and 40 of 90 epochs
+        assert [search.rung(trained, 90, stopped=True) for trained in (10, 39, 40, 90)] == [1, 1, 2, 3]
+        assert search.rung(25, 90, stopped=False) == 3  # its patience was over: more epochs are of no use to it
+
+    def test_without_rungs_all_rows_are_equal(self):
+        assert {Search().rung(trained, 90, stopped=stopped) for trained in (1, 90) for stopped in (True, False)} == {0}
 
 
 class TestRandomFirst:

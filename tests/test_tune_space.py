@@ -1,17 +1,24 @@
 """Search spaces: what may be written, what it becomes, and what every mistake is told."""
 
+import functools
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ray_yolo.config import Recipe
-from ray_yolo.config_fields import canonical
-from ray_yolo.errors import ConfigError
+from ray_yolo.cli import parse_train
+from ray_yolo.config import Recipe, resolve
+from ray_yolo.config_fields import canonical, config_fields
+from ray_yolo.engine import proposals
+from ray_yolo.engine.replay import train_command
+from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.genes import GENES
-from ray_yolo.ops.evolution import Gene, propose
+from ray_yolo.ops.evolution import Gene, Row, grid_size, propose
+from ray_yolo.tune_config import Sweep
 from ray_yolo.tune_search import Asha
-from ray_yolo.tune_space import load_space, overlay, read_space, recipe_value, short_name
+from ray_yolo.tune_space import ENTANGLED, load_space, overlay, read_space, recipe_value, short_name
 
 SPACES = sorted((Path(__file__).parents[1] / "tune_spaces").glob("*.yaml"))
 PUBLISHED = {  # gene: (gain, low, high) of YOLOv5 v7.0
@@ -22,6 +29,10 @@ PUBLISHED = {  # gene: (gain, low, high) of YOLOv5 v7.0
     "translate": (1, 0, 0.9), "scale": (1, 0, 0.9), "shear": (1, 0, 10), "perspective": (0, 0, 0.001),
     "flipud": (1, 0, 1), "fliplr": (0, 0, 1), "mosaic": (1, 0, 1), "mixup": (1, 0, 1), "copy_paste": (1, 0, 1),
 }
+
+
+def choice(*values):
+    return {"type": "choice", "values": list(values)}
 
 
 def genes_of(data, recipe=None):
@@ -43,7 +54,7 @@ class TestForms:
 
     def test_ranges_of_whole_number_fields_are_whole(self):
         assert genes_of({"augment.close_mosaic": [0, 10]}) == (Gene("augment.close_mosaic", "int", 0.0, 10.0),)
-        assert genes_of({"batch_size": {"type": "int", "low": 4, "high": 8}})[0].kind == "int"
+        assert genes_of({"batch_size": {"type": "int", "low": 4, "high": 8}}, Recipe(microbatch=1))[0].kind == "int"
 
     @pytest.mark.parametrize("key", ["lr0", "optimizer.lr0", "recipe.optimizer.lr0"])
     def test_a_gene_has_one_name_however_it_is_written(self, key):
@@ -91,7 +102,22 @@ class TestFiles:
 
     @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
     def test_a_shipped_space_says_how_it_is_run(self, path):
-        assert f"--space tune_spaces/{path.name}" in path.read_text()
+        assert f"--space {path.stem} " in path.read_text()
+
+    @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
+    def test_a_shipped_space_is_found_by_its_name_in_any_folder(self, path, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(path.stem, Recipe()) == load_space(path, Recipe())
+
+    @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
+    def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match=f"space: {space} is no file.*asha, evolve, pbt, quick"):
+            load_space(space, Recipe())
+
+    def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert load_space(Sweep().space, Recipe()).search.algorithm == "evolve"
 
     def test_there_is_a_space_for_each_way_to_search(self):
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
@@ -109,6 +135,97 @@ class TestFiles:
         path = tmp_path / "space.yaml"
         path.write_text("lr0: [1e-5, 1e-1, log]\n")
         assert load_space(path, Recipe()).space.genes == (Gene("lr0", low=1e-5, high=0.1, log=True),)
+
+
+POOL = sorted({*range(-1, 20), *range(32, 1000, 32), *(n / 10 for n in range(1, 30)), *(10.0**n for n in range(-6, 7)),
+               0.999999, 0.05, 45.0, 179.5, 2.0**17, 2.0**40, 2.0**60, 1e300})
+BASES = [Recipe(), Recipe(epochs=30, batch_size=16, microbatch=4, imgsz=96), Recipe(batch_size=8, microbatch=1),
+         Recipe(exact=True, epochs=3), Recipe(batch_size=16, microbatch=16, sync_bn=True, changes="9: lr0=0.1")]
+
+
+@st.composite
+def entries(draw, base, path):
+    """Something to search a field by, of values that the field takes one by one."""
+    good = good_values(BASES.index(base), path)
+    numbers = [value for value in good if type(value) in (int, float)]
+    ranges = [] if len(numbers) < 2 else [
+        st.lists(st.sampled_from(numbers), min_size=2, max_size=2, unique=True).map(sorted)]
+    logs = [each.map(lambda ends: [*ends, "log"]) for each in ranges]
+    whole = [each.map(lambda ends: {"type": "int", "low": ends[0], "high": ends[1]}) for each in ranges]
+    choices = [st.lists(st.sampled_from(good), min_size=1, max_size=4).map(
+        lambda values: {"type": "choice", "values": values})] if good else []
+    return draw(st.one_of(*ranges, *logs, *whole, *choices, st.just([0, 1])))
+
+
+@functools.cache
+def good_values(number, path):
+    words = [*config_fields(Recipe)[path].choices, True, False, "auto", "yolov5n", "5: lr0=0.02", "40: mosaic=0"]
+    return [value for value in (*POOL, *words) if makes_recipe(BASES[number], path, value)]
+
+
+def makes_recipe(base, path, value):
+    try:
+        return bool(overlay(base, {path: value}))
+    except ValidationError:
+        return False
+
+
+@st.composite
+def accepted_spaces(draw):
+    """A recipe and a space that is accepted for it."""
+    base = draw(st.sampled_from(BASES))
+    # what is checked together comes together
+    paths = draw(st.lists(st.one_of(st.sampled_from(sorted(config_fields(Recipe))), st.sampled_from(ENTANGLED)),
+                          min_size=1, max_size=4, unique=True))
+    data = {path: draw(entries(base, path)) for path in paths}
+    algorithm = draw(st.sampled_from(["evolve", "random", "grid", "tpe"]))
+    parent = draw(st.sampled_from(["single", "mean"]))
+    try:
+        return base, read_space({"search": {"algorithm": algorithm, "parent": parent}, **data}, base).space
+    except ConfigError:
+        reject()
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(accepted_spaces(), st.integers(0, 2**32 - 1))
+def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
+    """Laid over the recipe as a sweep has it, with everything decided; and its command can be written."""
+    base, space = accepted
+    resolved, rows = resolve(base, 1, gpu=False), []
+    for number in range(min(16, grid_size(space.genes) if space.algorithm == "grid" else 16)):
+        genes = proposals.propose(space, seed, number, rows)
+        recipe = overlay(resolved, genes)
+        rows.append(Row(number, genes, (number * 7 % 11) / 10, number % 3))
+    assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
+
+
+class TestValues:
+    """Which values a space may hold beside those that a field refuses by itself."""
+
+    @pytest.mark.parametrize(("data", "base", "message"), [
+        ({"imgsz": [64, 256]}, Recipe(),
+         r"imgsz: a range takes every whole number from 64 to 256, .*, values: \[64, 96, 128, 160, 192, 224, 256\]\}"),
+        ({"imgsz": [64, 8192]}, Recipe(), r"values: \[64, 96, ..., 8192\]"),
+        ({"batch_size": [8, 16]}, Recipe(microbatch=4), r"values: \[8, 12, 16\]"),
+        ({"batch_size": [-1, 2]}, Recipe(microbatch=1), r"values: \[-1, 1, 2\]"),
+        ({"batch_size": choice(8, 16)}, Recipe(), "batch_size can be searched with a microbatch that is given"),
+        ({"quad": choice(True, False)}, Recipe(batch_size=8), "add --microbatch"),
+        ({"microbatch": choice(2, 4)}, Recipe(batch_size=-1), "add --batch-size"),
+        ({"rect": choice(True, False), "quad": choice(False, True)}, Recipe(batch_size=8, microbatch=4),
+         "rect True, quad True make no recipe: quad and rect exclude each other"),
+        ({"epochs": [5, 50]}, Recipe(changes="9: lr0=0.1"), "epochs 5|5 is outside"),
+        ({"batch_size": [1, 20000]}, Recipe(microbatch=1), "batch_size: more than 10,000 values or"),
+        ({"patience": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
+        ({"exact": [0, 1]}, Recipe(), r"exact: is true or false; write \{type: choice, values: \[true, false\]\}"),
+        ({"data": choice("a.yaml", "b.yaml")}, Recipe(), "data cannot be searched"),
+        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched"),
+    ])
+    def test_values_that_would_fail_trials_are_refused_with_what_to_write(self, data, base, message):
+        with pytest.raises(ConfigError, match=message):
+            read_space({"lr0": [0.01, 0.1], **data}, base)
+
+    def test_a_choice_of_image_sizes_is_searched(self):
+        assert genes_of({"imgsz": choice(64, 96)})[0].values == (64, 96)
 
 
 PBT = "search: {scheduler: pbt}\n"

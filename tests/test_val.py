@@ -12,11 +12,16 @@ from ray_yolo.val import main
 from ray_yolo.val_config import ValConfig
 
 
+def decided(config: ValConfig) -> tuple[ValConfig]:
+    return (config.model_copy(update={"imgsz": 320}),)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[ValConfig]:
     """What the validator was called with; a stand-in for the runtime, which needs torch."""
     seen: list[ValConfig] = []
-    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.validator", SimpleNamespace(validate=seen.append))
+    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.validator",
+                        SimpleNamespace(validate=seen.append, check=decided))
     return seen
 
 
@@ -28,7 +33,9 @@ def test_the_validator_gets_the_configuration(calls: list[ValConfig]) -> None:
 def test_a_dry_run_prints_everything_and_validates_nothing(
         calls: list[ValConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("weights: best.pt                          # --weights\n")
+    told = capsys.readouterr().out
+    assert told.startswith("weights: best.pt                          # --weights\n")
+    assert "\nimgsz: 320                                # default; decided at the start\n" in told
     assert calls == []
 
 

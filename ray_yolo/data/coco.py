@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
-from ray_yolo.data.labels import NO_LABELS, Labels, is_empty
-from ray_yolo.data.yolo_txt import UnreadableLabelsError
+from ray_yolo.data.rows import NO_OUTLINE, ImageLabels, Row, UnreadableLabelsError, labels_of, read_rows
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
@@ -22,6 +23,9 @@ class CocoFile:
 
     Categories belong to the description's classes by name, else in the order of their ids.
 
+    Attributes:
+        findings: annotations that belong to no image of the file, which are left out.
+
     Raises:
         DatasetError: if the file is no COCO annotation file or its categories are not the described classes.
     """
@@ -30,51 +34,58 @@ class CocoFile:
         self.file = file
         content = _read(file)
         self._classes = _match(content["categories"], names, file)
-        images = {_field(image, "id", file): image for image in content["images"]}
-        file_names = [_file_name(image, file) for image in images.values()]
+        file_names = [_file_name(image, file) for image in content["images"]]
         folder = _image_folder(file, root, file_names)
-        self._images = {os.path.normpath(folder / name): image
-                        for name, image in zip(file_names, images.values(), strict=True)}
-        self._rows: dict[object, list[dict[str, Any]]] = defaultdict(list)
+        paths = [os.path.normpath(folder / name) for name in file_names]
+        self._images = dict(zip(paths, content["images"], strict=True))
+        path_of: dict[object, str] = {}
+        for path, image in zip(paths, content["images"], strict=True):
+            if path_of.setdefault(_field(image, "id", file), path) != path:
+                raise DatasetError(f"{file}: {path_of[image['id']]} and {path} have the same id {short(image['id'])}; "
+                                   "give each image one of its own")
+        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.findings: list[Finding] = []
         for row in content["annotations"]:
-            if not row.get("iscrowd"):  # a crowd is no single object to learn
-                self._rows[_field(row, "image_id", file)].append(row)
+            number = row.get("image_id")
+            if isinstance(number, (int, float, str)) and number in path_of:
+                self._rows[path_of[number]].append(row)
+            else:
+                what = f"has the image_id {short(number)}, which no image of the file has; the row is left out"
+                self.findings.append(Finding(self._place(row), what, dropped=True))
 
     @property
     def paths(self) -> list[str]:
         """Every image that the file names, whether or not it is on disk."""
         return list(self._images)
 
-    def read(self, path: str, size: tuple[int, int]) -> tuple[Labels, list[Finding]]:
-        """The labels of one of `paths`, whose picture has the upright `size`.
+    def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
+        """The labels of one of `paths`, whose picture has the upright `size`. Crowds are no labels to learn.
 
         Raises:
-            UnreadableLabelsError: for a row without plain meaning, or a picture of another size than the file says.
-            DatasetError: for a category that the file does not list.
+            UnreadableLabelsError: for a picture of another size than the file says.
         """
         image = self._images[path]
         said = (image.get("height", size[0]), image.get("width", size[1]))
         if said != size:
             raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
-                                              f"{said[1]} x {said[0]}")
-        kept: dict[tuple[float, ...], np.ndarray] = {}
-        findings = []
-        for row in self._rows[image["id"]]:
-            place = f"{self.file}: annotation {str(row.get('id'))[:80]}"
-            kind, box = self._class(row, place), _box(row, size, place)
-            if is_empty(box):
-                findings.append(Finding(place, "the box is empty; it is left out", dropped=True))
-            elif (kind, *box) in kept:
-                findings.append(Finding(place, "repeats an earlier box; counted once", dropped=False))
-            else:
-                kept[(kind, *box)] = _outline(row, size)
-        return _labels(kept), findings
+                                              f"{short(said[1])} x {short(said[0])}")
+        single, crowd = ([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd]
+                         for is_crowd in (False, True))
+        rows, findings = read_rows(single, lambda row: self._row(row, size))
+        crowds, more = read_rows(crowd, lambda row: self._row(row, size))
+        return ImageLabels(labels_of(rows), [*findings, *more], np.array([row.area for row in rows]),
+                           np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6))
 
-    def _class(self, row: dict[str, Any], place: str) -> int:
-        category = row.get("category_id")
-        if not isinstance(category, (int, str)) or category not in self._classes:
-            raise DatasetError(f"{place}: category {category}, which the file's categories do not list")
-        return self._classes[category]
+    def _row(self, row: dict[str, Any], size: tuple[int, int]) -> Row:
+        place, category = self._place(row), row.get("category_id")
+        if not isinstance(category, (int, float, str)) or category not in self._classes:
+            raise UnreadableLabelsError(place, f"has the category_id {short(category)}, which the file's categories do "
+                                               "not list")
+        kind, box = self._classes[category], _box(row, size, place)
+        return Row(place, (kind, *box), kind, box, _outline(row, size), _area(row, box))
+
+    def _place(self, row: dict[str, Any]) -> str:
+        return f"{self.file}: annotation {str(row.get('id'))[:80]}"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -150,12 +161,13 @@ def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
             outline = np.array(parts[0], np.float64).reshape(-1, 2)
             if np.isfinite(outline).all():
                 return outline.clip(0, (size[1], size[0])).astype(np.float32)
-    return np.zeros((0, 2), np.float32)
+    return NO_OUTLINE
 
 
-def _labels(rows: dict[tuple[float, ...], np.ndarray]) -> Labels:
-    if not rows:
-        return NO_LABELS
-    outlines = tuple(rows.values())
-    return Labels(np.array([row[0] for row in rows]).astype(np.int64), np.array([row[1:] for row in rows], np.float32),
-                  outlines if any(len(outline) for outline in outlines) else ())
+def _area(row: dict[str, Any], box: tuple[float, float, float, float]) -> float:
+    """The object's area as the file gives it, else that of its box."""
+    with suppress(TypeError, ValueError, OverflowError):
+        area = float(row.get("area", math.nan))
+        if math.isfinite(area) and area >= 0:
+            return area
+    return (box[2] - box[0]) * (box[3] - box[1])

@@ -44,9 +44,9 @@ class TrainDataset(Dataset[Sample]):
 
     def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
                  epochs: int, shapes: np.ndarray | None = None) -> None:
-        # Outlines matter to turned pictures and to copy-paste only, and are the bulk of what a process is sent.
-        turned = augment.degrees or augment.shear or augment.perspective or augment.copy_paste
-        self.index = index if turned else replace(index, polygons={})
+        # Outlines matter where pictures are cut or moved, and are the bulk of what a process is sent.
+        moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
+        self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
         self.store, self.augment, self.imgsz, self.seed, self.epochs = store, augment, imgsz, seed, epochs
         self.shapes = shapes
 
@@ -91,7 +91,9 @@ class TrainDataset(Dataset[Sample]):
         labels = join([stretch(labels, (1, 1), corner(tile, seam))
                        for (_, labels), tile in zip(pictures, tiles, strict=True)])
         image, labels = self._view(rng, tiles, labels, seam, (2 * size, 2 * size), (size, size))
-        return effects.copy_paste(rng, image, labels, self.augment.copy_paste) if labels.polygons else (image, labels)
+        if not (self.augment.copy_paste and labels.polygons):
+            return image, labels
+        return effects.copy_paste(rng, image, labels, self.augment.copy_paste)
 
     def _single(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
         pixels, labels = self._picture(number)

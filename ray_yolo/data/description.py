@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 from ray_yolo.data.folders import matching
 from ray_yolo.data.shapes import BUILT_IN, ensure_shapes
 from ray_yolo.errors import DatasetError
+from ray_yolo.structures import Finding
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
+_ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would tear the tables of results apart
 MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public data sets name some 20,000
 
@@ -29,7 +32,8 @@ MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public da
 class DatasetDescription:
     """Where a data set's images are and what its classes are called.
 
-    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none.
+    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none. `findings`
+    is what there was to say about the description itself.
     """
 
     file: str
@@ -38,6 +42,7 @@ class DatasetDescription:
     val: tuple[str, ...]
     test: tuple[str, ...]
     names: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -80,7 +85,6 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
         DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
     """
     where = where or (lambda *_: str(path))
-    _refuse_download(content, where)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
@@ -88,15 +92,26 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
-    return DatasetDescription(str(path), root, names=names, **splits)
+    findings = (*_unrun(content, where), *_doubles(names, where("names")))
+    return DatasetDescription(str(path), root, names=names, findings=findings, **splits)
 
 
-def _refuse_download(content: Mapping[str, Any], where: Where) -> None:
-    """A web address is only never followed; code is refused, so that nobody believes it has run."""
+def _unrun(content: Mapping[str, Any], where: Where) -> list[Finding]:
+    """Code under `download` is never run, which is said so that nobody believes it; an address says so itself."""
     download = content.get("download")
-    if download and not (isinstance(download, str) and download.startswith("http") and len(download.split()) == 1):
-        raise DatasetError(f"{where('download')}: download: holds code, which is never run here; "
-                           "fetch the data yourself and remove the entry")
+    if not download or (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
+        return []
+    return [Finding(where("download"), "download: holds code, which is never run here; the data are there", False)]
+
+
+def _doubles(names: tuple[str, ...], where: str) -> list[Finding]:
+    """A word on every name that several classes have."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    for number, name in enumerate(names):
+        numbers[name].append(str(number))
+    return [Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); labels "
+                           "that say the name belong to the first", False)
+            for name, same in numbers.items() if len(same) > 1]
 
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
@@ -167,6 +182,13 @@ def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where:
             return candidate
     if key == "test":  # many descriptions name a test split that was never shipped; it is missed when asked for
         return tried[0]
-    hint = " (`download` is never followed here: fetch the data yourself)" if content.get("download") else ""
-    raise DatasetError(f"{where(key)}: {key}: {entry!r} is not there; looked for {' and '.join(tried)}{hint}; "
-                       "correct the entry or `path`")
+    raise DatasetError(f"{where(key)}: {key}: {entry!r} is not there; looked for {' and '.join(tried)}"
+                       f"{_to_fetch(content)}; correct the entry or `path`")
+
+
+def _to_fetch(content: Mapping[str, Any]) -> str:
+    """What a message about missing data says of the `download` entry, if there is one."""
+    if not (download := content.get("download")):
+        return ""
+    addresses = list(dict.fromkeys(_ADDRESS.findall(str(download))))[:5]
+    return f" (`download` is never run here: fetch the data yourself{''.join(f', {each}' for each in addresses)})"

@@ -19,7 +19,7 @@ import numpy as np
 from ray_yolo.data.user_cache import cache_folder, publish_file
 from ray_yolo.structures import AnnotationIndex, Finding
 
-FORMAT = 1  # raise it when a rule of reading or the layout of the copy changes
+FORMAT = 2  # raise it when a rule of reading or the layout of the copy changes
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
     """
     place = {path: number for number, path in enumerate(paths)}
     outlined = [(image, outline) for image, outlines in index.polygons.items() for outline in outlines]
-    findings = [[finding.where, finding.what, finding.dropped] for finding in index.findings]
+    findings = [[found.where, found.what, found.dropped, found.image] for found in index.findings]
     arrays = {
         "kept": np.array([place[path] for path in index.paths], np.int64), "sizes": index.sizes,
         "offsets": index.offsets, "classes": index.classes, "boxes": index.boxes,
@@ -58,6 +58,8 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         "lengths": np.array([len(outline) for _, outline in outlined], np.int64),
         "points": np.concatenate([np.zeros((0, 2), np.float32), *(outline for _, outline in outlined)]),
         "findings": np.frombuffer(json.dumps(findings).encode(), np.uint8),
+        "crowds": index.crowds, "without_file": np.array(index.num_without_file),
+        **({} if index.areas is None else {"areas": index.areas}),
     }
 
     def write(temporary: Path) -> None:
@@ -79,7 +81,8 @@ def recall(key: str, paths: Sequence[str], names: tuple[str, ...]) -> Annotation
         findings = tuple(Finding(*entry) for entry in json.loads(arrays["findings"].tobytes()))
         return AnnotationIndex(
             tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],
-            arrays["classes"], arrays["boxes"], names, _polygons(arrays), findings)
+            arrays["classes"], arrays["boxes"], names, _polygons(arrays), findings, arrays.get("areas"),
+            arrays["crowds"], int(arrays["without_file"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile):
         return None
 

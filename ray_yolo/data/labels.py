@@ -91,13 +91,16 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     before = clip_boxes(labels.boxes, canvas)
     after = clip_boxes(move_boxes(before, matrix), size)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
-    moved: list[np.ndarray] = []
-    for number, outline in enumerate(labels.polygons):
-        seen = cut(move_points(cut(outline, canvas), matrix), size)
-        moved.append(seen.astype(np.float32))
-        if len(outline):
-            after[number] = (*seen.min(axis=0), *seen.max(axis=0)) if len(seen) else 0
-    all_moved = Labels(labels.classes, after.astype(np.float32), tuple(moved))
+    moved: tuple[np.ndarray, ...] = ()
+    if labels.polygons:
+        rings = np.repeat(np.arange(len(outlined)), [len(outline) for outline in labels.polygons])
+        points, rings = cut(np.concatenate(labels.polygons), rings, canvas)
+        points, rings = cut(move_points(points, matrix), rings, size)
+        moved = tuple(np.split(points.astype(np.float32), np.searchsorted(rings, np.arange(1, len(outlined)))))
+        seen, starts = np.unique(rings, return_index=True)
+        after[outlined] = 0
+        after[seen] = np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
+    all_moved = Labels(labels.classes, after.astype(np.float32), moved)
     return pick(all_moved, still_visible(before, after, zoom, outlined))
 
 
@@ -132,33 +135,41 @@ def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
 
 
+def box_areas(boxes: np.ndarray) -> np.ndarray:
+    """Areas (n,) float64 of boxes (n, 4)."""
+    return (boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(axis=1)
+
+
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Share of each box's area (n,) that one other box (4,) covers."""
     sides = np.clip(np.minimum(boxes[:, 2:], by[2:]) - np.maximum(boxes[:, :2], by[:2]), 0, None)
     return sides.prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
 
-def cut(outline: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The part of a polygon (k, 2) inside an image of `size`, (m, 2); empty if nothing is inside.
+def cut(points: np.ndarray, rings: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of polygons inside an image of `size`; one that is all outside has no point left.
+
+    Args:
+        points: (k, 2) of all polygons, one after the other.
+        rings: (k,) rising number of the polygon of each point.
 
     Source: Sutherland and Hodgman 1974, "Reentrant polygon clipping".
     """
     for axis, sign, limit in ((0, -1, 0), (1, -1, 0), (0, 1, size[1]), (1, 1, size[0])):
-        if not len(outline):
-            break
-        outside_by = sign * (outline[:, axis] - limit)
+        outside_by = sign * (points[:, axis] - limit)
         if (outside_by > 0).any():
-            outline = _cut_at(outline, outside_by)
-    return np.clip(outline, 0, (size[1], size[0]))  # new points are rounded
+            points, rings = _cut_at(points, rings, outside_by)
+    return np.clip(points, 0, (size[1], size[0])), rings  # new points are rounded
 
 
-def _cut_at(outline: np.ndarray, outside_by: np.ndarray) -> np.ndarray:
-    points = []
-    for number in range(len(outline)):
-        here, last = outside_by[number], outside_by[number - 1]
-        if (here > 0) != (last > 0):
-            share = last / (last - here)
-            points.append(outline[number - 1] + share * (outline[number] - outline[number - 1]))
-        if here <= 0:
-            points.append(outline[number])
-    return np.array(points).reshape(-1, 2)
+def _cut_at(points: np.ndarray, rings: np.ndarray, outside_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The points that are not outside, and before each where the line to it crosses the edge."""
+    firsts = np.flatnonzero(np.diff(rings, prepend=-1))
+    before = np.arange(len(points)) - 1
+    before[firsts] = np.append(firsts[1:], len(points)) - 1
+    last = outside_by[before]
+    crosses = (outside_by > 0) != (last > 0)
+    share = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
+    crossings = points[before] + share[:, None] * (points - points[before])
+    kept = np.stack([crosses, outside_by <= 0], axis=1)
+    return np.stack([crossings, points], axis=1)[kept], np.stack([rings, rings], axis=1)[kept]

@@ -11,8 +11,8 @@ from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.description import DatasetDescription
 from ray_yolo.data.folders import files_below, matching
 from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.labels import NO_LABELS, Labels
-from ray_yolo.data.yolo_txt import UnreadableLabelsError, label_path, parse_labels
+from ray_yolo.data.rows import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.yolo_txt import label_path, parse_labels
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
@@ -27,6 +27,7 @@ class Sources:
 
     Attributes:
         paths: absolute paths in sorted order, each once.
+        findings: what there was to say about whole files.
 
     Raises:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
@@ -35,11 +36,13 @@ class Sources:
     def __init__(self, description: DatasetDescription, split: str) -> None:
         self._names = description.names
         self._coco: dict[str, CocoFile] = {}
+        self.findings: list[Finding] = []
         found: set[str] = set()
         for source in description.split(split):
             for file in _coco_files(source, split):
                 coco = CocoFile(file, description.root, description.names)
                 self._coco.update(dict.fromkeys(coco.paths, coco))
+                self.findings += coco.findings
             found.update(_images_of(source, description.root))
         self.paths = sorted(found | set(self._coco))
         if not self.paths:
@@ -53,22 +56,30 @@ class Sources:
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
-    def read_labels(self, path: str, size: tuple[int, int]) -> tuple[Labels, list[Finding]]:
-        """The labels of an image of upright `size`; none if there is no file for it.
+    @property
+    def looked_for(self) -> tuple[str, ...]:
+        """Where labels are looked for: COCO files, and patterns for the folders of the others."""
+        coco = dict.fromkeys(str(file.file) for file in self._coco.values())
+        folders = dict.fromkeys(os.path.dirname(path) for path in self.paths if path not in self._coco)
+        texts = dict.fromkeys(os.path.dirname(label_path(f"{folder}/any.jpg")) for folder in folders)
+        xmls = dict.fromkeys(place for folder in folders for place in voc.folders(f"{folder}/any.jpg"))
+        return (*coco, *(f"{folder}/*.txt" for folder in texts), *(f"{folder}/*.xml" for folder in xmls))
+
+    def read_labels(self, path: str, size: tuple[int, int]) -> ImageLabels | None:
+        """The labels of an image of upright `size`; None if there is no file for it.
 
         Raises:
-            UnreadableLabelsError: if its labels have no plain meaning.
-            DatasetError: for a class that the data set does not name.
+            UnreadableLabelsError: if its labels cannot be read at all.
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
         file = label_path(path)
         if (content := _content(file)) is not None:
-            return parse_labels(content, size, len(self._names), file)
+            return ImageLabels(*parse_labels(content, size, len(self._names), file))
         xml = voc.annotation_path(path)
         if xml is not None and (content := _content(str(xml))) is not None:
-            return voc.parse_voc(content, size, self._names, str(xml))
-        return NO_LABELS, []
+            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+        return None
 
 
 def _content(file: str) -> bytes | None:

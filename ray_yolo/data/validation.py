@@ -66,7 +66,7 @@ class ValDataset(Dataset[dict[str, Tensor]]):
             ratio = np.array(pixels.shape[:2]) / np.array(shown.size)
             boxes = shown.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
             images.append(torch.from_numpy(padded))
-            labels.append((torch.from_numpy(shown.classes), torch.from_numpy(boxes.astype(np.float32))))
+            labels.append((torch.tensor(shown.classes), torch.from_numpy(boxes.astype(np.float32))))
             ratios.append(ratio)
             pads.append((top, left))
         return {"images": torch.stack(images).permute(0, 3, 1, 2), "targets": targets(labels),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from reprlib import repr as short
 from xml.parsers import expat
 
 import numpy as np
 
-from ray_yolo.data.labels import NO_LABELS, Labels, is_empty
-from ray_yolo.data.yolo_txt import UnreadableLabelsError
-from ray_yolo.errors import DatasetError
+from ray_yolo.data.labels import Labels
+from ray_yolo.data.rows import Row, UnreadableLabelsError, labels_of, read_rows
 from ray_yolo.structures import Finding
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -17,42 +18,39 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
 def annotation_path(image_path: str) -> Path | None:
-    """The XML file of an image: beside it, or in `Annotations` next to its `JPEGImages`; None if there is none."""
-    head, found, tail = image_path.rpartition("/JPEGImages/")
-    places = [Path(image_path).with_suffix(".xml")]
-    if found:
-        places.append(Path(f"{head}/Annotations/{tail}").with_suffix(".xml"))
-    return next((place for place in places if place.is_file()), None)
+    """The XML file of an image, the first that there is in one of its `folders`; None if there is none."""
+    name = Path(image_path).with_suffix(".xml").name
+    return next((place for folder in folders(image_path) if (place := Path(folder, name)).is_file()), None)
+
+
+def folders(image_path: str) -> list[str]:
+    """Where an image's XML file may be: beside it, or in `Annotations` next to its `JPEGImages`."""
+    folder = os.path.dirname(image_path)
+    head, found, tail = f"{folder}/".rpartition("/JPEGImages/")
+    return [folder, os.path.normpath(f"{head}/Annotations/{tail}")] if found else [folder]
 
 
 def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
               where: str) -> tuple[Labels, list[Finding]]:
-    """The labels in a VOC file's bytes and what there was to say about them.
+    """The labels in a VOC file's bytes and what there was to say about its objects.
 
     VOC counts pixels from 1 and includes the last one, so a box spans xmin - 1 .. xmax.
 
     Raises:
-        UnreadableLabelsError: for a file or an object without plain meaning.
-        DatasetError: for an object whose name the data set does not list.
+        UnreadableLabelsError: for a file that is not XML as annotations have it.
     """
-    kept: dict[tuple[float, ...], None] = {}
-    findings = []
-    for number, item in enumerate(_objects(content, where), 1):
-        place = f"{where}: object {number}"
-        name = item.get("name", "")
-        if name not in names:
-            raise DatasetError(f"{place}: class {name!r}, which the data set does not name; correct it or add the name")
-        row = (names.index(name), *_box(item, size, place))
-        if is_empty(row[1:]):
-            findings.append(Finding(place, "the box is empty; it is left out", dropped=True))
-        elif row in kept:
-            findings.append(Finding(place, "repeats an earlier box; counted once", dropped=False))
-        else:
-            kept[row] = None
-    if not kept:
-        return NO_LABELS, findings
-    rows = np.array(list(kept))
-    return Labels(rows[:, 0].astype(np.int64), rows[:, 1:].astype(np.float32)), findings
+    objects = list(enumerate(_objects(content, where), 1))
+    rows, findings = read_rows(objects, lambda item: _row(item[1], size, names, f"{where}: object {item[0]}"))
+    return labels_of(rows), findings
+
+
+def _row(item: dict[str, str], size: tuple[int, int], names: tuple[str, ...], place: str) -> Row:
+    name, box = item.get("name", ""), _box(item, size, place)
+    if name not in names:
+        raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
+                                           "or add the name")
+    kind = names.index(name)
+    return Row(place, (kind, *box), kind, box)
 
 
 def _box(item: dict[str, str], size: tuple[int, int], place: str) -> tuple[float, float, float, float]:

@@ -22,6 +22,7 @@ from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.replicas import Replicas, bare
+from ray_yolo.errors import ResourcesError
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
@@ -34,6 +35,18 @@ Batches = Iterable[Mapping[str, Tensor]]
 
 ALONE = Replicas(0, 1)
 CPU = torch.device("cpu")
+
+
+def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
+    """The device of this process: a GPU if there is one and it was not refused.
+
+    Raises:
+        ResourcesError: if a GPU was asked for by number, and there is none.
+    """
+    if gpus_per_worker not in ("auto", 0) and not torch.cuda.is_available():
+        raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was asked for, but this machine has no GPU that "
+                             "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
+    return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,7 @@ class Host:
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
     loader_processes: int = 0
+    loader_init: Callable[[int], None] = worker_init  # called in each of them with its number
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
@@ -238,5 +252,5 @@ def _processes(host: Host) -> dict[str, Any]:
     if not host.loader_processes:
         return {}
     multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
-    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": worker_init,
+    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": host.loader_init,
             "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}

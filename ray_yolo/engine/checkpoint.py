@@ -1,8 +1,12 @@
 """Checkpoints on disk: written so that a crash at any moment leaves the previous one, verified before use.
 
     checkpoints/step-N/state.pt        everything, as plain tensors and JSON (loads with weights_only=True)
-    checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format; written last
+    checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format, record; written last
+    checkpoints/damaged-step-N         one that did not verify, set aside
     weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...)
+
+A save happens in one moment: when its folder gets the name step-N. Its manifest brings the record along, which names
+the step that each file of `weights/` is to show: however far a crash let a save come, `recover` does the rest.
 
 Nothing here knows what a state means, and nothing is ever unpickled.
 """
@@ -13,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +26,11 @@ from typing import Any
 
 import torch
 
-from ray_yolo.errors import CheckpointError
+from ray_yolo.errors import CheckpointError, TrainingError
 
 FORMAT = 1
+MANIFEST = "MANIFEST.json"
+WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # before the name of a checkpoint's folder
 
 CONVERT_HINT = (
     "it holds pickled objects, which are never loaded; in the environment that made it run: python -c \"import torch; "
@@ -33,70 +40,149 @@ CONVERT_HINT = (
 
 
 def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: str, kinds: Sequence[str]) -> Path:
-    """Write a state durably and link it under `weights/` as each of `kinds`. Returns the checkpoint's folder.
+    """Write a state durably and show it under `weights/` as each of `kinds`. Returns the checkpoint's folder.
 
     Raises:
-        OSError: if storage refuses; what was there before is untouched.
+        OSError: if storage refuses; every checkpoint that was there still is.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     data = buffer.getvalue()
     manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": len(data),
-                "sha256": hashlib.sha256(data).hexdigest()}
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "weights": read_record(run_dir) | dict.fromkeys(kinds, step)}
     root = run_dir / "checkpoints"
-    folder, temporary = root / f"step-{step}", root / f".writing-step-{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    folder, temporary, replaced = (root / f"{prefix}step-{step}" for prefix in ("", WRITING, REPLACED))
+    _sweep(root)
     try:
         temporary.mkdir(parents=True)
         write_durably(temporary / "state.pt", data)
-        write_durably(temporary / "MANIFEST.json", json.dumps(manifest, indent=1).encode())
-        _sync_folder(temporary)
-        if folder.exists():  # the same step again after a restart from an older one
-            shutil.rmtree(folder)
+        write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync(temporary)
+        if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
+            folder.rename(replaced)
         temporary.rename(folder)
+        _sync(root)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _sync_folder(root)
-    for kind in kinds:
-        link_weights(run_dir, folder, kind)
+        _sweep(root)
+    _link_weights(run_dir)
     return folder
 
 
-def link_weights(run_dir: Path, folder: Path, kind: str) -> None:
-    """Make weights/<kind>.pt and its manifest name a checkpoint; each name always shows an old or a new file."""
+def _sweep(root: Path) -> None:
+    """Remove what saves have left half way; a replaced checkpoint whose successor never came gets its name back."""
+    for path in root.glob(f"{REPLACED}*"):
+        folder = root / path.name.removeprefix(REPLACED)
+        if not folder.exists():
+            path.rename(folder)
+    for path in root.glob(".*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def read_record(run_dir: Path) -> dict[str, int]:
+    """The step that each file of `weights/` is to show, by the newest checkpoint; empty before the first one."""
+    for folder in newest_first(run_dir):
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        return dict(manifest.get("weights", {"last": manifest["step"]}))  # 0.1.0 wrote no record
+    return {}
+
+
+def _link_weights(run_dir: Path) -> None:
+    """Make `weights/` what the record says; each name always shows an old or a new file.
+
+    What shows a checkpoint that has been pruned is right already: pruning comes after this.
+    """
     weights = run_dir / "weights"
-    weights.mkdir(parents=True, exist_ok=True)
-    for source, target in (("state.pt", f"{kind}.pt"), ("MANIFEST.json", f"{kind}.json")):
-        temporary = weights / f".{target}"
-        temporary.unlink(missing_ok=True)
+    for kind, step in read_record(run_dir).items():
+        folder = run_dir / "checkpoints" / f"step-{step}"
+        state, manifest = weights / f"{kind}.pt", weights / f"{kind}.json"
+        shown = state.exists() and manifest.exists() and manifest.read_bytes()
+        if folder.exists() and shown != (folder / MANIFEST).read_bytes():
+            weights.mkdir(exist_ok=True)
+            _link(folder / "state.pt", state)
+            _link(folder / MANIFEST, manifest)  # last: where it is right, the state is
+            _sync(weights)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a file another file's second name, in one moment."""
+    temporary = target.with_name(f".{target.name}")
+    temporary.unlink(missing_ok=True)
+    try:
         try:
-            os.link(folder / source, temporary)
+            os.link(source, temporary)
         except OSError:  # file systems without hard links
-            shutil.copyfile(folder / source, temporary)
-        temporary.replace(weights / target)
-    _sync_folder(weights)
+            shutil.copyfile(source, temporary)
+            _sync(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)  # a replacement of a file by another name of itself leaves it, too
 
 
 def prune(run_dir: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints; linked weights stay."""
     for folder in list(newest_first(run_dir))[keep:]:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder.rename(folder.with_name(PRUNED + folder.name)), ignore_errors=True)
 
 
 def newest_first(run_dir: Path) -> Iterator[Path]:
     """Checkpoint folders by falling step number; never by modification time, which clocks and copies change."""
-    folders = [p for p in (run_dir / "checkpoints").glob("step-*") if p.name[5:].isdigit()]
-    return iter(sorted(folders, key=lambda p: int(p.name[5:]), reverse=True))
+    names = [name for name in _names(run_dir) if re.fullmatch(r"step-[0-9]+", name)]
+    return (run_dir / "checkpoints" / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
+
+
+def _names(run_dir: Path) -> list[str]:
+    """What lies in `checkpoints/`, but for what a save has not finished."""
+    try:
+        return [name for name in os.listdir(run_dir / "checkpoints") if not name.startswith(".")]
+    except FileNotFoundError:
+        return []
+
+
+def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
+    """Bring what a crash has left into order and set aside what is damaged, before training goes on.
+
+    Returns:
+        the step of the checkpoint to go on from, -1 if there never was one, and what was wrong with newer ones.
+
+    Raises:
+        CheckpointError: if that cannot be told, or the checkpoint is of another recipe than `digest`; then nothing is
+            set aside.
+    """
+    root = run_dir / "checkpoints"
+    try:
+        _sweep(root)
+        newest, problems = newest_verified(run_dir)
+        if newest is None:
+            return -1, problems
+        trained, step = json.loads((newest / MANIFEST).read_bytes())["recipe_digest"], int(newest.name[5:])
+        if trained != digest:
+            raise CheckpointError(f"{newest}: was trained by another recipe ({trained}) than this run's ({digest}); "
+                                  f"move {root} away to train from the start, or choose another --name")
+        set_aside(run_dir, newer_than=step)
+        _link_weights(run_dir)
+        return step, problems
+    except OSError as error:
+        raise _unreadable(root, error) from error
 
 
 def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose manifest holds true, and what was wrong with newer ones."""
+    """The newest checkpoint whose manifest holds true, None if there never was one; what was wrong with newer ones.
+
+    Raises:
+        CheckpointError: if storage or a newer format keeps it from being told, or if there are checkpoints and none is
+            sound: to start over is for the user to say.
+    """
     problems: list[str] = []
     for folder in newest_first(run_dir):
-        problem = damage(folder / "state.pt", folder / "MANIFEST.json")
+        problem = damage(folder / "state.pt", folder / MANIFEST)
         if problem is None:
             return folder, problems
         problems.append(f"{folder.name}: {problem}")
+    if names := _names(run_dir):
+        raise CheckpointError(f"{run_dir / 'checkpoints'}: nothing there can be gone on from "
+                              f"({'; '.join(problems or sorted(names))}); put a checkpoint back from a copy, move that "
+                              "folder away to train from the start, or choose another --name")
     return None, problems
 
 
@@ -109,17 +195,49 @@ def set_aside(run_dir: Path, newer_than: int) -> None:
 
 
 def damage(state: Path, manifest: Path) -> str | None:
-    """Why a state file does not match its manifest, or None if it does."""
+    """Why a state file does not match its manifest, or None if it does.
+
+    Raises:
+        CheckpointError: if that cannot be told: storage does not let them be read, or their format is a newer one.
+    """
     try:
-        expected = json.loads(manifest.read_text())
-        data = state.read_bytes()
+        expected = json.loads(manifest.read_bytes())
         if expected["format"] > FORMAT:
-            return f"format {expected['format']} is newer than this ray_yolo reads ({FORMAT})"
-        if len(data) != expected["size"]:
-            return f"{len(data)} bytes instead of {expected['size']}"
-        return None if hashlib.sha256(data).hexdigest() == expected["sha256"] else "its SHA-256 does not match"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"unreadable ({error})"
+            raise CheckpointError(f"{state}: format {expected['format']} is newer than this ray_yolo reads ({FORMAT}); "
+                                  "use the version that wrote it")
+        with state.open("rb") as file:
+            size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        if size != expected["size"]:
+            return f"{size} bytes instead of {expected['size']}"
+        return None if sha256 == expected["sha256"] else "its SHA-256 does not match"
+    except CheckpointError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        raise _unreadable(state, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{manifest.name} is unreadable ({error})"
+
+
+def check_weights(run_dir: Path) -> None:
+    """Refuse to call a training finished whose weights are not there.
+
+    Raises:
+        TrainingError: if weights/last.pt, or best.pt where one was saved, does not verify, or is an older one.
+    """
+    try:
+        record = {"last": 0} | read_record(run_dir)
+        for kind in {"last", "best"} & record.keys():
+            weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
+            problem = damage(weights, manifest)
+            if problem is None and (step := json.loads(manifest.read_bytes())["step"]) < record[kind]:
+                problem = f"it is of step {step}, not of step {record[kind]}"
+            if problem:
+                raise TrainingError(f"{weights}: {problem}; put it back from a copy, or remove it, and run the same "
+                                    "command again")
+    except (OSError, ValueError) as error:
+        raise TrainingError(str(error)) from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -130,7 +248,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
-    manifest = path.with_name("MANIFEST.json") if path.name == "state.pt" else path.with_suffix(".json")
+    manifest = path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
     if manifest.is_file() and (problem := damage(path, manifest)):
         raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
     if _is_compressed(path):
@@ -157,6 +275,12 @@ def _is_compressed(path: Path) -> bool:
         return False
 
 
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What says nothing about a checkpoint, good or bad."""
+    return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
+                           "permissions and run the same command again (nothing was given up)")
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file and wait until the device has it."""
     with path.open("wb") as file:
@@ -165,9 +289,9 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until the device has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -33,7 +33,7 @@ class Evaluation:
     """What a validation found, the same on every worker."""
 
     metrics: Metrics
-    losses: tuple[float, ...]  # terms with gains, over the whole data set
+    losses: dict[str, float]  # each term with its gain, over the whole data set
     detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
 
     @property
@@ -78,7 +78,10 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
-        found = select(*family.decode(model.head, levels), confidence=config.confidence, iou=config.iou,
+        boxes, scores = family.decode(model.head, levels)
+        if len(index.names) == 1:  # whatever the model tells apart
+            scores = scores.amax(-1, keepdim=True)
+        found = select(boxes, scores, confidence=config.confidence, iou=config.iou,
                        max_detections=config.max_detections, multi_label=model.num_classes > 1)
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
     width = 1 + 2 * len(loss.names) * loss.num_counts
@@ -113,8 +116,8 @@ def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
                              len(index.names))
 
 
-def _losses(loss: Criterion, totals: Tensor) -> tuple[float, ...]:
+def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:
     """Losses of the data set from rows [first image of the batch, numerators, counts]."""
     ordered = totals[totals[:, 0].argsort(stable=True), 1:]
     numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
-    return tuple(loss.terms(numerators, counts).tolist())
+    return dict(zip(loss.names, loss.terms(numerators, counts).tolist(), strict=True))

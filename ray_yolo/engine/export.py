@@ -71,12 +71,8 @@ def export(config: ExportConfig) -> ExportResult:
         InputError: if the weights cannot be used (CheckpointError), or the extra packages are missing.
         RayYoloError: if the new file gives other numbers than torch; it is removed.
     """
-    if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
-        raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
+    config, trained = check(config)
     path = Path(config.weights).with_suffix(f".{config.format}")
-    trained = load_trained(Path(config.weights))
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"weights: {path.parent} cannot be written to; copy the weights to where the export may lie")
     imgsz = config.imgsz or trained.recipe.imgsz
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
     metadata = describe(trained, config, imgsz)
@@ -89,6 +85,21 @@ def export(config: ExportConfig) -> ExportResult:
     finally:
         temporary.unlink(missing_ok=True)
     return ExportResult(path, metadata, difference)
+
+
+def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
+    """The configuration with what the weights decide, and the weights; nothing is written.
+
+    Raises:
+        InputError: as `export` does.
+    """
+    if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
+        raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
+    folder = Path(config.weights).parent
+    trained = load_trained(Path(config.weights))
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"weights: {folder} cannot be written to; copy the weights to where the export may lie")
+    return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained
 
 
 def describe(trained: Trained, config: ExportConfig, imgsz: int) -> dict[str, str]:

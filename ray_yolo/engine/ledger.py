@@ -1,29 +1,30 @@
 """The ledger of a sweep: an append-only log of what was proposed, what it followed from, and what came of it.
 
     sweep      identity, space, search, recipe     once, the first line; `recipe` is resolved, the base of all trials
-    proposed   trial, genes, seen, parents, command    seen: the trials that had finished before; command repeats it
+    proposed   trial, genes, seen, rungs, parents, command    seen: the trials that had finished before; rungs: theirs
     started    trial, attempt
+    judged     trial, epoch, fitness               the scheduler lets it go on after so many epochs
+    lost       trial, reason                       not by its recipe's fault: it is queued again
     exploited  trial, genes, origin, command       it goes on from another trial's checkpoint, with these genes
-    finished   trial, fitness, metrics, losses, epochs; all of the trial's last epoch
+    finished   trial, fitness, metrics, losses, epochs, stopped; of the trial's last epoch; stopped: by the scheduler
     failed     trial, reason
 
 The ledger is the truth: a restart reads it and nothing else. What has ended never runs again, what was proposed goes
-on under the same number with the same genes, and every proposal can be recomputed from the rows before it.
+on under the same number with the same genes, and every proposal can be recomputed from the rows before it. One without
+`rungs` is of ray_yolo 0.1.0, which ranked all rows by fitness alone, and is recomputed so.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_yolo.config import Recipe, recipe_digest
+from ray_yolo.config import Recipe, is_digest_of, recipe_digest
 from ray_yolo.engine.events import Event, EventLog, plain, read_events
 from ray_yolo.engine.proposals import propose
 from ray_yolo.engine.replay import Past, Stage, replay_command
@@ -32,8 +33,11 @@ from ray_yolo.ops import evolution
 from ray_yolo.ops.evolution import Gene, Genes, Row, Space
 from ray_yolo.tune_search import Search
 
+LEDGER_FILE = "ledger.jsonl"
+
 State = Literal["proposed", "running", "finished", "failed"]
-_STATES: dict[str, State] = {"started": "running", "finished": "finished", "failed": "failed"}  # after an event
+_STATES: dict[str, State] = {"started": "running", "lost": "proposed", "finished": "finished", "failed": "failed"}
+"""State after an event."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,8 @@ class Sweep:
     labels: str  # digest of the data set's labels
 
     def identity(self) -> dict[str, str]:
-        """Digest of each part, named as users know it."""
-        return {"search space": _digest(asdict(self.space)), "search settings": _digest(self.search.model_dump()),
-                "data set": self.labels, "base recipe": recipe_digest(self.recipe)}
+        """Digests of what the ledger does not hold whole."""
+        return {"data set": self.labels, "base recipe": recipe_digest(self.recipe)}
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Trial:
     metrics: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
+    rung: int = 0  # see `Search.rung`
+    judged: tuple[tuple[int, float], ...] = ()  # (epochs, fitness) after which the scheduler let it go on
     reason: str = ""
     origins: tuple[Origin, ...] = ()
 
@@ -111,7 +116,7 @@ class Trial:
     @property
     def row(self) -> Row:
         """What proposals see of it."""
-        return Row(self.number, self.genes, self.fitness)
+        return Row(self.number, self.genes, self.fitness, self.rung)
 
 
 class Ledger:
@@ -139,6 +144,7 @@ class Ledger:
                              search=sweep.search.model_dump(), recipe=resolved.model_dump(mode="json"))
             events = read_events(self.path)
         self.recipe = Recipe.model_validate(events[0]["recipe"])
+        self._rung = _rung_rule(events[0])
         self._trials = read_trials(events)
 
     @property
@@ -146,6 +152,11 @@ class Ledger:
         """All rows by number."""
         with self._lock:
             return tuple(self._trials.values())
+
+    @property
+    def rungs(self) -> Sequence[int]:
+        """Epochs after which the scheduler compares trials."""
+        return self._sweep.search.rungs(self.recipe.epochs)
 
     @property
     def to_run(self) -> tuple[Trial, ...]:
@@ -160,7 +171,8 @@ class Ledger:
             seed = self.recipe.seed
             genes = propose(self._sweep.space, seed, number, rows)
             parents = evolution.parents_of(self._sweep.space, seed, number, rows)
-            self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows], parents=parents,
+            self._append("proposed", trial=number, genes=genes, seen=[row.trial for row in rows],
+                         rungs=[row.rung for row in rows], parents=parents,
                          command=replay_command(self.recipe, [Stage(0, genes)]))
             return self._trials[number]
 
@@ -168,6 +180,16 @@ class Ledger:
         """A trial's training begins, or begins again after an interruption."""
         with self._lock:
             self._append("started", trial=number, attempt=self._trials[number].attempts + 1)
+
+    def judge(self, number: int, epoch: int, fitness: float) -> None:
+        """The scheduler has compared a trial with others after so many epochs, and lets it go on."""
+        with self._lock:
+            self._append("judged", trial=number, epoch=epoch, fitness=fitness)
+
+    def lose(self, number: int, reason: str) -> None:
+        """A trial was interrupted by what its recipe can do nothing for; it starts again."""
+        with self._lock:
+            self._append("lost", trial=number, reason=reason)
 
     def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
         """A trial is about to go on from another one's checkpoint with changed genes."""
@@ -177,13 +199,14 @@ class Ledger:
                          command=replay_command(self.recipe, past))
 
     def finish(self, number: int, fitness: float | None, metrics: Mapping[str, float], losses: Mapping[str, float],
-               epochs: int) -> None:
-        """A trial has ended, or was stopped early, after so many epochs. Without a finite fitness it has failed."""
+               epochs: int, *, stopped: bool = False) -> None:
+        """A trial has ended, or was stopped, after so many epochs. Without a finite fitness it has failed."""
         if fitness is None or not math.isfinite(fitness):
             self.fail(number, f"no finite fitness after {epochs} epochs")
             return
         with self._lock:
-            self._append("finished", trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs)
+            self._append("finished", trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
+                         stopped=stopped)
 
     def fail(self, number: int, reason: str) -> None:
         """A trial has failed for good."""
@@ -198,7 +221,7 @@ class Ledger:
         trial = self._trials.get(fields["trial"])
         assert trial is None or not trial.has_ended, f"trial {fields['trial']} has ended already"
         self._log.append(type, **fields)
-        _fold(self._trials, {"type": type, **plain(fields)})
+        _fold(self._trials, {"type": type, **plain(fields)}, self._rung)
 
 
 def trial_folder(number: int, num_exploits: int) -> str:
@@ -206,12 +229,18 @@ def trial_folder(number: int, num_exploits: int) -> str:
     return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
 
 
-def read_trials(events: Iterable[Event]) -> dict[int, Trial]:
+def read_trials(events: Sequence[Event]) -> dict[int, Trial]:
     """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
     trials: dict[int, Trial] = {}
-    for event in events:
-        _fold(trials, event)
+    for event in events[1:]:
+        _fold(trials, event, _rung_rule(events[0]))
     return trials
+
+
+def _rung_rule(first: Event) -> Callable[[Event], int]:
+    """What gives the rung of a `finished` event in the sweep that a ledger's first event begins."""
+    search, epochs = Search.model_validate(first["search"]), first["recipe"]["epochs"]
+    return lambda event: search.rung(event["epochs"], epochs, stopped=event.get("stopped", True))  # 0.1.0 did not say
 
 
 def read_space_of(events: Sequence[Event]) -> Space:
@@ -225,9 +254,10 @@ def verify(events: Sequence[Event]) -> list[str]:
     """What in a ledger does not follow from the rows before it; nothing if all is well.
 
     Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it
-    in the file and are the ones it says it has seen; numbers must count from 0, and no trial may end twice.
+    in the file and are the ones it says it has seen, on the rungs it says; numbers must count from 0, and no trial may
+    end twice.
     """
-    space, seed = read_space_of(events), events[0]["recipe"]["seed"]
+    space, seed, rung = read_space_of(events), events[0]["recipe"]["seed"], _rung_rule(events[0])
     trials: dict[int, Trial] = {}
     problems: list[str] = []
     for event in events[1:]:
@@ -239,7 +269,7 @@ def verify(events: Sequence[Event]) -> list[str]:
             problems.append(f"trial {number}: proposed where trial {len(trials)} was to come")
         else:
             problems += _check_proposal(event, space, seed, _finished(trials.values()))
-        _fold(trials, event)
+        _fold(trials, event, rung)
     return problems
 
 
@@ -247,22 +277,32 @@ def _check_proposal(event: Event, space: Space, seed: int, rows: Sequence[Row]) 
     number = event["trial"]
     if event["seen"] != [row.trial for row in rows]:
         return [f"trial {number}: says it has seen {event['seen']}, but {[row.trial for row in rows]} had finished"]
+    if "rungs" not in event:
+        rows = [row._replace(rung=0) for row in rows]
+    elif event["rungs"] != (rungs := [row.rung for row in rows]):
+        return [f"trial {number}: says that what it has seen was on the rungs {event['rungs']}, but it was on {rungs}"]
     expected = plain(propose(space, seed, number, rows))
     return [f"trial {number}: {name} is {event['genes'].get(name)!r}, but {value!r} follows from its rows"
             for name, value in expected.items() if event["genes"].get(name) != value]
 
 
-def _fold(trials: dict[int, Trial], event: Event) -> None:
+def _fold(trials: dict[int, Trial], event: Event, rung: Callable[[Event], int]) -> None:
     """Bring the rows up to date with one more event."""
-    number = event.get("trial")
+    number = event["trial"]
     if event["type"] == "proposed":
-        trials.setdefault(event["trial"], new_trial(event["trial"], event["genes"], tuple(event["seen"]),
-                                                    tuple(event["parents"])))
+        trials.setdefault(number, new_trial(number, event["genes"], tuple(event["seen"]), tuple(event["parents"])))
     elif event["type"] == "exploited":
-        trial = trials[event["trial"]]
-        trials[trial.number] = _exploited(trials, trial, event["genes"], Origin(**event["origin"]))
-    elif number in trials and not trials[number].has_ended:
-        told = {key: event[key] for key in ("fitness", "metrics", "losses", "epochs", "reason") if key in event}
+        trials[number] = _exploited(trials, trials[number], event["genes"], Origin(**event["origin"]))
+    elif number not in trials or trials[number].has_ended:
+        return
+    elif event["type"] == "judged":
+        judged = (*trials[number].judged, (event["epoch"], event["fitness"]))
+        trials[number] = replace(trials[number], judged=judged)
+    else:
+        keys = event.keys() & {"fitness", "metrics", "losses", "epochs", "reason"}
+        told: dict[str, Any] = {key: event[key] for key in keys}
+        if event["type"] == "finished":
+            told["rung"] = rung(event)
         trials[number] = replace(trials[number], state=_STATES[event["type"]],
                                  attempts=event.get("attempt", trials[number].attempts), **told)
 
@@ -287,12 +327,11 @@ def _finished(trials: Iterable[Trial]) -> list[Row]:
 def _check_identity(path: Path, first: Event, sweep: Sweep) -> None:
     if first["type"] != "sweep":
         raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
-    then, now = first["identity"], sweep.identity()
-    if changed := [part for part in now if then.get(part) != now[part]]:
+    then = first["identity"]
+    holds = {"search space": plain(asdict(read_space_of([first]))) == plain(asdict(sweep.space)),
+             "search settings": Search.model_validate(first["search"]) == sweep.search,
+             "data set": then["data set"] == sweep.labels,
+             "base recipe": is_digest_of(then["base recipe"], sweep.recipe)}
+    if changed := [part for part, same in holds.items() if not same]:
         raise InputError(f"{path}: begun with another {' and another '.join(changed)}; give what it was begun with to "
                          "continue it, or another --name to start a new sweep (nothing was changed)")
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

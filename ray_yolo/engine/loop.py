@@ -26,6 +26,7 @@ from ray_yolo.ops.seeding import image_size
 from ray_yolo.structures import Progress
 
 MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before training gives up
+REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
 
 
 class StepResult(NamedTuple):
@@ -63,10 +64,11 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
             result = take_step(parts, step, batches, state.progress.step, stop_asked)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
+            state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
             after_step(step, rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
-                                    "a row; lower optimizer.lr0, or use --set precision=fp32")
+                                    f"a row; {REMEDY}")
             if result.stop:
                 return
         state.progress = Progress(epoch + 1, 0, state.progress.step)
@@ -143,27 +145,32 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], sto
     """Losses of all microbatches of a step in their order, and whether a worker wants to stop; the same on every
     worker. Collective.
 
-    A worker without a microbatch has no row to say it in, and says it in a later step.
+    Each worker's rows travel behind a header that it has whether it has a microbatch or not.
     """
-    mine = torch.stack(rows) if rows else torch.zeros(0, len(parts.loss.names), device=parts.host.device)
-    mine = torch.cat([mine.new_full((len(mine), 1), float(stop)), mine], 1)
+    width, replicas = len(parts.loss.names), parts.host.replicas
+    mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
+    header = mine.new_full((1,), float(stop))
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
-        mine = parts.host.replicas.global_sum(mine)
-    else:
-        mine = parts.host.replicas.gather_rows(mine, counts)
-    return mine[:, 1:], bool(mine[:, 0].any())
+        told = replicas.global_sum(torch.cat([header, mine.flatten()]))
+        return told[1:].view(-1, width), bool(told[0])
+    room = mine.new_zeros((max(counts) - len(mine)) * width)
+    told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
+    shares = [share[: count * width].view(count, width) for share, count in zip(told[:, 1:], counts, strict=True)]
+    return torch.cat(shares), bool(told[:, 0].any())
 
 
 def update_weights(parts: Parts, measured: Tensor, statistics: Tensor, number: int) -> tuple[float, bool]:
     """Clip, step, statistics, moving average; nothing at all if any loss or the gradient is not finite.
 
-    fp16 overflow with finite losses is the scaler's business: it leaves the weights alone and lowers its scale.
+    fp16 overflow with finite losses is the scaler's business: it leaves the weights alone and lowers its scale, until
+    that cannot be the reason any more.
     Returns the gradient's norm and whether everything was finite.
     """
     parts.scaler.unscale_(parts.optimizer)
     trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
-    finite = bool(measured.isfinite().all() and (parts.scaler.is_enabled() or norm.isfinite()))
+    overflow = parts.scaler.is_enabled() and parts.scaler.get_scale() >= 1.0
+    finite = bool(measured.isfinite().all() and (overflow or norm.isfinite()))
     if finite:
         parts.scaler.step(parts.optimizer)
         parts.statistics.apply(statistics, len(measured))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray_yolo.errors import ConfigError
 from ray_yolo.ops import evolution
@@ -44,8 +44,13 @@ def _estimate(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
     sampler = optuna.samplers.TPESampler(seed=int(generator(Stream.TRIALS, seed, k).integers(2**31)))
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {gene.name: _distribution(gene) for gene in space.genes}
-    for row in sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial):
-        study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness))
+    told = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
+    highest = max((row.rung for row in told), default=0)
+    for row in told:  # Optuna, too, ranks what was pruned below what was not, by step and then by value
+        stopped: dict[str, Any] = {"state": optuna.trial.TrialState.PRUNED,
+                                   "intermediate_values": {row.rung: row.fitness}}
+        study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness,
+                                            **(stopped if row.rung < highest else {})))
     return dict(study.ask(distributions).params)
 
 

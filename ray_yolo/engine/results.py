@@ -22,22 +22,36 @@ if TYPE_CHECKING:
 EVENTS_FILE = "events.jsonl"
 RUN_FILE = "mlflow.json"
 
-COLUMNS: dict[str, tuple[str | int, ...]] = {
-    "train/box_loss": ("train", "box"),
-    "train/obj_loss": ("train", "obj"),
-    "train/cls_loss": ("train", "cls"),
-    "metrics/precision": ("metrics", "precision"),
-    "metrics/recall": ("metrics", "recall"),
-    "metrics/mAP_0.5": ("metrics", "mAP50"),
-    "metrics/mAP_0.5:0.95": ("metrics", "mAP50-95"),
-    "val/box_loss": ("val", "box"),
-    "val/obj_loss": ("val", "obj"),
-    "val/cls_loss": ("val", "cls"),
-    "x/lr0": ("lr", 0),
-    "x/lr1": ("lr", 1),
-    "x/lr2": ("lr", 2),
-}
-"""YOLOv5's name of a number -> where an epoch event has it. Results.csv puts `epoch` before them."""
+Places = dict[str, tuple[str | int, ...]]
+"""Name of a number -> where an epoch event has it."""
+
+TERMS = ("box", "obj", "cls")
+"""Terms of the loss where a log does not say: those of the models with anchors."""
+
+
+def terms_of(rows: Sequence[Event]) -> tuple[str, ...]:
+    """Names of the loss's terms, as epoch events have them."""
+    return tuple(rows[0]["train"]) if rows else TERMS
+
+
+def loss_places(part: str, terms: Sequence[str]) -> Places:
+    """The losses of `train` or `val` under YOLOv5's names."""
+    return {f"{part}/{term}_loss": (part, term) for term in terms}
+
+
+def columns(terms: Sequence[str]) -> Places:
+    """The numbers of an epoch under YOLOv5's names. Results.csv puts `epoch` before them."""
+    return {
+        **loss_places("train", terms),
+        "metrics/precision": ("metrics", "precision"),
+        "metrics/recall": ("metrics", "recall"),
+        "metrics/mAP_0.5": ("metrics", "mAP50"),
+        "metrics/mAP_0.5:0.95": ("metrics", "mAP50-95"),
+        **loss_places("val", terms),
+        "x/lr0": ("lr", 0),
+        "x/lr1": ("lr", 1),
+        "x/lr2": ("lr", 2),
+    }
 
 
 def number_at(tree: Any, path: Sequence[str | int]) -> float | None:
@@ -50,13 +64,15 @@ def number_at(tree: Any, path: Sequence[str | int]) -> float | None:
 
 
 def format_results(events: Sequence[Event]) -> str:
-    """The text of results.csv: YOLOv5's header and a row for each surviving epoch.
+    """The text of results.csv: YOLOv5's header and a row for each surviving epoch, counted from 0 as YOLOv5 does.
 
     Cells are right-aligned, 20 wide, five digits, with commas between; `nan` where nothing was measured.
     """
-    lines = [",".join(f"{name:>20}" for name in ("epoch", *COLUMNS))]
-    for row in epoch_rows(surviving(events)):
-        numbers = [number_at(row, path) for path in COLUMNS.values()]
+    rows = epoch_rows(surviving(events))
+    places = columns(terms_of(rows))
+    lines = [",".join(f"{name:>20}" for name in ("epoch", *places))]
+    for row in rows:
+        numbers = [number_at(row, path) for path in places.values()]
         cells = [row["epoch"], *(math.nan if number is None else number for number in numbers)]
         lines.append(",".join(f"{cell:20.5g}" for cell in cells))
     return "\n".join(lines) + "\n"
@@ -111,7 +127,7 @@ class TensorBoard:
         writer = self._writer or self._open()
         self._writer = None  # until the points are on disk: a writer that failed once stays broken
         for row in rows:
-            for tag, path in COLUMNS.items():
+            for tag, path in columns(terms_of(rows)).items():
                 number = number_at(row, path)
                 if number is not None and (tag, row["epoch"]) not in self._written:
                     writer.add_scalar(tag, number, row["epoch"], walltime=row["time"])

@@ -2,28 +2,37 @@
 
     <storage>/<project>/<name>/run.json    what was asked for and what was resolved, written at the first start
     <storage>/<project>/<name>/.lock       held by the driver while it lives (the kernel lets go when it dies)
-    <storage>/<project>/<name>/finished    exists once the training has ended
+    <storage>/<project>/<name>/finished    exists once the training has ended and all is told (or noted as owed)
 
 Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
 exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok, or
 unless the caller finds that there is more to do.
+
+Looking for a run (`find_run`) and making one (`begin_run`) are two steps, with all other checks of a start between
+them: one that is refused leaves nothing.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import shlex
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ray_yolo.config import Placement, Recipe, recipe_digest
+from ray_yolo.config import Placement, Recipe, is_digest_of
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.errors import InputError
+
+RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -32,30 +41,14 @@ class Run:
 
     folder: Path
     lock: IO[str]
-    record: dict[str, Any]  # contents of run.json; empty until the first start is recorded
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing has been decided for this run yet."""
-        return not self.record
-
-    def first_start(self, **decided: Any) -> None:
-        """Record what was asked for and what was decided; from now on it is part of the run."""
-        self.record = decided
-        temporary = self.folder / ".run.json"
-        write_durably(temporary, json.dumps(decided, indent=1).encode())
-        temporary.replace(self.folder / "run.json")
+    record: dict[str, Any]  # contents of run.json
 
     def finish(self) -> None:
         """Mark the run as ended."""
         write_durably(self.folder / "finished", b"")
 
     def release(self) -> None:
-        """Let other processes have the folder; one in which nothing came to be decided is removed."""
-        with suppress(OSError):
-            if self.is_new and os.listdir(self.folder) == [".lock"]:
-                (self.folder / ".lock").unlink()
-                self.folder.rmdir()
+        """Let other processes have the folder."""
         self.lock.close()
 
 
@@ -72,6 +65,18 @@ def _storage() -> Iterator[None]:
                          "that runs can be written to") from None
 
 
+def lasting_folder() -> Path:
+    """The current folder; ~/ray-yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
+    here = Path.cwd()
+    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
+
+
+def storage_folder(placement: Placement) -> Path:
+    """Absolute folder of all that is stored: --storage-path, else a --project given in full, else what lasts."""
+    in_full = placement.project if Path(placement.project).is_absolute() else ""
+    return lasting_folder() / (placement.storage_path or in_full)
+
+
 def project_folder(placement: Placement) -> Path:
     """Absolute folder of runs.
 
@@ -81,66 +86,121 @@ def project_folder(placement: Placement) -> Path:
     if "://" in placement.storage_path or "://" in placement.project:
         raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that "
                          "all nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
-    return (Path(placement.storage_path or ".") / placement.project).absolute()
+    return storage_folder(placement) / placement.project
+
+
+@contextmanager
+def storage_probe(placement: Placement) -> Iterator[Path]:
+    """A file, for as long as this lasts, on the storage where a new run would lie; no folder is made for it.
+
+    Raises:
+        InputError: if storage cannot be written to, or its files cannot be locked.
+    """
+    with ExitStack() as stack:
+        with _storage():
+            project = project_folder(placement)
+            place = next(path for path in (project, *project.parents) if path.exists())
+            probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place))
+            lock_file(probe)
+        yield Path(probe.name)
 
 
 @_storage()
-def open_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] = lambda folder: False) -> Run:
-    """The run that this command continues or makes, locked.
+def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] = lambda folder: False
+             ) -> Run | None:
+    """The run that this command continues, locked; None if it shall begin one. Nothing is made.
 
     Args:
         extends: whether there is more to do for the named run of a folder, although it is finished.
 
     Raises:
-        InputError: if the named run is in use, finished, or of another recipe, or storage cannot be written to.
+        InputError: if the named run is in use, finished, or of another recipe, or storage cannot be used.
     """
     project = project_folder(placement)
-    digest = recipe_digest(recipe)
     if placement.resume:
         return _resumed(project, placement.resume)
+    with storage_probe(placement):
+        pass
     if placement.name:
-        return _named(project / placement.name, digest, placement.exist_ok, extends)
-    for folder in _unfinished(project):
-        run = _try_open(folder)
-        if run is not None:
-            if run.record.get("digest") == digest:
-                return run
-            run.release()
-    return _open(_exclusive(project, "exp"))
+        return _named(project / placement.name, recipe, placement.exist_ok, extends)
+    for run in _unfinished(project):
+        if is_digest_of(run.record["digest"], recipe):
+            return run
+        run.release()
+    return None
+
+
+@_storage()
+def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
+    """A new run, locked, with its record: of the name asked for, or expN. With `exist_ok` an old one is moved aside.
+
+    Raises:
+        InputError: if the name has come into use, or storage cannot be written to.
+    """
+    project = project_folder(placement)
+    folder = project / placement.name if placement.name else _exclusive(project, "exp")
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _open(folder)
+    if run.record:
+        run.release()
+        if not placement.exist_ok:
+            raise InputError(f"name: another process has begun {folder} just now; choose another --name")
+        _move_aside(folder)
+        return begin_run(placement, record)
+    run.record = record
+    try:
+        write_durably(folder / ".run.json", json.dumps(record, indent=1).encode())
+        (folder / ".run.json").replace(folder / "run.json")
+    except OSError:
+        with suppress(OSError):  # it may hold what is somebody's
+            (folder / ".run.json").unlink(missing_ok=True)
+            (folder / ".lock").unlink()
+            folder.rmdir()
+        run.release()
+        raise
+    return run
 
 
 def _resumed(project: Path, resume: str) -> Run:
     """The run of `--resume`: its folder, a file in it, or the newest unfinished one for 'auto'."""
     if resume == "auto":
-        for folder in _unfinished(project):
-            run = _try_open(folder)
-            if run is not None:
-                return run
+        if run := next(_unfinished(project), None):
+            return run
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
     holder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
     if holder is None:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
-        raise InputError(f"resume: {holder} is finished; start a new run with --weights "
-                         f"{holder / 'weights' / 'last.pt'}")
+        raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
     return _open(holder)
 
 
-def _named(folder: Path, digest: str, exist_ok: bool, extends: Callable[[Path], bool]) -> Run:
-    folder.mkdir(parents=True, exist_ok=True)
+def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path], bool]) -> Run | None:
+    """The run of a name if it can go on; None if it has not begun, or may be moved aside."""
+    if not (folder / "run.json").exists():
+        return None
     run = _open(folder)
     finished = (folder / "finished").exists() and not extends(folder)
-    if run.is_new or (run.record["digest"] == digest and not finished):
+    if is_digest_of(run.record["digest"], recipe) and not finished:
         return run
     run.release()
     if exist_ok:
-        aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
-        folder.rename(aside)
-        return _named(folder, digest, exist_ok, extends)
+        return None
     state = "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
-                     f"moved aside), or continue from its weights with --weights {folder / 'weights' / 'last.pt'}")
+                     f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+
+
+def _move_aside(folder: Path) -> Path:
+    """Free the name of a folder. Returns the new one, NAME.oldN."""
+    aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
+    return folder.rename(aside)
+
+
+def _go_on_from(folder: Path) -> str:
+    """The flag that starts from a run's weights, as a shell takes it."""
+    return f"--weights {shlex.quote(str(folder / 'weights' / 'last.pt'))}"
 
 
 def is_held(folder: Path) -> bool:
@@ -148,27 +208,33 @@ def is_held(folder: Path) -> bool:
     if not folder.exists():
         return False
     with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        return not lock_file(lock)
 
 
 @_storage()
-def output_folder(placement: Placement) -> Path:
+def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
-    With `exist_ok` a folder of that name is used again.
+    With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
+
+    Args:
+        sources: absolute paths of what is read, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to.
+        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training.
     """
     project = project_folder(placement)
-    if placement.name and placement.exist_ok:
-        (project / placement.name).mkdir(parents=True, exist_ok=True)
-        return project / placement.name
-    return _exclusive(project, placement.name or "exp")
+    if not (placement.name and placement.exist_ok):
+        return _exclusive(project, placement.name or "exp")
+    folder = project / placement.name
+    if folder.exists() and any(folder.iterdir()):
+        held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
+        if found := next(filter(os.path.exists, held), None):
+            raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
+                             "results; choose another --name or --project")
+        _logger.warning("%s: what it held lies in %s now", folder, _move_aside(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _exclusive(project: Path, stem: str) -> Path:
@@ -186,29 +252,54 @@ def _exclusive(project: Path, stem: str) -> Path:
         return folder
 
 
-def _unfinished(project: Path) -> Iterator[Path]:
-    """Runs that were started and have not ended, the newest first, by the order in which they were recorded."""
-    runs = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
-    return iter(sorted(runs, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True))
+def _unfinished(project: Path) -> Iterator[Run]:
+    """Runs that were begun, have not ended and are held by nobody, the newest first, by the order of their records.
+
+    Each is locked: whoever does not want one releases it. One that cannot be opened is passed over with a warning.
+    """
+    begun = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
+    for folder in sorted(begun, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
+        try:
+            run = _try_open(folder)
+        except (InputError, PermissionError) as error:
+            _logger.warning("%s (until then this run is passed over)", error)
+            continue
+        if run is not None:
+            yield run
 
 
 def _try_open(folder: Path) -> Run | None:
     """The run, or None if another process holds it."""
     lock = (folder / ".lock").open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return None
-    lock.seek(0)
-    lock.truncate()
-    lock.write(f"{os.uname().nodename} {os.getpid()}\n")
-    lock.flush()
-    try:
+        if not lock_file(lock):
+            lock.close()
+            return None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.uname().nodename} {os.getpid()}\n")
+        lock.flush()
         return Run(folder, lock, _read_record(folder / "run.json"))
-    except InputError:
+    except BaseException:
         lock.close()
         raise
+
+
+def lock_file(file: IO[Any]) -> bool:
+    """Lock a file until it is closed, or until this process dies. False if another process has locked it.
+
+    Raises:
+        InputError: if its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
+                         "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
+                         "or give a --storage-path on another one") from None
+    return True
 
 
 def _read_record(file: Path) -> dict[str, Any]:

@@ -23,16 +23,14 @@ from ray_yolo.data.plan import Step
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Host, Job, build, rebuild
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
-from ray_yolo.engine.loop import StepResult, train
+from ray_yolo.engine.loop import REMEDY, StepResult, train
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.average_precision import fitness
 from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
-TERMS = ("box", "obj", "cls")
 
 Emit = Callable[..., None]
 Report = Callable[[dict[str, Any]], None]
@@ -50,6 +48,7 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: 
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
+        CheckpointError: if there are checkpoints and none of them can be gone on from.
     """
     session = Session(job, host, placement, emit, report)
     try:
@@ -124,10 +123,13 @@ class Session:
         self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
                    images=self.clock.images, wait_seconds=self.clock.wait_seconds,
                    seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid())
+        if self.records and state.skipped:
+            self._emit("warning", message=f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at "
+                                          f"step {state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
         last = epoch + 1 == recipe.epochs
         found = self.validate() if last or not recipe.noval else None
-        score = None if found is None else fitness(found.metrics)
+        score = None if found is None else recipe.objective.fitness(found.summary)
         best = score is not None and score > state.best_fitness
         if found is not None:
             state.class_maps = tuple(found.metrics.ap.mean(1).tolist())
@@ -155,8 +157,15 @@ class Session:
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
     def finish(self) -> dict[str, Any]:
-        """Record the end, if it is one. Returns the summary."""
+        """Record the end, if it is one. Returns the summary.
+
+        Raises:
+            TrainingError: if all that training did was to skip steps.
+        """
         state = self.state
+        if not self.stopped and not state.moved:
+            raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
+                                f"was trained; {REMEDY}")
         summary = {"step": state.progress.step, "epoch": state.progress.epoch - 1, "best_epoch": state.best_epoch,
                    "best_fitness": state.best_fitness, "stopped_early": self.stopped_early,
                    "last_epoch": state.last_epoch, "stopped": self.stopped}
@@ -179,14 +188,13 @@ class Session:
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
     def _resume(self) -> TrainState:
-        """The state of the newest verified checkpoint, as worker 0 sees it, or a new one. Collective."""
-        folder, problems = checkpoint.newest_verified(self.job.run_dir)
-        step = -1 if folder is None else int(folder.name[5:])
-        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
+        """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective."""
+        step = -1
         if self.records:
+            step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
             for problem in problems:
                 self._emit("warning", message=f"damaged checkpoint set aside: {problem}")
-            checkpoint.set_aside(self.job.run_dir, newer_than=chosen)
+        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
             saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
@@ -195,7 +203,8 @@ class Session:
         if self.records:
             progress = state.progress
             self._emit("start", step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
-                       num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs)
+                       num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs,
+                       terms=list(self.parts.loss.names))
             if state.last_epoch:  # its event may have been lost on the way when the worker died
                 self._emit("epoch", **state.last_epoch)
         return state
@@ -207,7 +216,10 @@ class Session:
                                 f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
 
     def _save(self, kinds: list[str]) -> None:
-        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning."""
+        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning.
+
+        The last checkpoint is what training was for, and has to be written.
+        """
         if not self.records:
             return
         step = self.state.progress.step
@@ -217,10 +229,11 @@ class Session:
             checkpoint.prune(self.job.run_dir, self.placement.keep_checkpoints)
         except OSError as error:
             self.missed_saves += 1
-            self._emit("warning", message=f"checkpoint at step {step} could not be written: {error}")
-            if self.missed_saves >= MAX_MISSED_SAVES:
-                raise TrainingError(f"{self.job.run_dir}: {MAX_MISSED_SAVES} checkpoints in a row could not be written "
-                                    f"({error}); free or repair the storage and run the same command again") from error
+            problem = f"the checkpoint at step {step} ({', '.join(kinds)}) could not be written ({error})"
+            self._emit("warning", message=problem)
+            if self.missed_saves >= MAX_MISSED_SAVES or (self.is_over and not self.stopped):
+                raise TrainingError(f"{self.job.run_dir}: {problem}; free or repair the storage and run the same "
+                                    "command again") from error
             return
         self.missed_saves = 0
         self._emit("checkpoint", step=step, epoch=self.state.progress.epoch, path=str(path), kinds=kinds)
@@ -241,13 +254,14 @@ class Session:
                 "threads": torch.get_num_threads(), "labels": job.train.digest,
                 "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
-    def _epoch_event(self, epoch: int, losses: tuple[float, float, float], found: Evaluation | None,
+    def _epoch_event(self, epoch: int, losses: tuple[float, ...], found: Evaluation | None,
                      score: float | None, best: bool, trained: float) -> dict[str, Any]:
         seconds = trained - self.clock.began
         gpu, plan = self.host.device.type == "cuda", self.parts.plan
         return {
-            "epoch": epoch, "step": self.state.progress.step, "train": dict(zip(TERMS, losses, strict=True)),
-            "val": None if found is None else dict(zip(TERMS, found.losses, strict=True)),
+            "epoch": epoch, "step": self.state.progress.step,
+            "train": dict(zip(self.parts.loss.names, losses, strict=True)),
+            "val": None if found is None else found.losses,
             "metrics": None if found is None else found.summary,
             "per_class": [] if found is None else per_class(found, self.job.val),
             "lr": list(plan.rates(plan.steps(epoch)[-1], epoch).lr),

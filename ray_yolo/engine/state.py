@@ -6,6 +6,7 @@ No random state is in it: every draw is keyed (ops.seeding), so progress is enou
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,23 +29,27 @@ class TrainState:
     best_epoch: int = -1
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights
     skipped_in_row: int = 0
-    epoch_sums: tuple[float, float, float, int] = (0.0, 0.0, 0.0, 0)  # box, obj, cls times images; images
+    epoch_sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0)  # terms of the loss times images; images
     last_epoch: dict[str, Any] | None = None  # event of the last finished epoch, to be repeated if it got lost
+    skipped: int = 0  # steps of this epoch
+    first_skipped: int = 0  # the number of the first of them
+    moved: bool = False  # some step has changed the weights
 
     def count(self, losses: Tensor, num_images: int, skipped: bool) -> None:
-        """Add a step to the epoch's mean losses."""
+        """Add the step just taken to the epoch's mean losses, or to those that were skipped."""
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
-        if not skipped:
-            box, obj, cls = (losses.double() * num_images).tolist()
-            sums = self.epoch_sums
-            self.epoch_sums = (sums[0] + box, sums[1] + obj, sums[2] + cls, sums[3] + num_images)
+        if skipped:
+            self.first_skipped = self.first_skipped if self.skipped else self.progress.step
+            self.skipped += 1
+        else:
+            new = (*(losses.double() * num_images).tolist(), num_images)
+            self.epoch_sums = tuple(old + more for old, more in zip(self.epoch_sums, new, strict=True))
 
-    def close_epoch(self) -> tuple[float, float, float]:
-        """Mean losses (box, obj, cls) per image of the epoch so far; starts the next one."""
+    def close_epoch(self) -> tuple[float, ...]:
+        """Mean of each term of the loss per image of the epoch so far, NaN of no image; starts the next one."""
         *sums, images = self.epoch_sums
-        self.epoch_sums = (0.0, 0.0, 0.0, 0)
-        box, obj, cls = (value / max(images, 1) for value in sums)
-        return box, obj, cls
+        self.epoch_sums, self.skipped = (0.0,) * len(self.epoch_sums), 0
+        return tuple(value / images if images else math.nan for value in sums)
 
 
 def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +58,8 @@ def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str,
     meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
             "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
             "skipped_in_row": state.skipped_in_row, "epoch_sums": list(state.epoch_sums),
-            "last_epoch": state.last_epoch, "scaler": parts.scaler.state_dict()}
+            "last_epoch": state.last_epoch, "skipped": [state.skipped, state.first_skipped], "moved": state.moved,
+            "scaler": parts.scaler.state_dict()}
     return {
         "meta": json.dumps(meta),
         "model": parts.model.state_dict(),
@@ -81,9 +87,10 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     parts.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:
         parts.scaler.load_state_dict(meta["scaler"])
+    skipped, first_skipped = meta.get("skipped", (0, 0))  # 0.1.0 kept neither this nor `moved`
     return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
                       tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
-                      meta["last_epoch"])
+                      meta["last_epoch"], skipped, first_skipped, meta.get("moved", True))
 
 
 def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from ray_yolo.config import Recipe
 from ray_yolo.config_sources import read_config_file
 from ray_yolo.engine.ledger import Trial
 from ray_yolo.engine.replay import replay_command, trained_recipe
-from ray_yolo.engine.results import replace_text
+from ray_yolo.engine.results import TERMS, loss_places, replace_text
+from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.errors import InputError
 from ray_yolo.genes import GENES
 from ray_yolo.ops.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
@@ -25,24 +27,27 @@ from ray_yolo.yaml_files import read_scalar, to_yaml
 
 METRICS = {"metrics/precision": "precision", "metrics/recall": "recall", "metrics/mAP_0.5": "mAP50",
            "metrics/mAP_0.5:0.95": "mAP50-95"}
-LOSSES = {"val/box_loss": "box", "val/obj_loss": "obj", "val/cls_loss": "cls"}
-"""YOLOv5's names of evolve.csv's first columns -> ours; the genes follow."""
+"""YOLOv5's names of evolve.csv's first columns -> ours; losses and genes follow."""
+RUNG = "rung"
 
 
 def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     """The text of evolve.csv: YOLOv5's columns, then all its genes and whatever else was searched.
 
-    One row for each finished trial, by number; cells are right-aligned, numbers exact.
+    One row for each finished trial, by number; cells are right-aligned, numbers exact. Where some were stopped early a
+    last column says how many rungs each had reached: only numbers of one rung compare.
     """
     finished = [trial for trial in trials if trial.state == "finished"]
     genes = _gene_names(finished)
-    lines = [[*METRICS, *LOSSES, *genes]]
+    rungs = [RUNG] if len({trial.rung for trial in finished}) > 1 else []
+    terms = list(finished[0].losses) if finished and finished[0].losses else list(TERMS)
+    lines = [[*METRICS, *loss_places("val", terms), *genes, *rungs]]
     for trial in finished:
         trained = overlay(recipe, trial.genes)
         numbers = [trial.metrics.get(name) for name in METRICS.values()]
-        numbers += [trial.losses.get(name) for name in LOSSES.values()]
+        numbers += [trial.losses.get(name) for name in terms]
         lines.append(["nan" if number is None else str(number) for number in numbers]
-                     + [str(recipe_value(trained, gene)) for gene in genes])
+                     + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.rung) for _ in rungs])
     return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
 
 
@@ -71,8 +76,15 @@ def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Se
         replace_text(Path(folder) / "hyp_evolve.yaml", text)
 
 
+def drop_weights(folder: str | os.PathLike[str]) -> None:
+    """Remove what is heavy from the run folder of a trial that nothing goes on from: its command trains it again."""
+    for name in ("checkpoints", "weights"):
+        shutil.rmtree(Path(folder) / name, ignore_errors=True)
+    (Path(folder) / DETECTIONS_FILE).unlink(missing_ok=True)
+
+
 def best_trial(trials: Iterable[Trial]) -> Trial | None:
-    """The finished trial of the highest fitness; of equal ones the first."""
+    """The finished trial of the highest fitness among those that were trained furthest; of equal ones the first."""
     by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
     best = best_rows((trial.row for trial in by_number.values()), 1)
     return by_number[best[0].trial] if best else None
@@ -104,7 +116,8 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
     rows = [dict(zip(header, map(_read_cell, line), strict=False)) for line in lines[1:]]
-    ranked = best_rows((Row(number, row, _old_fitness(row, search)) for number, row in enumerate(rows)), NUM_PARENTS)
+    ranked = best_rows((Row(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
+                        for number, row in enumerate(rows)), NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
     return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]

@@ -1,4 +1,4 @@
-"""Average precision as YOLOv5 reports it, and the fitness made of it.
+"""Average precision as YOLOv5 reports it.
 
 Two pure steps: `match` says which detections of one image are correct, `evaluate` turns the matches of a whole data
 set into numbers. The COCO protocol (area ranges, limits of detections) is another one: see `coco_metrics`.
@@ -48,11 +48,6 @@ class Metrics:
     map50: float  # mean average precision at IoU 0.5
     map: float  # mean average precision over `IOU_THRESHOLDS`
     curves: Curves
-
-
-def fitness(metrics: Metrics) -> float:
-    """What training maximises: 0.1 mAP50 + 0.9 mAP50-95."""
-    return 0.1 * metrics.map50 + 0.9 * metrics.map
 
 
 def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:

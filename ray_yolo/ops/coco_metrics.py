@@ -40,7 +40,7 @@ class Labelled(NamedTuple):
     images: Ints  # (m,)
     classes: Ints  # (m,)
     boxes: Floats  # (m, 4) xyxy
-    areas: Floats  # (m,) of the outline where there is one, else of the box; decides small, medium or large
+    areas: Floats  # (m,) as the annotation file gives them, else of the boxes; decide small, medium or large
     crowd: Bools  # (m,) regions in which detections count neither as right nor as wrong
 
 

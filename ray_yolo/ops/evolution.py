@@ -1,6 +1,6 @@
 """The genes of trial k: a pure function of the space, the seed and the rows finished before it was proposed.
 
-Promises: no clock, no state, no order (rows are ranked by fitness, ties by trial number), so a proposal can be
+Promises: no clock, no state, no order (rows are ranked by rung and fitness, ties by trial number), so a proposal can be
 recomputed from a sweep's ledger, and a free slot never waits for a generation to end. Nothing here knows what a
 gene means, how a fitness comes about, or how many trials run at the same time.
 
@@ -29,7 +29,6 @@ CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one
 WEIGHT_FLOOR = 1e-6  # keeps the worst parent possible, and equal fitness a fair draw
 DECIMALS = 5
 MAX_DRAWS = 1000  # without one that changes a gene: then none can be changed
-
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class Row(NamedTuple):
     trial: int
     genes: Mapping[str, GeneValue]
     fitness: float | None
+    rung: int = 0  # how far it was trained; fitness compares within a rung only
 
 
 def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
@@ -104,14 +104,17 @@ def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[in
 
 
 def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
-    """The `count` rows of the highest fitness, best first; failed rows never; equal fitness by trial number."""
+    """The `count` best rows, best first: by rung, then fitness, then trial number; failed rows never."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
-    return sorted(alive, key=lambda row: (-_fitness(row), row.trial))[:count]
+    return sorted(alive, key=lambda row: (-row.rung, -_fitness(row), row.trial))[:count]
 
 
 def parent_weights(parents: Sequence[Row]) -> np.ndarray:
-    """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6."""
-    fitness = np.array([_fitness(row) for row in parents])
+    """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6, for rows as `best_rows` has them.
+
+    A row of a lower rung counts as no better than any of a higher one.
+    """
+    fitness = np.minimum.accumulate([_fitness(row) for row in parents])
     weights = fitness - fitness.min() + WEIGHT_FLOOR
     return weights / weights.sum()
 

@@ -40,6 +40,10 @@ def epoch_order(seed: int, epoch: int, num_images: int, weights: np.ndarray | No
 
 
 def image_size(seed: int, step: int, imgsz: int, stride: int) -> int:
-    """Multi-scale size of one optimiser step: uniform in [0.5, 1.5) x imgsz + stride, floored to the stride."""
+    """Multi-scale size of one optimiser step: uniform in [0.5, 1.5) x imgsz + stride, floored to the stride.
+
+    At least two strides, as `imgsz` is: one image of one stride has a single value per channel, and no variance.
+    """
     rng = generator(Stream.IMAGE_SIZE, seed, step)
-    return int(rng.integers(int(0.5 * imgsz), int(LARGEST_SCALE * imgsz) + stride)) // stride * stride
+    size = int(rng.integers(int(0.5 * imgsz), int(LARGEST_SCALE * imgsz) + stride)) // stride * stride
+    return max(size, 2 * stride)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,13 @@ COLUMNS = 5
 BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle of its number
 
 
-def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], path: Path) -> Figure:
+def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], rungs: Sequence[int], path: Path
+               ) -> Figure:
     """Fitness against each gene, later trials darker, the best one marked. Trials without a fitness (NaN) are left out.
 
     Args:
         genes: values of each gene, one per trial in the order of the trials.
+        rungs: how far each trial was trained: the best is the highest of those that were trained furthest.
     """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
@@ -41,7 +44,7 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], p
         shade = {"c": np.flatnonzero(done), "cmap": "Blues", "vmin": -0.4 * len(at), "vmax": len(at)}
         axes.scatter(at[done], heights[done], s=14, **shade)
         if done.any():
-            best = int(np.nanargmax(heights))
+            best = max(np.flatnonzero(done).tolist(), key=lambda trial: (rungs[trial], heights[trial]))
             axes.scatter(at[best], heights[best], marker="x", s=50, linewidth=1.8, color=COLOURS[1])
             axes.set_title(f"{at[best]:.4g}", fontsize=8, color=COLOURS[1], loc="right")
     for axes in panels[::COLUMNS]:
@@ -49,8 +52,10 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], p
     return save(figure, path)
 
 
-def plot_progress(fitness: Sequence[float], path: Path) -> Figure:
-    """Fitness of each trial and the best one so far. Trials without a fitness (NaN) stand at the bottom as crosses."""
+def plot_progress(fitness: Sequence[float], rungs: Sequence[int], path: Path) -> Figure:
+    """Fitness of each trial and of the best one so far, by rung first. Trials without a fitness (NaN) stand at the
+    bottom as crosses.
+    """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
     trials = np.arange(len(heights))
@@ -58,7 +63,8 @@ def plot_progress(fitness: Sequence[float], path: Path) -> Figure:
     axes = dress(figure.add_subplot(), title="Fitness over the search", x="Trial", y="Fitness")
     axes.scatter(trials[done], heights[done], s=16, color=GREY, label="trial")
     if done.any():
-        best = np.maximum.accumulate(np.where(done, heights, -np.inf))
+        ranks = zip(np.where(done, rungs, -1), np.where(done, heights, -np.inf), strict=True)
+        best = np.array([height for _, height in accumulate(ranks, max)])
         known = best > -np.inf
         axes.step(trials[known], best[known], where="post", color=COLOURS[0], linewidth=2, label="best so far")
     if not done.all():

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ray_yolo.errors import RayYoloError
 from ray_yolo.redact import redact
 
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -19,7 +20,7 @@ class Background:
     """Does `work` every `interval_seconds`.
 
     Work that fails costs one warning and is tried again, at first soon, then once a minute. `work` must take up where
-    it failed.
+    it failed. After an error of ours (`RayYoloError`), which says what the user has to do first, it is not tried again.
     """
 
     def __init__(self, name: str, work: Callable[[], None], *, interval_seconds: float,
@@ -48,7 +49,7 @@ class Background:
         asked = time.monotonic()
         self._finishing.set()
         while not self._done.wait(0.02):
-            if time.monotonic() - max(asked, last_success()) > patience_seconds:
+            if self._abandoned.is_set() or time.monotonic() - max(asked, last_success()) > patience_seconds:
                 self._abandoned.set()
                 return False
         return True
@@ -59,6 +60,9 @@ class Background:
             last_round = self._finishing.wait(pause)
             try:
                 self._work()
+            except RayYoloError as error:
+                self._warn(f"{self._name}: {redact(str(error))}. Training goes on without.")
+                self._abandoned.set()
             except Exception as error:  # whatever a foreign library raises, the thread has to live on
                 self._complain(error)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -72,5 +76,9 @@ class Background:
     def _complain(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            reason = redact(f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON])
-            self._warn(f"{self._name}: {reason}. Training goes on; this is tried again.")
+            self._warn(f"{self._name}: {reason_of(error)}. Training goes on; this is tried again.")
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, on one line and without secrets."""
+    return redact(f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON])

@@ -11,14 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ray_yolo.config import Placement
+from ray_yolo.config import Placement, resolved_batch
+from ray_yolo.data.survey import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
-from ray_yolo.engine.runs import Run
+from ray_yolo.engine.runs import Run, lasting_folder, storage_folder
 from ray_yolo.redact import printable, redact
 from ray_yolo.runtime.pictures import draw_plots
-from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, start_recorder
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runtime.records import Records
 from ray_yolo.runtime.registry import log_model
 from ray_yolo.runtime.tracking import read_run_file, tracking_uri
@@ -47,23 +48,23 @@ class Bookkeeping:
             run_id = uuid.uuid4().hex if begins else told[0]["run_id"]
             self.emit("run", run_id=run_id, **_about(run, job, placement))
         stream = io.StringIO() if quiet else sys.stdout
-        self._uri = tracking_uri(placement.mlflow_uri, placement.storage_path or ".", os.environ)
+        if lasting_folder() != Path.cwd():
+            print(f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {run.folder}",
+                  file=stream)
+        self._uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
         self._records = Records(run.folder, self._uri, self.emit, stream, **link)
-        if begins:  # now that the display listens
-            self._report_findings({"train": job.train, "val": job.val})
+        splits = {"train": job.train, "val": job.val}  # told now that the display listens
+        self.emit("dataset", names=list(job.names), splits={name: survey(index) for name, index in splits.items()})
+        if begins and (message := write_findings(splits, run.folder)):
+            self.emit("warning", message=message)
+        if begins and job.recipe.exact and run.record["asked"].get("microbatch") is None:
+            batch, micro = resolved_batch(job.recipe)
+            self.emit("warning", message=f"exact: microbatch {micro} was chosen by the number of workers of this "
+                                         "first start; a new run on another number has the same bits only with "
+                                         f"--batch-size {batch} --microbatch {micro}")
 
     def __enter__(self) -> Bookkeeping:
         return self
-
-    def _report_findings(self, splits: Mapping[str, AnnotationIndex]) -> None:
-        """Tell what the check of the data set found: all of it in findings.txt, a summary on the console."""
-        lines = [printable(f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}")
-                 for split, index in splits.items() for found in index.findings]
-        if lines:
-            replace_text(self._run_dir / "findings.txt", "\n".join(lines) + "\n")
-            left_out = sum(found.dropped for index in splits.values() for found in index.findings)
-            self.emit("warning", message=f"the check of the data set found {len(lines)} things and left {left_out} out "
-                                         f"(all in findings.txt, --strict refuses); the first: {lines[0]}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
@@ -71,9 +72,11 @@ class Bookkeeping:
             if isinstance(error, Exception):
                 status, reason = "failed", (str(error).strip() or type(error).__name__).splitlines()[-1]
             self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
-        close_recorder(self.recorder)
         plots = error is None and not self._placement.noplots
-        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None)
+        flush_recorder(self.recorder)
+        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None,
+                             flush=lambda: flush_recorder(self.recorder))
+        close_recorder(self.recorder)
         if error is None and self._placement.registered_name:
             self._register()
 
@@ -89,6 +92,18 @@ class Bookkeeping:
             print(f"--register {self._placement.registered_name}: {redact(str(problem))}", file=sys.stderr)
 
 
+def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
+    """Put all that the check of a data set found into findings.txt of a folder; returns a summary, '' for nothing."""
+    lines = [printable(f"{split}: {found.where}: {found.what}{' (left out)' if found.dropped else ''}")
+             for split, index in splits.items() for found in index.findings]
+    if not lines:
+        return ""
+    replace_text(folder / "findings.txt", "\n".join(lines) + "\n")
+    left_out = sum(found.dropped for index in splits.values() for found in index.findings)
+    return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
+            f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
+
+
 def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
     """Bring the records of a training up to date whose driver was killed for good, as a sweep's scheduler does.
 
@@ -96,12 +111,14 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    if not events or events[-1]["type"] == "end":
+    last = next((event["type"] for event in reversed(events) if event["type"] in ("start", "end")), None)
+    if not events or last == "end":
         return
     recorder = LocalRecorder(str(log))
     recorder.emit("end", status="stopped", reason="stopped early", **_last_place(log))
-    recorder.close(wait_seconds=10.0)
-    Records(run_dir, mlflow_uri, lambda *_, **__: None, io.StringIO(), **link).finish(lambda: None)
+    flush_recorder(recorder)
+    Records(run_dir, mlflow_uri, recorder.emit, io.StringIO(), **link).finish(lambda: None)
+    close_recorder(recorder)
 
 
 def _about(run: Run, job: Job, placement: Placement) -> dict[str, Any]:

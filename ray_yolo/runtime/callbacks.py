@@ -28,23 +28,20 @@ from ray_yolo.errors import InputError
 from ray_yolo.runtime.background import Background
 
 HOOKS = ("on_run_start", "on_epoch_end", "on_run_end")
+Hooks = dict[str, Callable[..., Any]]
 
 _PATIENCE_SECONDS = 600.0
 
 
 class Callbacks:
-    """The functions of one training; an empty path has none.
+    """The functions of one training, as `load_callbacks` gives them.
 
     Args:
         warn: told of an exception in a function, and of one that does not come back.
-
-    Raises:
-        InputError: if the path cannot be imported or names none of the functions.
     """
 
-    def __init__(self, path: str, run_dir: Path, warn: Callable[[str], None]) -> None:
-        self._hooks = load_callbacks(path)
-        self._run_dir, self._warn = run_dir, warn
+    def __init__(self, hooks: Hooks, run_dir: Path, warn: Callable[[str], None]) -> None:
+        self._hooks, self._run_dir, self._warn = hooks, run_dir, warn
         past = read_events(run_dir / EVENTS_FILE) if self._hooks else []
         self._log = follow(run_dir / EVENTS_FILE, after_seq=past[-1]["seq"] if past else -1)
         self._told = {event["epoch"] for event in past if event["type"] == "epoch"}
@@ -90,12 +87,12 @@ class Callbacks:
         try:
             if hook is not None:
                 hook(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._warn(f"callbacks: {name}: {type(error).__name__}: {error}")
 
 
-def load_callbacks(path: str) -> dict[str, Callable[..., Any]]:
-    """The functions that a path names, by their names; none for an empty path.
+def load_callbacks(path: str) -> Hooks:
+    """The functions that a path names, by their names; none for an empty path. A file is executed by each call.
 
     Raises:
         InputError: if it cannot be imported or has none of the functions.

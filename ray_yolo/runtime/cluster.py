@@ -6,18 +6,22 @@ import logging
 import math
 import os
 import re
+import secrets
 import signal
 import socket
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 import ray.train
+import torch
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -41,11 +45,13 @@ DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 
@@ -54,6 +60,7 @@ def connect(placement: Placement) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
     Raises:
+        InputError: for an address that is none.
         ResourcesError: if there is no cluster at the address, or it does not let us in.
     """
     for name, value in DRIVER_ENVIRONMENT.items():
@@ -63,16 +70,53 @@ def connect(placement: Placement) -> float:
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
-        try:
+        if address == "local":
+            own_token()
+        with _refusals(address):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise ResourcesError(f"address: {str(error).splitlines()[0]}; check that the head runs (ray status), and "
-                                 "that this user has its token (ray get-auth-token, RAY_AUTH_MODE=token)") from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def own_token() -> None:
+    """Give the cluster that is about to be started a token, unless this user has one.
+
+    Ray would leave one in ~/.ray, and from then on each `ray start --head` of this user would ask for it.
+    """
+    given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not given and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+def foreseen_gpus(placement: Placement) -> float | None:
+    """The GPUs that `connect` would return, told without Ray; None where a running cluster decides."""
+    if placement.gpus_per_worker != "auto":
+        return float(placement.gpus_per_worker)
+    starts_one = (placement.address or os.environ.get("RAY_ADDRESS") or _running_here()) == "local"
+    return float(torch.cuda.is_available()) if starts_one else None
+
+
+@contextmanager
+def _refusals(address: str) -> Iterator[None]:
+    """Tells in one line why Ray cannot be reached, or be started (address `local`)."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"address: {address} is none of a cluster ({_first_sentence(error)}); give HOST:PORT of its "
+                         "head, as `ray start --head` prints it, with --address or RAY_ADDRESS") from None
+    except ray.exceptions.AuthenticationError as error:
+        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; give this user the cluster's token "
+                             "(RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)") from None
+    except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
+        advice = ("try again, or see Ray's logs (/tmp/ray/session_latest/logs)" if address == "local" else
+                  "check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
+                  "RAY_AUTH_MODE=token)")
+        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; {advice}") from None
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
 
 
 def _running_here() -> str:
@@ -93,7 +137,7 @@ def _silence(address: str) -> str | None:
         return None
     try:
         socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         return str(error)
     return None
 
@@ -109,17 +153,21 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback | None = None) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
+
+    Args:
+        judge: decides, by raising, which failures end the run; without one the placement's `max_failures` does.
     """
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=placement.max_failures),
+            failure_config=ray.train.FailureConfig(max_failures=-1 if judge else placement.max_failures),
+            callbacks=[judge] if judge else [],
             worker_runtime_env={"env_vars": worker_environment(placement)},
             logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 
@@ -213,6 +261,5 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment of worker processes."""
     threads = str(max(1, int(placement.cpus_per_worker)))
     return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": threads,
-            "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for --exact on GPUs; without it cuBLAS may add in any order
 

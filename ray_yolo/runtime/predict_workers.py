@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 import ray.data
+import ray.exceptions
 import torch
 
 from ray_yolo.data.media import Media
@@ -20,23 +21,21 @@ from ray_yolo.engine.predict import build_predictor
 from ray_yolo.engine.predict_files import detect_files
 from ray_yolo.engine.predictions import Prediction, from_wire, to_wire
 from ray_yolo.engine.trained import load_trained
+from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.predict_config import PredictConfig
-from ray_yolo.runtime import cluster
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 
 
-def detect_on_ray(config: PredictConfig, media: Sequence[Media],
-                  folder: Path | None) -> Iterator[tuple[Media, list[Prediction]]]:
-    """`detect_files` shared out over actors; files come in any order, each one whole.
+def detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None,
+                  gpus: float) -> Iterator[tuple[Media, list[Prediction]]]:
+    """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
 
     Raises:
-        ResourcesError: if the cluster can never hold the actors.
+        RayYoloError: if an actor fails for good.
     """
     placement = config.placement
-    gpus = cluster.connect(placement)
-    cluster.wait_for_room(placement, gpus)
     low, high = placement.num_workers if isinstance(placement.num_workers, tuple) else (placement.num_workers,) * 2
     absolute = config.model_copy(update={"weights": str(Path(config.weights).absolute())})
     with _quiet():
@@ -46,8 +45,11 @@ def detect_on_ray(config: PredictConfig, media: Sequence[Media],
             _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), folder and str(folder)), batch_size=None,
             num_cpus=placement.cpus_per_worker, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high))
-        for row in found.iter_rows():
-            yield media[row["number"]], from_wire(row["found"])
+        try:
+            for row in found.iter_rows():
+                yield media[row["number"]], from_wire(row["found"])
+        except ray.exceptions.RayError as error:  # of an actor that could not be made it holds the text alone
+            raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 class _Actor:

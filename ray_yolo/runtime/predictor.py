@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ray_yolo.data.media import Media, find_media
+from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import build_predictor, check_classes
 from ray_yolo.engine.predict_files import detect_files
 from ray_yolo.engine.predictions import Prediction, label_rows, to_json
 from ray_yolo.engine.runs import output_folder
-from ray_yolo.engine.trained import load_trained
+from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import printable
@@ -40,27 +39,42 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         InputError: if the source names nothing, or the weights cannot be used (CheckpointError).
         ResourcesError: if the cluster can never hold the workers.
     """
-    media = find_media(config.source)
-    trained = load_trained(Path(config.weights).absolute())
-    check_classes(config.classes, trained.names)
-    folder = output_folder(config.placement)
-    pictures = None if config.placement.nosave else folder
-    if config.placement.num_workers == 0:
+    config, trained, media = check(config)
+    placement, sources = config.placement, (str(Path(config.weights).absolute()), *(one.path for one in media))
+    if placement.num_workers == 0:
         keep_freed_memory()
-        gpu = torch.cuda.is_available() and config.placement.gpus_per_worker != 0
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
-                                    device=torch.device("cuda" if gpu else "cpu"))
-        found = detect_files(predictor, media, pictures, threads=len(os.sched_getaffinity(0)))
+                                    device=local_device(placement.gpus_per_worker))
+        folder = output_folder(placement, sources)
+        found = detect_files(predictor, media, None if placement.nosave else folder,
+                             threads=len(os.sched_getaffinity(0)))
     else:
-        from ray_yolo.runtime.predict_workers import detect_on_ray  # here, because importing Ray takes seconds
+        from ray_yolo.runtime import cluster, predict_workers  # here, because importing Ray takes seconds
 
-        found = detect_on_ray(config, media, pictures)
+        gpus = cluster.connect(placement)
+        cluster.wait_for_room(placement, gpus)
+        folder = output_folder(placement, sources)
+        found = predict_workers.detect_on_ray(config, media, None if placement.nosave else folder, gpus)
     predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)
     if config.save_json:
         write_durably(folder / "predictions.json", to_json(predictions, trained.names).encode())
     if not quiet:
         print(f"results in {folder}")
     return PredictResult(folder, trained.names, tuple(predictions))
+
+
+def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
+    """The configuration with what the weights decide, the weights and the files; nothing is started or made.
+
+    Raises:
+        InputError, ResourcesError: as `predict` does.
+    """
+    media = find_media(config.source)
+    trained = load_trained(Path(config.weights).absolute())
+    check_classes(config.classes, trained.names)
+    if config.placement.num_workers == 0:
+        local_device(config.placement.gpus_per_worker)
+    return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
 
 
 def _collect(found: Found, media: Sequence[Media], names: Sequence[str], config: PredictConfig, folder: Path, *,

@@ -12,6 +12,8 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,13 +22,14 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.config import AUTO_BATCH, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
+from ray_yolo.config import AUTO_BATCH, STRIDE, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
 from ray_yolo.data.description import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
+from ray_yolo.data.survey import require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors
-from ray_yolo.engine.runs import Run
+from ray_yolo.engine.runs import Run, storage_probe
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.fusion import count_parameters
@@ -40,16 +43,18 @@ from ray_yolo.yaml_files import load_yaml
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The data set of a recipe, checked: its description, training and validation labels.
 
+    What there was to say about the description is among the findings of the training labels.
+
     Raises:
         DatasetError: if it cannot be read as described, or holds nothing to train on.
     """
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
-    for split, index in (("train", train), ("val", val)):
-        if not len(index):
-            raise DatasetError(f"{recipe.data}: {split}: no usable image; check the path and the report above")
-    return description, train, val
+    if not recipe.allow_empty:
+        require_boxes(train, description, "train")
+        require_boxes(val, description, "val")
+    return description, replace(train, findings=(*description.findings, *train.findings)), val
 
 
 def check_model(recipe: Recipe) -> None:
@@ -79,9 +84,12 @@ def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
     """Build it once, so that what is wrong with it is told with its place."""
     rows = read_architecture(architecture, load_yaml(path).where)
     try:
-        rows.build(1)
+        strides = rows.build(1).head.strides
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('model: ')}") from error
+    if unfit := [stride for stride in strides if STRIDE % stride]:
+        raise ConfigError(f"{path}: the head has a level of stride {unfit[0]}, but images have sides in multiples of "
+                          f"{STRIDE}; give levels of strides that divide {STRIDE} (8, 16, 32)")
 
 
 def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
@@ -101,26 +109,48 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     return decided(images_per_worker=min(answers))
 
 
+def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
+    """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
+
+    Args:
+        gpus: of each worker; None where that is not known yet.
+    """
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
+    measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
+    left_open = [*(("batch_size", "microbatch") if measured else ()), *(("precision",) if gpus is None else ())]
+    return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
+
+
 def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
     """Images of one microbatch that this process's GPU holds."""
     name, architecture = read_model(recipe.model)
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
-def first_start(run: Run, config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> None:
-    """Decide what the user left open and write it into the run's record."""
+def check_storage(placement: Placement, run: Run | None) -> None:
+    """Refuse storage that some node of the cluster does not see: that of a run, or where a new one would lie.
+
+    Raises:
+        InputError: naming the node.
+    """
+    with nullcontext(run.folder) if run else storage_probe(placement) as place:
+        cluster.check_storage(place)
+
+
+def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> dict[str, Any]:
+    """The record of a new run: what was asked for, and what is decided that the user left open."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model = build_model(architecture or name, len(train.names))
     sizes, fit = label_sizes(train, resolved.imgsz), find_family(architecture or name).fit
     anchors = fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
-    run.first_start(
-        digest=recipe_digest(asked), asked=asked.model_dump(mode="json"), recipe=resolved.model_dump(mode="json"),
-        architecture=architecture, anchors=anchors, num_parameters=count_parameters(model),
-        names=list(train.names), labels=train.digest, command=redact(shlex.join(command)),
-        provenance=provenance(),
-    )
+    return {
+        "digest": recipe_digest(asked), "asked": asked.model_dump(mode="json"),
+        "recipe": resolved.model_dump(mode="json"), "architecture": architecture, "anchors": anchors,
+        "num_parameters": count_parameters(model), "names": list(train.names), "labels": train.digest,
+        "command": redact(shlex.join(command)), "provenance": provenance(),
+    }
 
 
 def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:

@@ -59,13 +59,19 @@ class LocalRecorder:
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
         # SimpleQueue.put is reentrant: even a signal handler may emit.
-        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ray_yolo recorder", daemon=True)
         self._thread.start()
 
     def emit(self, type: str, /, **fields: Any) -> None:
         """Have one event appended."""
         self._queue.put((type, fields))
+
+    def flush(self, wait_seconds: float) -> None:
+        """Wait until what was emitted is written (or waits for the disk), for at most `wait_seconds`."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(wait_seconds)
 
     def close(self, wait_seconds: float) -> None:
         """Write what was emitted, for at most `wait_seconds`."""
@@ -74,7 +80,10 @@ class LocalRecorder:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            self._log.append(item[0], **item[1])
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._log.append(item[0], **item[1])
         self._log.close()
 
 
@@ -127,11 +136,14 @@ def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) 
     ray.get(recorder.ready.remote(), timeout=wait_seconds)
 
 
-def flush_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 10.0) -> None:
+def flush_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
     """Wait until everything that this process emitted has arrived, for at most `wait_seconds`.
 
     Every worker does so before it returns: what is still on its way when the writer ends is lost.
     """
+    if isinstance(recorder, LocalRecorder):
+        recorder.flush(wait_seconds)
+        return
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError):

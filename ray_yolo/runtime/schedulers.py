@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from ray import tune
 from ray.tune.schedulers import (
@@ -13,6 +14,7 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from ray_yolo.engine.ledger import Ledger
 from ray_yolo.ops.evolution import Gene, Space, nearest
 from ray_yolo.tune_search import Asha, MedianStop, Pbt, Search
 
@@ -39,6 +41,31 @@ def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialSchedul
     return FIFOScheduler()
 
 
+def recall(scheduler: TrialScheduler, trial: Any, judged: Iterable[tuple[int, float]]) -> None:
+    """Tell a new scheduler what an earlier one has seen of a trial: (epochs, fitness), which are not judged again.
+
+    Ray's schedulers compare others with what they are told at a trial's end as with any other result.
+    """
+    for epoch, fitness in judged:
+        scheduler.on_trial_add(None, trial)
+        scheduler.on_trial_complete(None, trial, {"epoch": epoch, "fitness": fitness})
+        scheduler.on_trial_add(None, trial)
+
+
+def recall_ended(scheduler: TrialScheduler, ledger: Ledger) -> None:
+    """The same for all rows of a ledger that have ended, each with the result that it was stopped at."""
+    for row in ledger.trials:
+        last = [(row.epochs, row.fitness)] if row.fitness is not None and row.epochs in ledger.rungs else []
+        if row.has_ended:
+            recall(scheduler, _Ended(f"trial{row.number}"), [*row.judged, *last])
+
+
+class _Ended(NamedTuple):
+    """What schedulers know a trial by."""
+
+    trial_id: str
+
+
 def _domain(gene: Gene) -> Any:
     """What a gene is drawn from, in Tune's terms."""
     if gene.kind == "choice":
@@ -49,6 +76,6 @@ def _domain(gene: Gene) -> Any:
 
 
 def _clipped(space: Space, genes: dict[str, Any]) -> dict[str, Any]:
-    """Genes inside their limits, with five digits: Ray multiplies by 0.8 or 1.2 without looking at them."""
-    near = {gene.name: nearest(gene, genes[gene.name]) for gene in space.genes}
-    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in near.items()}
+    """Genes of five digits inside their limits: Ray multiplies by 0.8 or 1.2 without looking at them."""
+    short = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in genes.items()}
+    return {gene.name: nearest(gene, short[gene.name]) for gene in space.genes}

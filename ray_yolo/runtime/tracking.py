@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +25,7 @@ from ray_yolo.engine.results import EVENTS_FILE, RUN_FILE, replace_text
 from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 from ray_yolo.runtime.background import Background
+from ray_yolo.runtime.owed import claimed, forget_owed, note_owed, owing_runs, read_owed
 from ray_yolo.runtime.tracking_plan import RUN_ID_TAG, Plan, plan_run
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 # Small files first: if time runs out they are there.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 
+_SQLITE = b"SQLite format 3\0"
+_LONGEST_MAKING_SECONDS = 600.0
 _DELIVERED_TAG = "ray_yolo.delivered"
 _LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
 # MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
@@ -82,7 +88,9 @@ class Tracker:
         remote = remote or self._open(plan)
         remote.post(plan, self._tags)
         if self.with_artifacts and plan.end_ms is not None:
-            remote.post_artifacts(self._run_dir, plan.version)
+            # a sweep's own run has the weights of its best trial, and nobody needs the others'
+            wanted = [pattern for pattern in ARTIFACTS if not (self._parent_run_id and pattern.startswith("weights/"))]
+            remote.post_artifacts(self._run_dir, wanted, plan.version)
         self._remote = remote
 
     def _open(self, plan: Plan) -> _Remote:
@@ -143,11 +151,11 @@ class _Remote:
             self.client.set_terminated(self.run_id, plan.status, end_time=plan.end_ms)
         self.status = plan.status
 
-    def post_artifacts(self, run_dir: Path, version: str) -> None:
+    def post_artifacts(self, run_dir: Path, patterns: Iterable[str], version: str) -> None:
         """Post the files, unless those of this version are there."""
         if self.tags.get(_DELIVERED_TAG) == version:
             return
-        for path in (path for pattern in ARTIFACTS for path in sorted(run_dir.glob(pattern))):
+        for path in (path for pattern in patterns for path in sorted(run_dir.glob(pattern))):
             folder = path.parent.relative_to(run_dir).as_posix()
             self.client.log_artifact(self.run_id, str(path), None if folder == "." else folder)
             self.note_answer()
@@ -177,14 +185,19 @@ class _Remote:
 
 
 class Tracking:
-    """The MLflow thread of a driver. `warn` is told once if the server does not answer."""
+    """The MLflow thread of a driver; also delivers what finished runs of the project owe.
+
+    `warn` is told once if the server does not answer.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str], uri: str, warn: Callable[[str], None], *,
                  parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
         self._run_dir = Path(run_dir)
         self._uri = uri
-        self._tracker = Tracker(self._run_dir, uri, parent_run_id, tags or {})
-        self._thread = Background("MLflow", self._tracker.deliver, interval_seconds=1.0, warn=warn)
+        self._parent_run_id, self._tags = parent_run_id, tags or {}
+        self._tracker = self._other = Tracker(self._run_dir, uri, parent_run_id, self._tags)
+        self._owing = owing_runs(self._run_dir, uri)
+        self._thread = Background("MLflow", self._deliver, interval_seconds=1.0, warn=warn)
 
     def finish(self, patience_seconds: float | None = None) -> str | None:
         """Deliver the rest, files included: call it when they are final.
@@ -193,15 +206,29 @@ class Tracking:
         of ours, which is not away but may have to be made first.
 
         Returns:
-            None when all is delivered, else a line for the user: how to deliver the rest later.
+            None when all is delivered, else a line for the user: how to deliver the rest later. The run folder then
+            has a note of it.
         """
         self._tracker.with_artifacts = True
         if patience_seconds is None:
             patience_seconds = 10.0 if self._uri.startswith("http") else 60.0
-        if self._thread.finish(patience_seconds, lambda: self._tracker.last_answer):
+        if self._thread.finish(patience_seconds, lambda: max(self._tracker.last_answer, self._other.last_answer)):
+            forget_owed(self._run_dir, self._uri)
             return None
-        return (f"MLflow has not got everything yet. To deliver the rest: "
-                f"python -m ray_yolo.sync {self._run_dir} --mlflow-uri {redact(self._uri)}")
+        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
+        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
+        return f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}"
+
+    def _deliver(self) -> None:
+        """What is new in this run, then what others owe, each tried once."""
+        self._tracker.deliver()
+        while self._owing:
+            folder = self._owing.pop(0)
+            with claimed(folder, self._uri) as owed:
+                if owed is not None:
+                    self._other = _whole(folder, self._uri, owed["parent_run_id"], owed["tags"])
+                    self._other.deliver()
+                    forget_owed(folder, self._uri)
 
 
 def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str | None = None,
@@ -215,13 +242,20 @@ def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    tracker = Tracker(Path(run_dir), uri, parent_run_id, tags or {})
-    tracker.with_artifacts = True
-    tracker.deliver()
+    owed = read_owed(Path(run_dir), uri) or {}
+    _whole(Path(run_dir), uri, parent_run_id or owed.get("parent_run_id"), tags or owed.get("tags", {})).deliver()
+    forget_owed(Path(run_dir), uri)
     about = read_run_file(run_dir)
     if about is None:
         raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give the folder of a run")
     return about["run_id"]
+
+
+def _whole(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> Tracker:
+    """The tracker of a run that has ended, whose files are final."""
+    tracker = Tracker(run_dir, uri, parent_run_id, tags)
+    tracker.with_artifacts = True
+    return tracker
 
 
 def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
@@ -241,12 +275,49 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
 
 
 def build_client(uri: str) -> MlflowClient:
-    """A client with short time limits. They hold for the process, and the user's own go first."""
+    """A client with short time limits. They hold for the process, and the user's own go first.
+
+    Raises:
+        InputError: if the sqlite file that is named is something else.
+    """
     for name, value in _CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient  # here, because it takes more than a second
 
+    scheme, _, path = uri.partition(":///")
+    if scheme == "sqlite":
+        _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
     return MlflowClient(tracking_uri=uri)
+
+
+def _ensure_database(path: Path, artifacts: str | None) -> None:
+    """Have MLflow make the file if there is none: beside its place, because one that is half made cannot be opened.
+
+    MLflow itself tries to open a file that is no database for two minutes.
+    """
+    if path.exists():
+        if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
+            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
+        try:
+            os.link(made, path)
+        except OSError:  # another command was faster, or the file system has no hard links
+            if not path.exists():
+                made.rename(path)
+
+
+def _begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE))
 
 
 def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | None:

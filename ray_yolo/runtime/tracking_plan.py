@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from ray_yolo.config import Recipe, recipe_digest
 from ray_yolo.engine.events import Event, best_row, durable, epoch_rows
-from ray_yolo.engine.results import number_at
+from ray_yolo.engine.results import Places, loss_places, number_at, terms_of
 from ray_yolo.redact import redact
 
 RUN_ID_TAG = "ray_yolo.run_id"
 
-METRICS: dict[str, tuple[str | int, ...]] = {
-    "train/box_loss": ("train", "box"),
-    "train/obj_loss": ("train", "obj"),
-    "train/cls_loss": ("train", "cls"),
-    "val/box_loss": ("val", "box"),
-    "val/obj_loss": ("val", "obj"),
-    "val/cls_loss": ("val", "cls"),
+
+def metrics(terms: Sequence[str]) -> Places:
+    """The numbers of an epoch under MLflow's names."""
+    return {**loss_places("train", terms), **loss_places("val", terms), **METRICS}
+
+
+METRICS: Places = {
     "metrics/precision": ("metrics", "precision"),
     "metrics/recall": ("metrics", "recall"),
     "metrics/mAP50": ("metrics", "mAP50"),
@@ -37,9 +37,9 @@ METRICS: dict[str, tuple[str | int, ...]] = {
     "perf/data_wait_frac": ("wait_share",),
     "sys/gpu_mem_gb": ("memory_gb",),
 }
-"""MLflow's name of a number -> where an epoch event has it."""
+"""What every training has, whatever its loss."""
 
-BEST: dict[str, tuple[str | int, ...]] = {
+BEST: Places = {
     "best/precision": ("metrics", "precision"),
     "best/recall": ("metrics", "recall"),
     "best/mAP50": ("metrics", "mAP50"),
@@ -97,7 +97,7 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
         start_ms=_milliseconds(run),
         params={path: text[:_LONGEST_PARAM] for path, text in _params(run).items()},
         tags=_tags(run, starts),
-        points=[*_points(rows, METRICS), *_points([best] if best else [], BEST)],
+        points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], BEST)],
         status=_STATUS[end["status"]] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
         version=str(last["seq"]),
@@ -133,9 +133,9 @@ def _tags(run: Event, starts: Sequence[Event]) -> dict[str, str]:
     return tags
 
 
-def _points(rows: Sequence[Event], metrics: Mapping[str, tuple[str | int, ...]]) -> Iterator[Point]:
+def _points(rows: Sequence[Event], places: Places) -> Iterator[Point]:
     for row in rows:
-        for key, path in metrics.items():
+        for key, path in places.items():
             number = number_at(row, path)
             if number is not None:
                 yield Point(key, number, _milliseconds(row), row["epoch"])

@@ -76,6 +76,8 @@ def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial
         for path in sorted(folder.iterdir()):
             if path.suffix in (".csv", ".yaml", ".png", ".jsonl"):
                 client.log_artifact(parent, str(path))
+        if (weights := folder / "weights" / "best.pt").exists():
+            client.log_artifact(parent, str(weights), "weights")
         client.set_terminated(parent, "FINISHED")
     except Exception as error:  # as above
         _log.warning("MLflow has not got the end of the sweep: %s", redact(str(error)))

@@ -18,16 +18,21 @@ import ray.train
 import torch
 
 from ray_yolo.config import Placement, Recipe, RunConfig, resolve
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.runs import Run, open_run
+from ray_yolo.engine.build import Host, Job, local_device
+from ray_yolo.engine.checkpoint import check_weights
+from ray_yolo.engine.events import read_events
+from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import RayYoloError, TrainingError
+from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import Bookkeeping
-from ray_yolo.runtime.callbacks import Callbacks, load_callbacks
-from ray_yolo.runtime.prepare import check_model, first_start, job_of, read_dataset
+from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
+from ray_yolo.runtime.notices import warnings_told
+from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
@@ -40,8 +45,8 @@ class TrainResult:
     best: Path  # weights of the best epoch
     last: Path  # weights of the last epoch
     epochs: int  # trained in all
-    best_epoch: int  # counted from 0
-    best_fitness: float  # 0.1 mAP50 + 0.9 mAP50-95
+    best_epoch: int  # counted from 0, as in results.csv
+    best_fitness: float  # by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
 
@@ -61,17 +66,15 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         KeyboardInterrupt: if it was told to stop.
     """
     placement = config.placement
-    check_early(config)
-    found = None if placement.resume else read_dataset(config.recipe)
-    run = open_run(config.recipe, placement)
+    hooks = check_early(config)
+    run = find_run(config.recipe, placement)
     try:
-        _, train, val = found or read_dataset(Recipe.model_validate(run.record["recipe"]))
+        _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
         local = placement.num_workers == 0
-        gpus = _local_gpus(placement) if local else cluster.connect(placement)
-        if run.is_new:
-            first_start(run, config, train, gpus, command)
+        gpus = _local_gpus(placement) if local else _cluster_gpus(placement, run)
+        run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
-        callbacks = Callbacks(placement.callbacks, run.folder, lambda text: print(text, file=sys.stderr))
+        callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
         callbacks.start(job.recipe)
         result = None
         try:
@@ -79,43 +82,78 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
                 if summary["stopped"]:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
-                run.finish()
+                check_weights(run.folder)
+            run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             result = _result(run, summary)
         finally:
             callbacks.finish(result)
     finally:
-        run.release()
+        if run:
+            run.release()
     return result
 
 
-def check_early(config: RunConfig) -> None:
-    """Refuse what does not fit together, before anything is started: batch sizes and workers, model, callbacks."""
-    load_callbacks(config.placement.callbacks)
+def foresee(config: RunConfig) -> Recipe:
+    """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
+
+    What only the GPUs of a running cluster decide stays open.
+
+    Raises:
+        InputError, ResourcesError: as `fit` does.
+    """
+    placement = config.placement
+    check_early(config)
+    if run := find_run(config.recipe, placement):
+        run.release()
+        recipe = Recipe.model_validate(run.record["recipe"])
+        _, train, val = read_dataset(recipe)
+        return job_of(run, placement.max_workers, train, val).recipe
+    _, train, _ = read_dataset(config.recipe)
+    gpus = _local_gpus(placement) if placement.num_workers == 0 else cluster.foreseen_gpus(placement)
+    return foreseen(config.recipe, placement, train, gpus)
+
+
+def check_early(config: RunConfig) -> Hooks:
+    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
+    workers, model, callbacks.
+
+    Returns the functions of the callbacks.
+    """
+    if config.placement.num_workers == 0:
+        _local_gpus(config.placement)
+    hooks = load_callbacks(config.placement.callbacks)
     if not config.placement.resume:
         resolve(config.recipe, config.placement.max_workers, gpu=False)
         check_model(config.recipe)
+    return hooks
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
-    host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
-                loader_processes=placement.loader_processes, threads=max(1, int(placement.cpus_per_worker)))
-    with signals_ask(lambda text: books.emit("warning", message=text)) as stop_asked:
+
+    def tell(text: str) -> None:
+        books.emit("warning", message=text)
+
+    with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
+        host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
+                    loader_processes=placement.loader_processes, loader_init=loader_init,
+                    threads=max(1, int(placement.cpus_per_worker)))
         return run_session(job, host, placement, books.emit, lambda _: None, stop_asked)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
     """The session on Ray Train workers, restarted after failures that Ray itself does not retry.
 
-    Ray restarts worker groups (`max_failures`); a dead controller or a failed process-group setup it does not. Each
-    attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
+    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
+    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
     """
-    cluster.check_storage(job.run_dir)
-    cluster.wait_for_room(placement, gpus)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    attempts, tell = placement.max_failures, lambda text: books.emit("warning", message=text)
+    restarts = Restarts(placement.max_failures)
+
+    def tell(text: str) -> None:
+        books.emit("warning", message=text)
 
     def before_end(outcome: Future[ray.train.Result]) -> None:
         try:
@@ -125,33 +163,29 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
                 cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
 
     while True:
-        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir)
+        judge = Judge(job.run_dir, placement.max_failures, books.recorder)
+        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir, judge)
         try:
             return run_aside(trainer.fit, before_end).return_value
-        except ray.train.WorkerGroupError as error:
-            raise _cause(error) from error
-        except (ray.train.ControllerError, ray.exceptions.ActorDiedError) as error:
-            if attempts == 0:
-                raise TrainingError(f"Ray could not run the training: {error}") from error
-            attempts -= 1
-            reason = str(error).strip().splitlines()[-1]
-            tell(f"Ray's controller failed and is started again: {reason}")
+        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
+            if judgement := verdict(error):
+                raise judgement from error
+            if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
+                raise LostWorkersError(f"Ray could not run the training: {error}") from error
+            tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
-def _cause(error: ray.train.WorkerGroupError) -> RayYoloError:
-    """One worker's error: ours where there is one, because the others only lost their connection to it."""
-    failures = sorted(error.worker_failures.items())
-    for _, failure in failures:
-        cause = getattr(failure, "cause", failure)
-        if isinstance(cause, RayYoloError):
-            return cause
-    number, failure = failures[0]
-    return TrainingError(f"worker {number} failed: {failure}")
+def _cluster_gpus(placement: Placement, run: Run | None) -> float:
+    """GPUs of each worker on a cluster that has room for them, and whose nodes see the storage."""
+    gpus = cluster.connect(placement)
+    cluster.wait_for_room(placement, gpus)
+    check_storage(placement, run)
+    return gpus
 
 
 def _local_gpus(placement: Placement) -> float:
     """GPUs that in-process training uses: one if there is one and it was not refused."""
-    return float(torch.cuda.is_available() and placement.gpus_per_worker != 0)
+    return float(local_device(placement.gpus_per_worker).type == "cuda")
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

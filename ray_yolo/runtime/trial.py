@@ -6,25 +6,27 @@ A trial is known by its name, trialN: its configuration is another trial's, muta
 from __future__ import annotations
 
 import json
-import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ray.exceptions
 import ray.tune
 
 from ray_yolo.config import RunConfig
 from ray_yolo.engine.events import Event, follow, read_events
 from ray_yolo.engine.fork import asked_recipe, open_fork
-from ray_yolo.engine.ledger import Origin
+from ray_yolo.engine.ledger import LEDGER_FILE, Origin, read_trials
 from ray_yolo.engine.replay import train_command
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.runs import is_held
+from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import overlay
@@ -53,17 +55,19 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
         run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
     folder = Path(run_config.placement.project) / run_config.placement.name
     _wait_until_released(folder)
-    past = read_events(folder / EVENTS_FILE) if exchanges else []  # PBT has seen them; ASHA judges all rungs anew
-    log = follow(folder / EVENTS_FILE, after_seq=past[-1]["seq"] if past else -1)
+    past = read_events(folder / EVENTS_FILE)
+    seen = past if exchanges else past[:_count_judged(past, folder, number)]
+    log = follow(folder / EVENTS_FILE, after_seq=seen[-1]["seq"] if seen else -1)
     newest = partial(_newest_pointer, folder, number, run_config.recipe.epochs)
+    reports = _Reports(search, newest, next((event for event in reversed(seen) if event["type"] == "epoch"), None))
     outcome = _start(run_config, folder, wire["link"])
-    failure, held = None, None
-    while failure is None:
-        failure = _wait(outcome)
-        held = _report(next(log), held, search, newest)
-    _send(held, search, None)  # under --nosave only the last epoch is checkpointed
-    if failure:
-        ray.tune.report({"failed": failure.splitlines()[0]})
+    over = False
+    while not over:  # the log is read once more after the end
+        over = bool(wait([outcome], _POLL_SECONDS).done)
+        reports.take(next(log))
+    reports.finish()
+    if error := outcome.exception():
+        _report_failure(error)
 
 
 def number_of(name: str) -> int:
@@ -108,50 +112,88 @@ def _wait_until_released(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> queue.Queue[str]:
-    """Train in a thread. The queue gets '' at the end, or the reason of a failure."""
-    outcome: queue.Queue[str] = queue.Queue()
+def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
+    """How many of a trial's events the scheduler has had, as the sweep's ledger knows: not to be judged again."""
+    judged = read_trials(read_events(folder.parent.parent / LEDGER_FILE))[number].judged
+    if not judged:
+        return 0
+    return next((count for count, event in enumerate(past, 1)
+                 if event["type"] == "epoch" and event["epoch"] + 1 == judged[-1][0]), 0)
+
+
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> Future[None]:
+    """Train in a thread."""
+    outcome: Future[None] = Future()
 
     def run() -> None:
         try:
             fit(config, quiet=True, link=link, command=train_command(config.recipe))
-            outcome.put("")
+            outcome.set_result(None)
         except KeyboardInterrupt:  # told to stop, as the whole sweep: its driver ends this process
             return
         except BaseException as error:
-            outcome.put(f"{type(error).__name__}: {error}")
+            outcome.set_exception(error)
 
     if (folder / "finished").exists():  # it ended, and the driver died before it could note that
-        outcome.put("")
+        outcome.set_result(None)
     else:
         threading.Thread(target=run, daemon=True).start()
     return outcome
 
 
-def _wait(outcome: queue.Queue[str]) -> str | None:
-    try:
-        return outcome.get(timeout=_POLL_SECONDS)
-    except queue.Empty:
-        return None
+def _report_failure(error: BaseException) -> None:
+    """Report why a training failed, if that is the recipe's own fault.
 
-
-def _report(events: list[Event], held: Event | None, search: Search, newest: Callable[[], Origin | None]
-            ) -> Event | None:
-    """Report epochs once they are checkpointed, which is right after. Returns the one that still waits for that."""
-    for event in events:
-        if held and event["type"] in ("epoch", "checkpoint", "end"):
-            _send(held, search, newest())
-            held = None
-        if event["type"] == "epoch":
-            held = event
-    return held
-
-
-def _send(event: Event | None, search: Search, pointer: Origin | None) -> None:
-    """Report one epoch to Tune."""
-    fitness = search.fitness(event["metrics"]) if event else None
-    if event is None or fitness is None:
+    Raises:
+        TrainingError: if it is not: so Tune starts the trial again.
+    """
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if not is_bad_luck(error):
+        ray.tune.report({"failed": text})
         return
+    ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
+    raise TrainingError(text)
+
+
+def is_bad_luck(error: BaseException) -> bool:
+    """Whether a training failed by what its recipe can do nothing for: no room, or a process or node that died."""
+    return isinstance(error, (ResourcesError, LostWorkersError, ray.exceptions.RayError))
+
+
+class _Reports:
+    """Reports epochs to Tune once they are checkpointed, which is right after.
+
+    Args:
+        newest: gives a pointer to what others may go on from.
+        last: the last epoch that was reported before; again, where no other follows, as Tune wants to hear of one.
+    """
+
+    def __init__(self, search: Search, newest: Callable[[], Origin | None], last: Event | None) -> None:
+        self._search, self._newest, self._last = search, newest, last
+        self._held: Event | None = None  # waits for its checkpoint
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What has happened since."""
+        for event in events:
+            if self._held and event["type"] in ("epoch", "checkpoint", "end"):
+                self._send(self._held, self._newest())
+                self._held = None
+            if event["type"] == "epoch":
+                self._held, self._last = event, None
+
+    def finish(self) -> None:
+        """Nothing follows; under --nosave only the last epoch is checkpointed."""
+        if last := self._held or self._last:
+            self._send(last, None)
+
+    def _send(self, event: Event, pointer: Origin | None) -> None:
+        fitness = self._search.fitness(event["metrics"])
+        if fitness is not None:
+            _report(event, fitness, pointer)
+
+
+def _report(event: Event, fitness: float, pointer: Origin | None) -> None:
+    """Report one epoch to Tune."""
     # as text: Tune would flatten what is nested
     row = {"fitness": fitness, "epoch": event["epoch"] + 1,
            "row": json.dumps({"metrics": event["metrics"], "losses": event["val"]})}

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import random
+import shlex
 import shutil
 import sys
 import warnings
@@ -26,20 +27,21 @@ from typing import Any, TextIO
 import ray
 import ray.tune
 
-from ray_yolo.config import Recipe, RunConfig, recipe_digest
+from ray_yolo.config import Recipe, RunConfig, recipe_digest, resolve
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Sweep, Trial, read_trials
+from ray_yolo.engine.ledger import LEDGER_FILE, Ledger, Sweep, Trial, read_trials
 from ray_yolo.engine.proposals import check_algorithm
 from ray_yolo.engine.replay import replay_command
-from ray_yolo.engine.runs import Run, open_run
-from ray_yolo.engine.sweep_files import best_trial, read_warm_start, write_sweep_files
+from ray_yolo.engine.runs import Run, begin_run, find_run, storage_folder
+from ray_yolo.engine.sweep_files import best_trial, drop_weights, read_warm_start, write_sweep_files
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.ops.evolution import Space, grid_size
 from ray_yolo.plots.tune import plot_genes, plot_lineage, plot_progress
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.bookkeeping import settle
-from ray_yolo.runtime.prepare import decide, read_dataset
+from ray_yolo.runtime.narrator import settings_line
+from ray_yolo.runtime.prepare import check_model, check_storage, decide, foreseen, read_dataset
 from ray_yolo.runtime.schedulers import build_scheduler
 from ray_yolo.runtime.searcher import LedgerCallback, LedgerSearcher, tune_config_of
 from ray_yolo.runtime.stopping import ask_to_stop
@@ -51,9 +53,7 @@ from ray_yolo.runtime.trial import train_trial
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_search import Pbt, Search
-from ray_yolo.tune_space import TuneSpace, load_space
-
-LEDGER_FILE = "ledger.jsonl"
+from ray_yolo.tune_space import TuneSpace, combinations, load_space, overlay
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,42 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         InputError: for anything the user can get wrong, before any cluster work.
         TrainingError: if every trial has failed.
     """
+    config, space, train = _checked(config)
+    run = find_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
+    try:
+        gpus = cluster.connect(config.placement)
+        slots = concurrent_trials(config, gpus)
+        check_storage(config.placement, run)
+        resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
+            update={"objective": space.search.recipe_objective})
+        run = run or begin_run(config.placement, {"digest": recipe_digest(config.recipe), "space": config.sweep.space,
+                                                  "trials": config.sweep.trials})
+        sweep = Sweep(space.space, space.search, config.recipe, train.digest)
+        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+        return _search(config, space, sweep, ledger, run, slots, io.StringIO() if quiet else sys.stdout)
+    finally:
+        if run:
+            run.release()
+
+
+def foresee(config: TuneConfig) -> TuneConfig:
+    """The sweep that a start would begin, after all its checks; nothing is started or made.
+
+    Raises:
+        InputError: as `search` does.
+    """
+    config, _, train = _checked(config)
+    recipe = foreseen(config.recipe, config.placement, train, cluster.foreseen_gpus(config.placement))
+    return config.model_copy(update={"recipe": recipe})
+
+
+def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
+    """The adapted configuration, its space with warm starts and the training labels, all of them fit for a search."""
     found = load_space(config.sweep.space, config.recipe)
     config = _adapted(config, found.space)
     train = _check(config, found)
     warm = read_warm_start(config.sweep.warm_start, found.space, found.search) if config.sweep.warm_start else []
-    space = found._replace(space=replace(found.space, starts=(*found.space.starts, *warm)))
-    run = open_run(config.recipe, config.placement, lambda folder: _has_more(folder, config.sweep.trials))
-    try:
-        return _search(config, space, train, run, io.StringIO() if quiet else sys.stdout)
-    finally:
-        run.release()
+    return config, found._replace(space=replace(found.space, starts=(*found.space.starts, *warm))), train
 
 
 def _has_more(folder: Path, trials: int) -> bool:
@@ -101,21 +127,29 @@ def _adapted(config: TuneConfig, space: Space) -> TuneConfig:
 def _check(config: TuneConfig, space: TuneSpace) -> AnnotationIndex:
     """Refuse what cannot be searched or trained, before any cluster work. Returns the training labels."""
     check_algorithm(space.space)
-    _check_scheduler(space.search, config.recipe)
+    _check_search(space.search, config.recipe)
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
+    _check_genes(config, space.space)
     _, train, _ = read_dataset(config.recipe)
     return train
 
 
-def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: Run, stream: TextIO) -> SearchResult:
+def _check_genes(config: TuneConfig, space: Space) -> None:
+    """Refuse what some trials could not be trained by: batches that the workers cannot share, models, weights."""
+    for genes in combinations(space.genes):
+        resolve(overlay(config.recipe, genes), config.placement.max_workers, gpu=False)
+    files = [(gene.name, str(value)) for gene in space.genes if gene.name in ("model", "weights")
+             for value in gene.values]
+    for name, value in files:
+        check_model(overlay(config.recipe, {name: value}))
+        if Path(value).is_file() and not Path(value).is_absolute():
+            raise ConfigError(f"{name}: {value}: give its whole path; trials have working folders of their own")
+
+
+def _search(config: TuneConfig, space: TuneSpace, sweep: Sweep, ledger: Ledger, run: Run, slots: int, stream: TextIO
+            ) -> SearchResult:
     """The sweep of a run folder, from where it was left."""
-    settings, gpus = config.sweep, cluster.connect(config.placement)
-    slots = concurrent_trials(config, gpus)
-    resolved = decide(config.recipe, config.placement, train, gpus)
-    if run.is_new:
-        run.first_start(digest=recipe_digest(config.recipe), space=settings.space, trials=settings.trials)
-    sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-    ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+    settings = config.sweep
     display = SweepDisplay(stream, settings.trials, config.recipe.epochs, trials=ledger.trials)
     _tell_begin(display, run.folder, ledger, settings.trials, slots, space)
     parent = _parent_run(config, run.folder)
@@ -134,8 +168,13 @@ def _search(config: TuneConfig, space: TuneSpace, train: AnnotationIndex, run: R
         raise
 
 
-def _check_scheduler(settings: Search, recipe: Recipe) -> None:
-    """Refuse a search whose scheduler would wait in vain for a fitness at every epoch, or changes what is changed."""
+def _check_search(settings: Search, recipe: Recipe) -> None:
+    """Refuse a search that maximises something else than its trials, or whose scheduler would wait in vain for a
+    fitness at every epoch, or changes what is changed.
+    """
+    if recipe.objective not in (Recipe().objective, settings.recipe_objective):
+        raise ConfigError("objective: what a sweep and its trials maximise is the search.objective of its space; write "
+                          "it there, and leave objective out")
     if recipe.noval and settings.scheduler.name != "none":
         raise ConfigError(f"noval: the scheduler {settings.scheduler.name} judges trials by the validation of every "
                           "epoch; leave --noval out, or use scheduler: none")
@@ -147,6 +186,7 @@ def _check_scheduler(settings: Search, recipe: Recipe) -> None:
 def _tell_begin(display: SweepDisplay, folder: Path, ledger: Ledger, total: int, slots: int, space: TuneSpace) -> None:
     done = sum(trial.has_ended for trial in ledger.trials)
     display.say(f"{folder}: {total} trials, {done} of them done, {slots} at a time")
+    display.say(f"each trial, where its genes say nothing else: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
     for warning in filter(None, (*space.warnings, all_random)):
         display.say(f"warning: {warning}")
@@ -167,15 +207,17 @@ def _run_trials(config: TuneConfig, sweep: Sweep, ledger: Ledger, folder: Path, 
         if not param_space:
             return
     warnings.filterwarnings("ignore", "Consider boosting PBT")  # reusing processes: a trial's are Ray Train's
-    callback = LedgerCallback(ledger, display)
+    drops = searcher is not None and not config.sweep.keep_weights  # under PBT others may still go on from them
+    callback = LedgerCallback(ledger, display, scheduler, searcher, drops=drops)
     tune = ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
             search_alg=searcher, num_samples=-1 if searcher else 1, max_concurrent_trials=slots, scheduler=scheduler,
             reuse_actors=False, trial_name_creator=lambda trial: f"trial{trial.config['trial']}",
             trial_dirname_creator=lambda trial: f"trial{trial.config['trial']}"),
-        run_config=ray.tune.RunConfig(name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0,
-                                      callbacks=[callback]))
+        run_config=ray.tune.RunConfig(
+            name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
+            failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))
     run_aside(tune.fit)
     callback.finish()
 
@@ -216,14 +258,16 @@ def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, pa
                  "resume": "", "mlflow_uri": _uri(config) or "off"}
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
-    return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data)},
+    return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
+                       "model": _absolute(ledger.recipe.model)},
             "placement": placement, "search": settings.model_dump(mode="json"),
             "link": _link(parent)}
 
 
-def _absolute(data: str) -> str:
-    """A data set that trials find from their own working folders."""
-    return str(Path(data).absolute()) if Path(data).suffix in (".yaml", ".yml") else data
+def _absolute(name: str) -> str:
+    """A data set or model that trials find from their own working folders."""
+    path = Path(name)
+    return str(path.absolute()) if path.suffix in (".yaml", ".yml") and path.exists() else name
 
 
 def _parent_run(config: TuneConfig, folder: Path) -> str | None:
@@ -233,7 +277,7 @@ def _parent_run(config: TuneConfig, folder: Path) -> str | None:
 
 
 def _uri(config: TuneConfig) -> str | None:
-    return tracking_uri(config.placement.mlflow_uri, config.placement.storage_path or ".", os.environ)
+    return tracking_uri(config.placement.mlflow_uri, storage_folder(config.placement), os.environ)
 
 
 def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, display: SweepDisplay) -> SearchResult:
@@ -248,14 +292,22 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
         raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
     write_sweep_files(folder, ledger.recipe, trials)
     weights = _keep_best(folder, best)
+    for name in [] if config.sweep.keep_weights else [name for trial in trials for name in trial.pasts]:
+        if name != best.folder_name:
+            drop_weights(folder / "trials" / name)
     _draw(folder, trials, best)
-    run.finish()
     if parent and uri:
         close_parent_run(folder, uri, parent, trials, best)
-    display.say(f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
-                f"train with it: --hyp {folder / 'hyp_evolve.yaml'}")
-    display.say(f"repeat it:     {replay_command(ledger.recipe, best.past)}")
+    run.finish()
+    display.say(closing_message(folder, ledger.recipe, best, weights))
     return SearchResult(folder, trials, best)
+
+
+def closing_message(folder: Path, recipe: Recipe, best: Trial, weights: Path) -> str:
+    """What came of a sweep over `recipe`, and how to use it."""
+    return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
+            f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
+            f"repeat it:     {replay_command(recipe, best.past)}")
 
 
 def _keep_best(folder: Path, best: Trial) -> Path:
@@ -273,8 +325,9 @@ def _draw(folder: Path, trials: tuple[Trial, ...], best: Trial) -> None:
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
                if isinstance(value, (int, float))}
-    plot_genes(numeric, fitness, folder / "evolve.png")
-    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials], folder / "progress.png")
+    plot_genes(numeric, fitness, [trial.rung for trial in finished], folder / "evolve.png")
+    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
+                  [trial.rung for trial in trials], folder / "progress.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
     plot_lineage({trial.number: [n for n in trial.forebears if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")

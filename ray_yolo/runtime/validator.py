@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import ray.exceptions
 import ray.train
 import ray.train.torch
 import torch
@@ -16,18 +17,22 @@ import torch
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.description import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import ALONE, Host, val_loader
+from ray_yolo.data.labels import box_areas
+from ray_yolo.data.survey import require_boxes, survey
+from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import Trained, load_trained
-from ray_yolo.errors import DatasetError
+from ray_yolo.errors import DatasetError, TrainingError
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.narrator import CLASS_HEADER, class_row
+from ray_yolo.runtime.bookkeeping import write_findings
+from ray_yolo.runtime.narrator import CLASS_HEADER, class_row, dataset_table
+from ray_yolo.runtime.restarts import Judge, summary, verdict
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.val_config import ValConfig
 
@@ -38,7 +43,7 @@ class ValResult:
 
     folder: Path
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95
-    losses: dict[str, float]  # box, obj, cls
+    losses: dict[str, float]  # by term
     per_class: list[dict[str, Any]]
     coco: dict[str, float]  # the twelve numbers of the COCO protocol, where asked for
 
@@ -49,31 +54,71 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     Raises:
         CheckpointError: if the weights cannot be used.
         DatasetError: if the data set cannot be read, or names other classes than the weights know.
+        ResourcesError: if there is no such GPU, or the cluster can never hold the workers.
+        TrainingError: if a worker fails.
     """
-    trained = load_trained(Path(config.weights).absolute())
-    data = config.data or trained.recipe.data
-    index = read_index(read_description(data), config.split, single_cls=config.single_cls)
-    if len(index.names) != trained.model.num_classes:
-        raise DatasetError(f"{data}: names {len(index.names)} classes, but {config.weights} was trained on "
-                           f"{trained.model.num_classes} ({', '.join(trained.names)})")
-    folder = output_folder(config.placement)
-    local = config.placement.num_workers == 0
-    found = _evaluate(trained, config, index) if local else _on_ray(config, index, folder)
-    result = ValResult(folder, found.summary, dict(zip(("box", "obj", "cls"), found.losses, strict=True)),
+    config, trained, index = check(config)
+    placement, sources = config.placement, (str(Path(config.weights).absolute()), *index.paths)
+    if placement.num_workers == 0:
+        device, folder = local_device(placement.gpus_per_worker), output_folder(placement, sources)
+        report(config.split, index, folder, quiet=quiet)
+        found = _evaluate(trained, config, index, ALONE, device)
+    else:
+        gpus = cluster.connect(placement)
+        cluster.wait_for_room(placement, gpus)
+        folder = output_folder(placement, sources)
+        report(config.split, index, folder, quiet=quiet)
+        found = _on_ray(config, index, folder, gpus)
+    result = ValResult(folder, found.summary, found.losses,
                        per_class(found, index), twelve_numbers(found, index) if config.coco else {})
-    text = json.dumps({**result.__dict__, "folder": str(folder), "weights": config.weights, "data": data}, indent=1)
-    write_durably(folder / "results.json", text.encode())
+    told = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
+    write_durably(folder / "results.json", json.dumps(told, indent=1).encode())
     if not quiet:
         print(table(result, len(index), len(index.classes)))
     return result
+
+
+def report(split: str, index: AnnotationIndex, folder: Path, *, quiet: bool) -> None:
+    """Tell what the split holds, and a summary of what its check found, all of which is put into the folder."""
+    summary = write_findings({split: index}, folder)
+    lines = dataset_table({split: survey(index)}, index.names)
+    if not quiet:
+        print("\n".join([*lines, *([f"WARNING: {summary}"] if summary else [])]))
+
+
+def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
+    """The configuration with what the weights decide, the weights and the labels; nothing is started or made.
+
+    Raises:
+        InputError, ResourcesError: as `validate` does.
+    """
+    trained = load_trained(Path(config.weights).absolute())
+    recipe = trained.recipe
+    decided = config.model_copy(update={
+        "data": config.data or recipe.data, "imgsz": config.imgsz or recipe.imgsz,
+        "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
+    description = read_description(decided.data)
+    index = read_index(description, config.split, single_cls=config.single_cls)
+    index = replace(index, findings=(*description.findings, *index.findings))
+    if not config.allow_empty:
+        require_boxes(index, description, config.split)
+    if len(index.names) != trained.model.num_classes and not config.single_cls:
+        raise DatasetError(f"{decided.data}: names {len(index.names)} classes, but {config.weights} was trained on "
+                           f"{trained.model.num_classes} ({', '.join(trained.names)})")
+    if config.placement.num_workers == 0:
+        local_device(config.placement.gpus_per_worker)
+    return decided, trained, index
 
 
 def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The COCO protocol's numbers of a validation, by name."""
     rows = found.detections
     owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    sides = (index.boxes[:, 2:] - index.boxes[:, :2]).astype(np.float64)
-    truth = Labelled(owners, index.classes, index.boxes.astype(np.float64), sides.prod(1), np.zeros(len(owners), bool))
+    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
     numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
                                     rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
     return numbers._asdict()
@@ -87,30 +132,28 @@ def table(result: ValResult, num_images: int, num_labels: int) -> str:
     return "\n".join([*lines, f"results in {result.folder}"])
 
 
-def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas = ALONE,
-              device: torch.device | None = None) -> Evaluation:
-    """One worker's part of a validation, combined with the others'. Collective."""
+def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas,
+              device: torch.device) -> Evaluation:
+    """One worker's part of a decided validation, combined with the others'. Collective."""
     keep_freed_memory()
-    recipe, placement = trained.recipe, config.placement
-    device = device or torch.device("cuda" if torch.cuda.is_available() and placement.gpus_per_worker != 0 else "cpu")
-    imgsz = config.imgsz or recipe.imgsz
-    host = Host(replicas=replicas, device=device, loader_processes=placement.loader_processes)
+    imgsz = config.imgsz or trained.recipe.imgsz
+    host = Host(replicas=replicas, device=device, loader_processes=config.placement.loader_processes)
     loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, config.evaluate.batch_size, host)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
-    loss = trained.family.build_loss(model.head, recipe.loss, model.num_classes, imgsz)
-    precision = config.precision if config.precision != "auto" else recipe.precision
-    return evaluate(model, trained.family, loss, loader, index, config.evaluate,
-                    "fp32" if precision == "auto" else precision, replicas, device)
+    loss = trained.family.build_loss(model.head, trained.recipe.loss, model.num_classes, imgsz)
+    return evaluate(model, trained.family, loss, loader, index, config.evaluate, config.precision, replicas, device)
 
 
-def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path) -> Evaluation:
+def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
     """The same, shared out over Ray Train workers."""
-    gpus = cluster.connect(config.placement)
-    cluster.wait_for_room(config.placement, gpus)
     wire = {"config": config.model_dump(mode="json"), "weights": str(Path(config.weights).absolute()),
             "index": [ray.put(index)]}
-    trainer = cluster.build_trainer(_worker, wire, config.placement, gpus, folder)
-    return run_aside(trainer.fit).return_value
+    judge = Judge(folder, config.placement.max_failures, None)
+    trainer = cluster.build_trainer(_worker, wire, config.placement, gpus, folder, judge)
+    try:
+        return run_aside(trainer.fit).return_value
+    except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
+        raise verdict(error) or TrainingError(f"Ray could not run the validation: {summary(error)}") from error
 
 
 def _worker(wire: dict[str, Any]) -> Evaluation:

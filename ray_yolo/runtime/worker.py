@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from ray_yolo.config import Placement, Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
+from ray_yolo.runtime.notices import warnings_told
 from ray_yolo.runtime.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.stopping import driver_asks
 
@@ -38,22 +43,36 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
     """Ray Train's train function. Returns the session's summary."""
     await_recorder(config["recorder"])
     context = ray.train.get_context()
-    placement = Placement.model_validate(config["placement"])
-    host = Host(
-        replicas=Replicas(context.get_world_rank(), context.get_world_size()),
+    placement, worker = Placement.model_validate(config["placement"]), context.get_world_rank()
+    emit, group = emitter(config["recorder"]), get_current_placement_group()
+    if group is not None and worker == 0:
+        emit("placement", group=group.id.hex())
+    emit("worker", worker=worker, node=socket.gethostname(), pid=os.getpid())
+    stop_asked = driver_asks(config["recorder"]) if worker == 0 else lambda: False  # one asks for all
+
+    def tell(text: str) -> None:
+        emit("warning", message=text, worker=worker)
+
+    try:
+        with warnings_told(tell, placement.loader_processes) as init:
+            host = _host(placement, Replicas(worker, context.get_world_size()), init)
+            torch.set_num_threads(host.threads)
+            return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
+    except Exception:
+        emit("failure", worker=worker, traceback=traceback.format_exc())  # the driver tells the last line alone
+        raise
+    finally:
+        flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
+
+
+def _host(placement: Placement, replicas: Replicas, loader_init: Callable[[int], None]) -> Host:
+    return Host(
+        replicas=replicas,
         device=ray.train.torch.get_device(),
         prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=ddp_options()),
         prepare_loader=ray.train.torch.prepare_data_loader,
         loader_processes=placement.loader_processes,
+        loader_init=loader_init,
         threads=max(1, int(placement.cpus_per_worker)),
         cache=placement.cache,
     )
-    torch.set_num_threads(host.threads)
-    emit, group = emitter(config["recorder"]), get_current_placement_group()
-    if group is not None and host.replicas.worker == 0:
-        emit("placement", group=group.id.hex())
-    try:
-        stop_asked = driver_asks(config["recorder"]) if host.replicas.worker == 0 else lambda: False  # one asks for all
-        return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
-    finally:
-        flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ray_yolo.ops.evolution import Gene, Space, propose
+from ray_yolo.ops.evolution import Gene, Row, Space, propose
 from tests.benchmarks import evolve_simulation
 from tests.benchmarks.evolve_simulation import CONTESTANTS, Contestant, Evolution, compare, simulate
 from tests.benchmarks.evolve_table import Surface, coordinates, parse_table
@@ -52,8 +52,8 @@ class Script:
     def suggest(self, trial):
         return {"a": self.values[trial % len(self.values)]}
 
-    def finished(self, trial, genes, fitness):
-        self.heard.append((trial, fitness))
+    def finished(self, row):
+        self.heard.append((row.trial, row.fitness))
 
 
 class StopBelow:
@@ -91,11 +91,18 @@ class TestClock:
         surface = Ramp()
         surface.table.start_seconds = 10.0
         assert simulate(surface, contest(Script(0.1, 1.0)), 1, 0).seconds == 28.0
+        assert simulate(surface, contest(Script(0.1, 1.0)), 1, 0, 20.0).seconds == 48.0
 
-    def test_what_a_row_reports_counts_luck_and_all(self):
-        assert simulate(Ramp(noise={1: -0.5}), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (12.0, 3)
-        assert simulate(Ramp(noise={0: 1.0}), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (4.0, 1)
+    def test_luck_is_no_arrival_and_may_hide_one(self, monkeypatch):
+        monkeypatch.setattr(evolve_simulation, "MAX_TRAININGS", 5)
         assert simulate(Ramp(), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (8.0, 2)
+        assert simulate(Ramp(noise={1: -0.5}), contest(Script(0.5, 1.0, 1.0)), 1, 0) == (12.0, 3)
+        assert simulate(Ramp(noise={0: 1.0}), contest(Script(0.5, 1.0, 1.0)), 1, 0).seconds == math.inf
+
+    def test_a_row_that_was_stopped_is_not_the_best_beside_one_that_was_not(self):
+        lucky = Ramp(noise={0: 5.0})  # stopped by its true number, which is 0.025 there
+        stop = type("Stop", (), {"goes_on": lambda self, trial, epoch, fitness: trial != 0})()
+        assert simulate(lucky, contest(Script(0.1, 1.0), stop), 1, 0) == (5.0, 2)
 
     def test_a_search_that_never_arrives_ends_with_its_budget(self, monkeypatch):
         monkeypatch.setattr(evolve_simulation, "MAX_TRAININGS", 5)
@@ -193,7 +200,7 @@ class TestContestants:
         search = evolve_simulation.Optuna(space, 0)
         assert search.suggest(0) == pytest.approx(dict(space.starts[0]))
         for trial in range(1, 13):
-            search.finished(trial - 1, {}, 0.1)
+            search.finished(Row(trial - 1, {}, 0.1))
             genes = search.suggest(trial)
             assert all(gene.low <= genes[gene.name] <= gene.high for gene in space.genes)
 

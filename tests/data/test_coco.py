@@ -62,6 +62,20 @@ def test_crowds_are_no_labels_and_pieces_no_outlines(tmp_path: Path) -> None:
     assert index.polygons == {}
 
 
+def test_crowds_and_areas_are_kept_for_scoring_and_decide_no_training(tmp_path: Path) -> None:
+    """An area that is none is that of the box, 8 x 8."""
+    rows = [{"bbox": [0, 0, 8, 8], "area": 40.5}, {"bbox": [5, 6, 9, 9], "iscrowd": 1, "area": 70, "category_id": 7},
+            {"bbox": [0, 0, 8, 8], "image_id": 1, "area": "x"}, {"bbox": [1, 1, 0, 9], "iscrowd": 1}]
+    plain = read_index(write(tmp_path / "plain", content([{**row, "area": 64} for row in rows[::2]])), "train")
+    for single_cls, kind in ((False, 1), (True, 0)):
+        index = read_index(write(tmp_path / "crowded", content(rows)), "train", single_cls=single_cls)
+        assert index.crowds.tolist() == [[0, kind, 5, 6, 14, 15, 70]]
+        assert index.areas is not None
+        assert index.areas.tolist() == [40.5, 64]
+        assert [found.where[-12:] for found in index.findings] == ["annotation 3"]
+    assert read_index(write(tmp_path / "crowded", content(rows)), "train").digest == plain.digest
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, None, "x"])
 def test_an_outline_that_is_none_leaves_the_box(tmp_path: Path, number: object) -> None:
     rows = [{"bbox": [0, 0, 9, 9], "segmentation": [[0, 0, 5, number, 2, 2]]}]
@@ -91,20 +105,44 @@ def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tm
     {"bbox": [1, 2, float("inf"), 3]}, {"bbox": [1, 2, -3, 3]}, {"bbox": "1234"}, {"bbox": {"x": 1}},
     {"bbox": [1, 2, 3, 10**400]},
 ])
-def test_a_row_without_plain_meaning_leaves_its_image_out(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_row_without_plain_meaning_is_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
     index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, row])), "train")
-    assert [Path(path).name for path in index.paths] == ["b.png"]
+    assert index.boxes.tolist() == [[1, 1, 10, 10]]
     where = f"{tmp_path}/annotations/instances_train.json: annotation 1"
-    assert [finding.where for finding in index.findings] == [where]
+    assert [(found.where, found.dropped, found.image) for found in index.findings] == [(where, True, False)]
 
 
-@pytest.mark.parametrize("change", [
-    {"categories": [{"id": 3, "name": "cat"}]},
-    {"annotations": [{"image_id": 0, "category_id": [], "bbox": [1, 1, 9, 9]}]},
-])
-def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match="category"):
-        read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9], "category_id": 7}], **change)), "train")
+@pytest.mark.parametrize("category", [8, "3", None, [], {}, float("nan")])
+def test_rows_of_unlisted_categories_are_left_out_and_all_told(tmp_path: Path, category: object) -> None:
+    odd = {"bbox": [1, 1, 9, 9], "category_id": category}
+    index = read_index(write(tmp_path, content([odd, {"bbox": [1, 1, 9, 9]}, odd])), "train")
+    assert len(index.classes) == 1
+    assert [found.where[-12:] for found in index.findings] == ["annotation 0", "annotation 2"]
+    assert "which the file's categories do not list" in index.findings[0].what
+
+
+@pytest.mark.parametrize("number", [7, "0", None, [], {}, float("nan")])
+def test_rows_of_no_image_are_left_out_and_all_told_at_every_reading(tmp_path: Path, number: object) -> None:
+    """As where ids are numbers in one place and text in the other."""
+    odd = {"bbox": [1, 1, 9, 9], "image_id": number}
+    description = write(tmp_path, content([odd, {"bbox": [1, 1, 9, 9]}, odd]))
+    for _ in range(2):
+        index = read_index(description, "train")
+        assert len(index.classes) == 1
+        assert [(found.where[-12:], found.dropped) for found in index.findings] == [("annotation 0", True),
+                                                                                   ("annotation 2", True)]
+        assert "which no image of the file has" in index.findings[0].what
+    with pytest.raises(DatasetError, match="2 findings"):
+        read_index(description, "train", strict=True)
+
+
+def test_images_with_one_id_are_refused_and_of_one_name_are_one(tmp_path: Path) -> None:
+    twice = [{"id": 0, "file_name": "a.png"}, {"id": 0, "file_name": "b.png"}]
+    with pytest.raises(DatasetError, match=r"a\.png and .*b\.png have the same id 0"):
+        read_index(write(tmp_path / "id", content([], images=twice)), "train")
+    same = [{"id": 0, "file_name": "a.png"}, {"id": 1, "file_name": "a.png"}]
+    rows = [{"bbox": [1, 1, 9, 9]}, {"bbox": [2, 2, 9, 9], "image_id": 1}]
+    assert len(read_index(write(tmp_path / "name", content(rows, images=same)), "train").classes) == 2
 
 
 @pytest.mark.parametrize("value", [
@@ -113,7 +151,6 @@ def test_an_unlisted_category_is_an_error(tmp_path: Path, change: dict[str, Any]
     {"images": [3], "annotations": [], "categories": []}, {"images": [{}], "annotations": [], "categories": []},
     {"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "z.png"}], "annotations": [], "categories": CATEGORIES},
-    {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{}], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{}]},
     {"images": [{"id": 1, "file_name": "a\0.png"}], "annotations": [], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "\ud800.png"}], "annotations": [], "categories": CATEGORIES},

@@ -1,8 +1,10 @@
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,111 @@ def test_boxes_follow_the_picture(tmp_path: Path) -> None:
     assert seen > 35
 
 
+def triangle(tmp_path: Path) -> AnnotationIndex:
+    """A picture of 64 x 64, black with one white triangle: its right angle in the upper left, its legs 56 long."""
+    row = f"0 {4 / 64} {4 / 64} {60 / 64} {4 / 64} {4 / 64} {60 / 64}\n"
+    description = write_dataset(tmp_path, {"a": row}, size=(64, 64))
+    picture = np.zeros((64, 64, 3), np.uint8)
+    cv2.fillPoly(picture, [np.array([[4, 4], [59, 4], [4, 59]])], (255, 255, 255))
+    write_image(tmp_path / "images" / "a.png", picture)
+    return read_index(description, "train")
+
+
+@pytest.mark.parametrize("augment", [
+    STILL.model_copy(update={"mosaic": 1.0}), STILL.model_copy(update={"translate": 0.4}),
+    AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)], ids=["mosaic", "translate", "default"])
+def test_boxes_are_around_what_is_seen_of_an_outline(tmp_path: Path, augment: AugmentConfig) -> None:
+    """Each triangle that the border cuts is white just inside of all four sides of its box."""
+    data, cut = dataset(triangle(tmp_path), augment), 0
+    for position in range(40):
+        sample = data[SampleKey(0, position, 0)]
+        white = (sample["image"].float().mean(0) > 128).numpy()
+        for left, above, right, below in np.rint(sample["boxes"].numpy()).astype(int).tolist():
+            inside = white[above:below, left:right]
+            if min(inside.shape) < 4:
+                continue
+            sides = (inside[:3], inside[-3:], inside[:, :3], inside[:, -3:])
+            assert all(side.any() for side in sides), (position, (left, above, right, below))
+            cut += abs((right - left) - (below - above)) > 4
+    assert cut > 10
+
+
+def test_outlines_change_the_boxes_of_a_mosaic_and_nothing_else(tmp_path: Path) -> None:
+    index = triangle(tmp_path)
+    mosaic, bare = STILL.model_copy(update={"mosaic": 1.0}), replace(index, polygons={})
+    pairs = [(dataset(index, mosaic)[key], dataset(bare, mosaic)[key]) for key in
+             (SampleKey(0, position, 0) for position in range(20))]
+    assert all(torch.equal(one["image"], other["image"]) for one, other in pairs)
+    assert any(len(one["boxes"]) != len(other["boxes"]) or not torch.allclose(one["boxes"], other["boxes"])
+               for one, other in pairs)
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))  # of the rectangle in each picture
+RECTANGLES = ((10, 10, 40, 30), (30, 20, 44, 60), (20, 8, 60, 36), (48, 40, 68, 64))  # x1, y1, x2, y2
+
+
+@pytest.fixture
+def coloured(tmp_path: Path) -> AnnotationIndex:
+    """Black pictures of 64 rows and 80 columns, each with one rectangle of its own class and colour."""
+    shares = [[x1 / 80, y1 / 64, x2 / 80, y1 / 64, x2 / 80, y2 / 64, x1 / 80, y2 / 64]
+              for x1, y1, x2, y2 in RECTANGLES]  # outlined, so that boxes of turned ones are tight too
+    labels = {str(kind): " ".join(map(str, [kind, *shares[kind]])) for kind in range(4)}
+    description = write_dataset(tmp_path, labels, names=("red", "green", "blue", "yellow"))
+    for kind, (x1, y1, x2, y2) in enumerate(RECTANGLES):
+        picture = np.zeros((64, 80, 3), np.uint8)
+        picture[y1:y2, x1:x2] = COLOURS[kind]
+        write_image(tmp_path / "images" / f"{kind}.png", picture)
+    return read_index(description, "train")
+
+
+def seen_boxes(image: np.ndarray, colour: tuple[int, int, int]) -> list[list[int]]:
+    """Boxes around the connected regions of a colour; they are over where half of the colour is left."""
+    mask = ((image > 127) == (np.array(colour) > 127)).all(axis=2).astype(np.uint8)
+    _, _, regions, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
+    return [[x, y, x + width, y + height] for x, y, width, height, _ in regions[1:].tolist()]
+
+
+@pytest.mark.parametrize(("settings", "apart_px"), [
+    ({"flipud": 0.5}, 1), ({"scale": 0, "translate": 0}, 1),
+    ({"degrees": 30, "shear": 5}, 3),  # the tip of a turned corner fills no pixel by half
+], ids=["default", "still", "turned"])
+def test_boxes_of_a_mosaic_are_where_its_pictures_are(coloured: AnnotationIndex, settings: dict[str, float],
+                                                      apart_px: int) -> None:
+    """Every box is where the pixels of its class end, and every region of pixels has its box."""
+    data = dataset(coloured, AugmentConfig(mosaic=1, hsv_h=0, hsv_s=0, hsv_v=0, **settings), imgsz=80)
+    num_boxes = num_regions = 0
+    for position in range(60):
+        sample = data[SampleKey(0, position, position % 4)]
+        image = sample["image"].permute(1, 2, 0).numpy()
+        for kind, colour in enumerate(COLOURS):
+            labelled = sample["boxes"][sample["classes"] == kind].numpy()
+            seen = np.array(seen_boxes(image, colour)).reshape(-1, 4)
+            apart = np.abs(labelled[:, None] - seen[None]).max(axis=2, initial=0)
+            large = (seen[:, 2:] - seen[:, :2]).min(axis=1, initial=99) > 9  # smaller ones may be cut off too far
+            assert (apart.min(axis=1, initial=99) <= apart_px).all(), (position, kind, labelled, seen)
+            assert (apart.min(axis=0, initial=99)[large] <= apart_px).all(), (position, kind, labelled, seen)
+            num_boxes, num_regions = num_boxes + len(labelled), num_regions + int(large.sum())
+    assert num_boxes > 90
+    assert num_regions > 60
+
+
+def test_every_sample_has_colours_of_its_own(tmp_path: Path) -> None:
+    """The brightness of a plain picture is multiplied by 1 - 0.4 to 1 + 0.4, its saturation by 1 - 0.7 to 1 + 0.7."""
+    description = write_dataset(tmp_path, {"a": None, "b": "0 0.5 0.5 0.5 0.5\n"}, size=(64, 64))
+    for name in "ab":
+        write_image(tmp_path / "images" / f"{name}.png", np.full((64, 64, 3), (120, 84, 60), np.uint8))
+    augment = STILL.model_copy(update={"hsv_s": 0.7, "hsv_v": 0.4})
+    keys = [SampleKey(epoch, position, position % 2) for epoch in (0, 1) for position in range(40)]
+    pixels = np.array([dataset(read_index(description, "train"), augment)[key]["image"][:, 32, 32].numpy()
+                       for key in keys]).astype(float)
+    value = pixels.max(axis=1) / 120
+    saturation = (1 - pixels.min(axis=1) / pixels.max(axis=1)) / 0.5
+    for gains, most in ((value, 0.4), (saturation, 0.7)):
+        assert 1 - most - 0.02 <= gains.min() < 1 - 0.8 * most
+        assert 1 + 0.8 * most < gains.max() <= 1 + most + 0.02
+        assert abs(gains.mean() - 1) < 0.15
+    assert len({tuple(pixel) for pixel in pixels.tolist()}) > 70
+    assert abs(np.corrcoef(value, saturation)[0, 1]) < 0.4  # drawn apart
+
+
 def test_a_mosaic_shows_four_pictures_around_its_seam(index: AnnotationIndex) -> None:
     data = dataset(index, STILL.model_copy(update={"mosaic": 1.0}))
     for position in range(10):
@@ -142,6 +249,22 @@ def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
     assert more > 5
 
 
+def test_mixup_blends_two_mosaics_nearly_half_and_half(tmp_path: Path) -> None:
+    """Shares are drawn from Beta(32, 32), whose deviation is 1 / sqrt(4 x 65)."""
+    description = write_dataset(tmp_path, {"a": None, "b": "0 0.5 0.5 0.5 0.5\n"}, size=(64, 64))
+    for name, grey in (("a", 0), ("b", 250)):
+        write_image(tmp_path / "images" / f"{name}.png", np.full((64, 64, 3), grey, np.uint8))
+    augment = STILL.model_copy(update={"mosaic": 1.0, "mixup": 1.0})
+    data, shares = dataset(read_index(description, "train"), augment), []
+    for position in range(150):
+        greys = np.unique(data[SampleKey(0, position, position % 2)]["image"]) / 250
+        mixed = greys[(greys > 0) & (greys < 1)]
+        assert len(mixed) <= 2  # one is black, the other white, or the other way round
+        shares += mixed[:1].tolist()
+    assert len(shares) > 100
+    assert np.sqrt(np.mean((np.array(shares) - 0.5) ** 2)) == pytest.approx(260**-0.5, rel=0.25)
+
+
 def test_rectangular_samples_have_the_given_shapes_and_no_mosaic(index: AnnotationIndex) -> None:
     shapes = np.tile([[64, 96]], (7, 1))
     sample = dataset(index, STILL.model_copy(update={"mosaic": 1.0}), shapes=shapes)[SampleKey(0, 0, 1)]
@@ -164,8 +287,11 @@ def test_a_picture_that_broke_after_the_check_is_replaced_by_the_next(index: Ann
 
 
 def test_outlines_travel_to_loader_processes_only_when_they_are_used(index: AnnotationIndex) -> None:
-    assert dataset(index).index.polygons == {}
-    assert dataset(index, WILD).index.polygons == index.polygons != {}
+    """They are wherever a picture is cut or moved."""
+    assert dataset(index, STILL.model_copy(update={"fliplr": 0.5, "hsv_h": 0.1})).index.polygons == {}
+    for change in ("mosaic", "translate", "scale", "degrees", "shear", "perspective"):
+        augment = STILL.model_copy(update={change: 1e-4})
+        assert dataset(index, augment).index.polygons == index.polygons != {}
 
 
 def test_pickling_a_dataset_does_not_pickle_pictures(index: AnnotationIndex) -> None:

@@ -46,8 +46,7 @@ def test_nc_alone_numbers_the_classes(root: Path) -> None:
     {"names": ["cat", " "]}, {"names": {"cat": 0}}, {"nc": 3}, {"nc": 0}, {"nc": "many"}, {"nc": True}, {"nc": 1.5},
     {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]},
     {"train": {"a": 1}}, {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
-    {"train": "nothing/*.jpg"}, {"download": "import os\nos.system('true')"}, {"download": "bash get.sh"},
-    {"download": ["https://example.com/a.zip"]}, {"path": "~no-such-user/x"}, {"train": "~no-such-user/x"},
+    {"train": "nothing/*.jpg"}, {"path": "~no-such-user/x"}, {"train": "~no-such-user/x"},
     {"train": "x" * 5000}, {"nc": "9" * 5000}, {"names": None, "nc": 2**15 + 1}, {"names": ["x"] * (2**15 + 1)},
     {"names": {"9" * 5000: "cat", 0: "dog"}}, {"names": ["a\nb"]}, {"names": ["\x1b[31m"]}, {"names": ["\ud800"]},
     {"names": ["a\u2028b"]},
@@ -67,6 +66,33 @@ def test_a_download_address_is_never_followed(root: Path) -> None:
     assert read(root, download="https://example.com/data.zip").names == ("cat", "dog")
     with pytest.raises(DatasetError, match="fetch the data yourself"):
         read(root, train="nowhere", download="https://example.com/data.zip")
+
+
+CODE = "import os\nurl = 'https://example.com/data'\nos.system(f'curl {url} https://example.com/images.zip')"
+
+
+@pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip",
+                                      ["https://example.com/images.zip"]])
+def test_code_to_download_is_ignored_with_a_word_where_the_data_are_there(root: Path, download: object) -> None:
+    """As in YOLOv5's own coco.yaml."""
+    (finding,) = read(root, download=download).findings
+    assert finding.dropped is False
+    assert finding.where.endswith("data.yaml")
+    assert "never run" in finding.what
+    assert read(root, download="https://example.com/images.zip").findings == read(root).findings == ()
+
+
+@pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip"])
+def test_where_data_are_missing_the_error_says_what_to_fetch(root: Path, download: str) -> None:
+    with pytest.raises(DatasetError, match=r"never run here: fetch the data yourself.* https://example\.com/images\.zip"):
+        read(root, train="nowhere", download=download)
+
+
+def test_names_that_several_classes_have_are_told(root: Path) -> None:
+    findings = read(root, names=["cat", "dog", "cat", "owl", "dog", "cat"]).findings
+    assert [(finding.what.partition(";")[0], finding.dropped) for finding in findings] == [
+        ("names: 'cat' is the name of 3 classes (0, 2, 5)", False),
+        ("names: 'dog' is the name of 2 classes (1, 4)", False)]
 
 
 def test_path_starts_from_the_file_and_may_be_absolute(root: Path, tmp_path: Path) -> None:

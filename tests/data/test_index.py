@@ -23,8 +23,9 @@ def names_of(index: AnnotationIndex) -> list[str]:
 
 
 def same(first: AnnotationIndex, second: AnnotationIndex) -> bool:
-    arrays = ("sizes", "offsets", "classes", "boxes")
+    arrays = ("sizes", "offsets", "classes", "boxes", "crowds", "areas")
     return (first.paths == second.paths and first.findings == second.findings and first.names == second.names
+            and first.num_without_file == second.num_without_file and first.looked_for == second.looked_for
             and all(np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays)
             and first.polygons.keys() == second.polygons.keys()
             and all(np.array_equal(a, b) for key in first.polygons
@@ -42,15 +43,36 @@ def test_images_come_sorted_with_their_labels_and_without_are_background(tmp_pat
     assert index.findings == ()
 
 
-def test_a_file_that_cannot_be_understood_is_left_out_and_reported(tmp_path: Path) -> None:
-    description = write_dataset(tmp_path, {"a": ROW, "b": ROW + "0 0.5 0.5 nan 0.5\n", "c": ROW})
+def test_a_row_that_cannot_be_used_is_left_out_alone_and_reported(tmp_path: Path) -> None:
+    """Whatever is wrong with it; a file that cannot be read at all takes its image along."""
+    bad = "0 0.5 0.5 nan 0.5\n7 0.5 0.5 0.5 0.5\n0 0.5 0.5 0 0.5\noops\n"
+    description = write_dataset(tmp_path, {"a": ROW, "b": ROW + bad, "c": ROW})
     (tmp_path / "images" / "d.jpg").write_bytes(b"")
     index = read_index(description, "train")
-    assert names_of(index) == ["a", "c"]
-    assert [finding.where for finding in index.findings] == [str(tmp_path / "labels/b.txt") + ":2",
-                                                             str(tmp_path / "images/d.jpg")]
-    with pytest.raises(DatasetError, match=r"b\.txt:2: .*2 such findings"):
+    assert names_of(index) == ["a", "b", "c"]
+    assert index.classes.tolist() == [1, 1, 1]
+    rows = [f"{tmp_path}/labels/b.txt:{number}" for number in (2, 3, 4, 5)]
+    assert [(found.where, found.dropped, found.image) for found in index.findings] == [
+        *((row, True, False) for row in rows), (f"{tmp_path}/images/d.jpg", True, True)]
+    with pytest.raises(DatasetError, match="5 findings: ") as caught:
         read_index(description, "train", strict=True)
+    assert [where for where in (*rows, f"{tmp_path}/images/d.jpg") if f"{where}: " not in str(caught.value)] == []
+
+
+def test_an_image_of_whose_rows_none_is_left_is_no_background(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW, "b": "0 50 50 20 20\n9 0.5 0.5 0.5 0.5\n", "c": ""})
+    index = read_index(description, "train")
+    assert names_of(index) == ["a", "c"]
+    assert [(found.where, found.image) for found in index.findings] == [
+        (f"{tmp_path}/labels/b.txt:1", False), (f"{tmp_path}/labels/b.txt:2", False),
+        (f"{tmp_path}/images/b.png", True)]
+
+
+def test_strict_lists_the_first_findings_and_counts_the_others(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW + "7 0.5 0.5 0.5 0.5\n" * 25})
+    with pytest.raises(DatasetError, match=r"train: 25 findings: .*a\.txt:2: .*a\.txt:11: .*; and 15 more; ") as caught:
+        read_index(description, "train", strict=True)
+    assert "a.txt:12" not in str(caught.value)
 
 
 def test_strict_refuses_a_dropped_row_but_not_a_repeated_one(tmp_path: Path) -> None:
@@ -62,11 +84,19 @@ def test_strict_refuses_a_dropped_row_but_not_a_repeated_one(tmp_path: Path) -> 
         read_index(dropped, "train", strict=True)
 
 
-def test_a_class_without_a_name_stops_with_its_line(tmp_path: Path) -> None:
+def test_a_class_without_a_name_is_told_with_its_line_at_every_reading(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": ROW, "b": ROW + "7 0.5 0.5 0.5 0.5\n"})
     for _ in range(2):
-        with pytest.raises(DatasetError, match=r"b\.txt:2: class 7"):
-            read_index(description, "train")
+        (finding,) = read_index(description, "train").findings
+        assert (finding.where, finding.dropped) == (f"{tmp_path}/labels/b.txt:2", True)
+        assert "has the class 7, but the data set names 2 classes (0-1)" in finding.what
+
+
+def test_the_digest_of_labels_is_that_of_the_first_release(tmp_path: Path) -> None:
+    """Or trainings that it began could not be continued."""
+    outline = "0 0.1 0.1 0.9 0.1 0.5 0.9\n"
+    description = write_dataset(tmp_path, {"a": ROW + outline, "b": None, "c": "", "d": ROW + ROW})
+    assert read_index(description, "train").digest == "6c3f7fb37b04a40b"
 
 
 def test_single_class_makes_every_label_an_item(tmp_path: Path) -> None:
@@ -91,7 +121,7 @@ def test_the_second_start_reads_no_image_and_no_label(tmp_path: Path, monkeypatc
     first = read_index(description, "train")
     monkeypatch.setattr(index_module, "_check_all", None)
     assert same(read_index(description, "train"), first)
-    assert len(first.findings) == 2
+    assert len(first.findings) == 3
 
 
 @pytest.mark.parametrize("change", [

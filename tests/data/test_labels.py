@@ -26,6 +26,10 @@ def boxed(*boxes: tuple[float, float, float, float], polygons: tuple[np.ndarray,
     return Labels(np.arange(len(boxes)), np.array(boxes, np.float32).reshape(-1, 4), polygons)
 
 
+def cut_one(outline: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return cut(outline, np.zeros(len(outline), int), size)[0]
+
+
 def equal(first: Labels, second: Labels) -> bool:
     return (np.array_equal(first.classes, second.classes) and np.allclose(first.boxes, second.boxes, atol=1e-4)
             and len(first.polygons) == len(second.polygons)
@@ -122,20 +126,39 @@ def test_a_cut_outline_gives_a_tighter_box_than_its_cut_box() -> None:
     assert np.allclose(move(boxed((10, 10, 30, 50)), left_20_gone, 1, (100, 100), (100, 100)).boxes, [[0, 10, 10, 50]])
 
 
+def test_the_seen_part_of_a_triangle_has_its_own_box() -> None:
+    """Its right angle at (10, 10), its ends at (10, 90) and (90, 10); right of x = 50 only y < 50 is left of it."""
+    triangle = np.array([[10, 10], [90, 10], [10, 90]], np.float32)
+    labels = boxed((10, 10, 90, 90), polygons=(triangle,))
+    left_50_gone = np.array([[1.0, 0, -50], [0, 1, 0], [0, 0, 1]])
+    assert move(labels, left_50_gone, 1, (100, 100), (100, 100)).boxes.tolist() == [[0, 10, 40, 50]]
+    assert move(labels, np.eye(3), 1, (100, 30), (100, 100)).boxes.tolist() == [[10, 10, 30, 90]]
+
+
 def test_cutting_by_hand() -> None:
     square = np.array([[-5.0, -5], [15, -5], [15, 15], [-5, 15]])
-    inside = cut(square, (10, 8))
+    inside = cut_one(square, (10, 8))
     assert inside.min(axis=0).tolist() == [0, 0]
     assert inside.max(axis=0).tolist() == [8, 10]
-    assert len(cut(square + 100, (10, 8))) == 0
+    assert len(cut_one(square + 100, (10, 8))) == 0
+
+
+def test_polygons_are_cut_one_by_one() -> None:
+    """However many are cut at once; the second one lies outside."""
+    shapes = [TRIANGLE.astype(float), TRIANGLE + 100.0, TRIANGLE[::-1] + 7.5, TRIANGLE[:, ::-1] * 1.5]
+    points, rings = cut(np.concatenate(shapes), np.repeat(range(4), 3), (35, 25))
+    for number, shape in enumerate(shapes):
+        assert np.array_equal(points[rings == number], cut_one(shape, (35, 25)))
+    assert (rings == 1).sum() == 0
+    assert len(points) > 9
 
 
 @given(st.lists(st.tuples(st.floats(-50, 150), st.floats(-50, 150)), min_size=3, max_size=8))
 def test_a_cut_outline_lies_inside_and_cutting_again_changes_nothing(points: list[tuple[float, float]]) -> None:
-    once = cut(np.array(points), (100, 80))
+    once = cut_one(np.array(points), (100, 80))
     if len(once):
         assert once.min() >= -1e-9
         assert (once.max(axis=0) <= np.array([80, 100]) + 1e-9).all()
-        twice = cut(once, (100, 80))
+        twice = cut_one(once, (100, 80))
         assert np.allclose(twice.min(axis=0), once.min(axis=0))
         assert np.allclose(twice.max(axis=0), once.max(axis=0))

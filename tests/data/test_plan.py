@@ -7,6 +7,7 @@ import pytest
 
 from ray_yolo.config import Recipe, resolve
 from ray_yolo.data.plan import Plan, ShareSampler, Step
+from ray_yolo.errors import ConfigError
 
 
 def make_plan(num_images: int = 37, **recipe: object) -> Plan:
@@ -79,6 +80,15 @@ def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
     keys = list(sampler)
     assert [key.position for key in keys] == list(range(37))
     assert len({key.image for key in keys}) < 5
+
+
+@pytest.mark.parametrize(("fields", "most"), [({}, 4), ({"microbatch": 16}, 1), ({"microbatch": 1}, 16),
+                                              ({"sync_bn": True, "microbatch": None}, 16)])
+def test_as_many_workers_as_a_full_step_has_parts_are_legal(fields: dict[str, object], most: int) -> None:
+    recipe = Recipe.model_validate({"batch_size": 16, "microbatch": 4, "optimizer": {"nominal_batch": 16}, **fields})
+    assert resolve(recipe, most, gpu=False).batch_size == 16
+    with pytest.raises(ConfigError, match=f"only {most} parts"):
+        resolve(recipe, most + 1, gpu=False)
 
 
 def test_rates_use_the_steps_last_batch_and_the_integer_epoch() -> None:

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from ray_yolo.data.description import describe
 from ray_yolo.data.index import read_index
+from ray_yolo.data.rows import UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
-from ray_yolo.data.yolo_txt import UnreadableLabelsError
-from ray_yolo.errors import DatasetError
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 NAMES = ("cat", "dog")
@@ -51,14 +50,16 @@ def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once() 
 
 
 @pytest.mark.parametrize("sides", [(), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)])
-def test_an_object_without_a_plain_box_is_refused(sides: tuple[object, ...]) -> None:
-    with pytest.raises(UnreadableLabelsError, match=r"a\.xml: object 2"):
-        parse(item("cat", 1, 1, 5, 5), item("cat", *sides))
+def test_an_object_without_a_plain_box_is_left_out(sides: tuple[object, ...]) -> None:
+    assert parse(item("dog", 1, 1, 5, 5), item("cat", *sides)) == ([1], [[0, 0, 5, 5]], [True])
 
 
-def test_an_unnamed_class_is_an_error() -> None:
-    with pytest.raises(DatasetError, match=r"a\.xml: object 1: class 'Cat'"):
-        parse(item("Cat", 1, 1, 5, 5))
+def test_objects_of_unnamed_classes_are_left_out_and_all_told() -> None:
+    content = f"<annotation>{item('Cat', 1, 1, 5, 5)}{item('dog', 1, 1, 5, 5)}{item('owl', 1, 1, 5, 5)}</annotation>"
+    labels, findings = parse_voc(content.encode(), (48, 64), NAMES, "a.xml")
+    assert labels.classes.tolist() == [1]
+    assert [found.where for found in findings if found.dropped] == ["a.xml: object 1", "a.xml: object 3"]
+    assert "has the class 'Cat'" in findings[0].what
 
 
 @pytest.mark.parametrize("content", [
@@ -77,11 +78,11 @@ def test_entities_and_broken_files_are_refused(content: bytes) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_end_in_labels_or_in_one_of_the_two_errors(content: bytes) -> None:
+def test_any_bytes_end_in_labels_or_are_refused(content: bytes) -> None:
     for wrapped in (content, b"<annotation><object>" + content + b"</object></annotation>"):
         try:
             parse_voc(wrapped, (48, 64), NAMES, "a.xml")
-        except (UnreadableLabelsError, DatasetError):
+        except UnreadableLabelsError:
             continue
 
 

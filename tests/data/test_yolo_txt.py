@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -6,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_yolo.data.labels import Labels
-from ray_yolo.data.yolo_txt import UnreadableLabelsError, label_path, parse_labels
-from ray_yolo.errors import DatasetError
+from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.yolo_txt import label_path, parse_labels
 from ray_yolo.structures import Finding
 
 SIZE = (100, 200)  # (height, width)
@@ -58,17 +59,20 @@ def test_an_empty_file_is_a_background_image() -> None:
     ("0 0_1 0.5 0.2 0.4", "row of numbers"), ("0.5 0.5 0.5 0.2 0.4", "not a whole number"),
     ("nan 0.5 0.5 0.2 0.4", "not a whole number"), ("0 0.5 0.5 0.2 0.4 # cat", "7 columns|row of numbers"),
 ])
-def test_a_row_without_plain_meaning_refuses_the_file_with_its_line(row: str, why: str) -> None:
-    with pytest.raises(UnreadableLabelsError, match=why) as caught:
-        parse(f"1 0.5 0.5 0.2 0.4\n\n{row}\n")
-    assert caught.value.finding.where == "labels/a.txt:3"
-    assert caught.value.finding.dropped
+def test_a_row_without_plain_meaning_is_left_out_with_its_line(row: str, why: str) -> None:
+    labels, (finding,) = parse(f"1 0.5 0.5 0.2 0.4\n\n{row}\n2 0.5 0.5 0.2 0.4\n")
+    assert labels.classes.tolist() == [1, 2]
+    assert (finding.where, finding.dropped, finding.image) == ("labels/a.txt:3", True, False)
+    assert re.search(why, finding.what)
 
 
 @pytest.mark.parametrize("kind", ["3", "80", "-1", "1e9"])
-def test_a_class_without_a_name_is_an_error_with_its_line(kind: str) -> None:
-    with pytest.raises(DatasetError, match=r"labels/a\.txt:2: class .* names 3 classes \(0-2\)"):
-        parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
+def test_rows_of_classes_without_a_name_are_left_out_and_all_told(kind: str) -> None:
+    labels, findings = parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
+    assert labels.classes.tolist() == [1]
+    assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:2", True),
+                                                                          ("labels/a.txt:3", True)]
+    assert "names 3 classes (0-2)" in findings[0].what
 
 
 def test_a_repeated_row_counts_once() -> None:
@@ -106,10 +110,10 @@ def test_what_is_no_label_file_is_refused(content: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_end_in_labels_or_in_one_of_the_two_errors(content: bytes) -> None:
+def test_any_bytes_end_in_labels_or_are_refused(content: bytes) -> None:
     try:
         labels, _ = parse(content)
-    except (UnreadableLabelsError, DatasetError):
+    except UnreadableLabelsError:
         return
     assert labels.boxes.shape == (len(labels.classes), 4)
 

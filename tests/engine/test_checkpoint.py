@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,12 @@ import pytest
 import torch
 
 from ray_yolo.engine import checkpoint
-from ray_yolo.errors import CheckpointError
+from ray_yolo.errors import CheckpointError, TrainingError
+from tests.support.checkpoints import begin, save, shown
 
 
-def state(value: float) -> dict[str, Any]:
-    return {"meta": json.dumps({"value": value}), "model": {"w": torch.full((100,), float(value))}}
-
-
-def save(run_dir: Path, step: int, *kinds: str) -> Path:
-    return checkpoint.save_checkpoint(run_dir, state(step), step, "digest", kinds)
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -> None:
@@ -31,6 +30,23 @@ def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -
         assert json.loads(read["meta"]) == {"value": 7}
         assert torch.equal(read["model"]["w"], torch.full((100,), 7.0))
     assert (tmp_path / "weights" / "last.pt").stat().st_ino == (folder / "state.pt").stat().st_ino
+
+
+@pytest.mark.parametrize("kind", ["last", "best", "epoch3"])
+def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: str) -> None:
+    """Also when their checkpoint is gone, and when they name another one than before."""
+    save(tmp_path, 6, kind)
+    manifest = (save(tmp_path, 7, kind) / "MANIFEST.json").read_text()
+    checkpoint.prune(tmp_path, keep=1)
+    weights = tmp_path / "weights" / f"{kind}.pt"
+    assert weights.with_suffix(".json").read_text() == manifest
+    assert json.loads(manifest)["step"] == json.loads(checkpoint.read_state(weights)["meta"])["value"] == 7
+    data = bytearray(weights.read_bytes())
+    data[data.rindex(torch.full((100,), 7.0).numpy().tobytes()) + 2] ^= 0x40
+    weights.unlink()
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"{kind}\.pt.*SHA-256.*{kind}\.json"):
+        checkpoint.read_state(weights)
 
 
 def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path: Path) -> None:
@@ -103,6 +119,96 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
     assert problems == []
     assert json.loads(checkpoint.read_state(tmp_path / "weights" / "last.pt")["meta"]) == {"value": 1}
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_weights_that_are_gone_damaged_or_older_than_the_record_are_not_a_finished_training(tmp_path: Path) -> None:
+    def refused(name: str, spoil: Callable[[Path], object], match: str) -> None:
+        run_dir = begin(tmp_path / name)
+        checkpoint.check_weights(run_dir)
+        spoil(run_dir / "weights")
+        with pytest.raises(TrainingError, match=match):
+            checkpoint.check_weights(run_dir)
+
+    def show_the_first_epoch(weights: Path) -> None:
+        for suffix in (".pt", ".json"):
+            shutil.copyfile(weights / f"best{suffix}", weights / f"new{suffix}")
+            (weights / f"new{suffix}").replace(weights / f"last{suffix}")
+
+    refused("gone", lambda weights: (weights / "last.pt").unlink(), r"last\.pt is missing")
+    refused("no best", lambda weights: (weights / "best.pt").unlink(), r"best\.pt is missing")
+    refused("cut", lambda weights: os.truncate(weights / "best.pt", 100), "100 bytes instead of")
+    refused("older", show_the_first_epoch, r"last\.pt: it is of step 1, not of step 2")
+    with pytest.raises(TrainingError, match=r"last\.json is missing"):
+        checkpoint.check_weights(tmp_path / "never saved")
+
+
+@pytest.mark.parametrize("what", ["state.pt", "MANIFEST.json", "read", "list"])
+def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed(
+        tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(tmp_path)
+    newest = save(tmp_path, 3, "last")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    if what in ("read", "list"):
+        monkeypatch.setattr(*(os, "listdir") if what == "list" else (checkpoint.hashlib, "file_digest"), refuse)
+    else:  # for root too
+        (newest / what).unlink()
+        (newest / what).mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"checkpoints.*(Input/output error|Is a directory); repair"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+    monkeypatch.undo()
+    if what in ("read", "list"):
+        assert checkpoint.recover(tmp_path, "digest") == (3, [])
+
+
+def test_a_checkpoint_of_a_newer_format_stops_the_start_although_there_is_an_older_one(tmp_path: Path) -> None:
+    begin(tmp_path)
+    manifest = save(tmp_path, 3, "last") / "MANIFEST.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": checkpoint.FORMAT + 1}))
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-3.*format 2 is newer.*use the version that wrote it"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-2: was trained by another recipe \(digest\).*\(other\)"):
+        checkpoint.recover(tmp_path, "other")
+    assert checkpoint.recover(tmp_path, "digest") == (2, [])
+
+
+def test_a_training_starts_at_0_only_where_there_is_no_checkpoint_not_even_a_damaged_one(tmp_path: Path) -> None:
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+    (tmp_path / "checkpoints" / ".writing-step-1").mkdir(parents=True)  # killed in its first save
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+    assert os.listdir(tmp_path / "checkpoints") == []
+    for step in (1, 2):
+        (save(tmp_path, step, "last") / "state.pt").write_bytes(b"torn")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"nothing there.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+    checkpoint.set_aside(tmp_path, newer_than=-1)  # as 0.1.0 did
+    with pytest.raises(CheckpointError, match=r"nothing there.*\(damaged-step-1; damaged-step-2\); put"):
+        checkpoint.recover(tmp_path, "digest")
+
+
+def test_a_run_folder_of_0_1_0_whose_manifests_have_no_record_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path)
+    for manifest in tmp_path.rglob("*.json"):
+        fields = json.loads(manifest.read_text())
+        fields.pop("weights", None)  # a hard link's has gone already
+        manifest.write_text(json.dumps(fields))
+    (tmp_path / "weights" / "last.pt").unlink()
+    assert checkpoint.recover(tmp_path, "digest") == (2, [])
+    assert shown(tmp_path) == {"last": 2, "best": 1, "epoch0": 1}
+    save(tmp_path, 3, "last", "best")
+    assert shown(tmp_path) == {"last": 3, "best": 3, "epoch0": 1}
 
 
 def test_data_is_on_the_device_before_its_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,101 @@ class TestProposals:
         assert verify(read_events(path)) == []
 
 
+ASHA = replace(SWEEP, search=Search(scheduler="asha"), recipe=Recipe(seed=3, epochs=90))  # rungs after 10, 40 epochs
+
+
+def asha_sweep(path, num_trials):
+    """One trial after the other; every other one is stopped, with a fitness that no whole training has."""
+    ledger = Ledger(path, ASHA, RESOLVED.model_copy(update={"epochs": 90}))
+    while len(ledger.trials) < num_trials:
+        number = ledger.propose().number
+        short = number % 2 == 1
+        ledger.finish(number, fitness_of(ledger.trials[number].genes) + 5 * short, {}, {}, 10 if short else 90,
+                      stopped=short)
+    ledger.close()
+    return read_events(path)
+
+
+def as_in_0_1_0(path, num_trials):
+    """The ledger that 0.1.0 would have left of `asha_sweep`: it ranked by fitness alone, and wrote of no rungs."""
+    asha_sweep(path, 1)
+    header = json.loads(path.read_text().splitlines()[0])
+    events, rows = [header], []
+    for number in range(num_trials):
+        genes, short = propose(SPACE, 3, number, rows), number % 2 == 1
+        fitness = fitness_of(genes) + 5 * short
+        events += [{"type": "proposed", "trial": number, "genes": genes, "seen": [row.trial for row in rows],
+                    "parents": list(parents_of(SPACE, 3, number, rows)), "command": ""},
+                   {"type": "finished", "trial": number, "fitness": fitness, "metrics": {}, "losses": {},
+                    "epochs": 10 if short else 90}]
+        rows.append(Row(number, genes, fitness))
+    path.write_text("".join(json.dumps({**event, "seq": seq, "time": 1}) + "\n" for seq, event in enumerate(events)))
+    return read_events(path)
+
+
+class TestRungs:
+    def test_trials_that_were_stopped_are_no_parents_beside_five_that_were_not(self, path):
+        trials = read_trials(asha_sweep(path, 24))
+        assert {trial.rung for trial in trials.values()} == {1, 3}
+        assert all(number % 2 == 0 for trial in trials.values() if trial.number > 10 for number in trial.parents)
+        assert any(trial.parents for trial in trials.values() if trial.number > 10)
+
+    def test_every_proposal_follows_from_the_rows_and_rungs_before_it(self, path):
+        events = asha_sweep(path, 24)
+        assert verify(events) == []
+        [last] = [event for event in events if event["type"] == "proposed"][-1:]
+        assert last["rungs"] == [3, 1] * 11 + [3]
+
+    def test_altered_rungs_are_told(self, path):
+        asha_sweep(path, 4)
+        events = rewrite(path, lambda event: {**event, "rungs": [3, 3]} if event.get("rungs") == [3, 1] else event)
+        assert verify(events) == ["trial 2: says that what it has seen was on the rungs [3, 3], but it was on [3, 1]"]
+
+    def test_an_altered_end_shows_in_what_follows(self, path):
+        asha_sweep(path, 4)
+        assert verify(rewrite(path, lambda event: {**event, "epochs": 40} if event.get("epochs") == 10 else event))
+
+    def test_a_ledger_of_0_1_0_is_verified_by_its_rule_and_continued_by_todays(self, path):
+        old = as_in_0_1_0(path, 16)
+        assert verify(old) == []
+        assert any(number % 2 for trial in read_trials(old).values() for number in trial.parents)
+        events = asha_sweep(path, 30)
+        assert events[: len(old)] == old
+        assert verify(events) == []
+        new = [trial for trial in read_trials(events).values() if trial.number >= 16]
+        assert any(trial.parents for trial in new)
+        assert all(number % 2 == 0 for trial in new for number in trial.parents)
+
+    def test_one_of_0_1_0_that_was_altered_is_told(self, path):
+        as_in_0_1_0(path, 16)
+        events = rewrite(path, lambda event: {**event, "fitness": 9.0} if event.get("trial") == 2 else event)
+        assert verify(events)
+
+    def test_what_the_scheduler_let_go_on_is_remembered_until_the_trial_has_ended_and_after(self, path):
+        ledger = Ledger(path, ASHA, ASHA.recipe)
+        assert list(ledger.rungs) == [10, 40]
+        ledger.propose()
+        ledger.judge(0, 10, 0.25)
+        ledger.lose(0, "its process died")
+        ledger.start(0)
+        ledger.judge(0, 40, 0.5)
+        ledger.finish(0, 0.75, {}, {}, 90)
+        ledger.close()
+        again = Ledger(path, ASHA, ASHA.recipe).trials[0]
+        assert (again.judged, again.rung, again.state) == (((10, 0.25), (40, 0.5)), 3, "finished")
+
+    def test_a_lost_trial_is_to_run_again_under_its_number_with_its_genes(self, path):
+        ledger = Ledger(path, SWEEP, RESOLVED)
+        genes = ledger.propose().genes
+        ledger.start(0)
+        ledger.lose(0, "its process died")
+        ledger.close()
+        again = Ledger(path, SWEEP, RESOLVED)
+        [row] = again.to_run
+        assert (row.number, row.genes, row.state, row.attempts) == (0, genes, "proposed", 1)
+        assert verify(read_events(path)) == []
+
+
 class TestExploits:
     ORIGIN = Origin(trial=1, epoch=10, state="/sweep/trials/trial1/weights/epoch9.pt", sha256="ab")
 
@@ -330,8 +425,26 @@ class TestIdentity:
         with pytest.raises(InputError, match="not the ledger of a sweep"):
             Ledger(path, SWEEP, RESOLVED)
 
-    def test_equal_sweeps_have_equal_identities(self):
-        assert SWEEP.identity() == replace(SWEEP, space=replace(SPACE)).identity()
+    def test_an_equal_sweep_goes_on(self, path):
+        run_sweep(path, 2)
+        equal = Sweep(replace(SPACE), Search.model_validate(SWEEP.search.model_dump()), Recipe(seed=3), labels="0123")
+        assert len(Ledger(path, equal, RESOLVED).trials) == 2
+
+    def test_settings_that_are_added_with_a_default_orphan_no_ledger(self, path):
+        """An older version's ledger: it lacks what this one has, here the last fields of its space and its search."""
+        run_sweep(path, 2)
+
+        def without(event):
+            if event["type"] == "sweep":
+                del event["space"]["random_share"], event["search"]["random_share"]
+                event["identity"] |= {"search space": "its digest", "search settings": "its digest"}
+            return event
+
+        rewrite(path, without)
+        assert len(Ledger(path, SWEEP, RESOLVED).trials) == 2
+        with pytest.raises(InputError, match="another search space and another search settings;"):
+            Ledger(path, replace(SWEEP, space=replace(SPACE, random_share=0.5), search=Search(random_share=0.5)),
+                   RESOLVED)
 
 
 def starts(events, number):

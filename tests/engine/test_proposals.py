@@ -52,6 +52,16 @@ def test_a_failed_row_teaches_nothing() -> None:
     assert propose(SPACE, 0, 12, known) == propose(SPACE, 0, 12, [*known, Row(99, SPACE.starts[0], None)])
 
 
+def test_a_short_trainings_fitness_teaches_less_than_a_whole_ones() -> None:
+    """Two hills: the higher one is of trainings that were stopped."""
+    genes = [{**SPACE.starts[0], "lr0": lr0, "close": close} for close in range(1, 9) for lr0 in (0.002, 0.08)]
+    known = [Row(n, each, 0.9 if each["lr0"] == 0.08 else 0.5 - n / 100, 1 if each["lr0"] == 0.08 else 2)
+             for n, each in enumerate(genes)]
+    level = [row._replace(rung=1) for row in known]
+    lr0 = [[propose(SPACE, seed, 16, rows)["lr0"] for seed in range(40)] for rows in (known, level)]
+    assert np.median(lr0[0]) < 0.01 < np.median(lr0[1])
+
+
 def test_it_learns() -> None:
     """Better than random draws, by the mean of the last ten of forty, over five seeds."""
     random = replace(SPACE, algorithm="random")

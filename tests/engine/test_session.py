@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config import Placement
+from ray_yolo.data.plan import Plan
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import TrainingError
-from tests.support.jobs import make_job
+from ray_yolo.errors import CheckpointError, TrainingError
+from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
@@ -28,8 +32,10 @@ class Killed(BaseException):
     """Stands for kill -9: nothing below catches it."""
 
 
-def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1) -> dict[str, Any]:
-    """Train `job`, or die right after step `die_at`, or be told to stop at the `stop_at`-th step from here.
+def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1,
+          told: int = -1) -> dict[str, Any]:
+    """Train `job`, or die right after step `die_at`, or have worker `told` (-1: the last one) told to stop at the
+    `stop_at`-th step from here.
 
     Returns what is in the last checkpoint, and the events.
     """
@@ -42,7 +48,7 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
 
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
     def stop_asked() -> bool:
-        return replicas.worker == replicas.num_workers - 1 and len(asked.append(None) or asked) == stop_at
+        return replicas.worker == told % replicas.num_workers and len(asked.append(None) or asked) == stop_at
 
     asked: list[None] = []
     with contextlib.suppress(Killed):
@@ -122,6 +128,22 @@ def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_sa
     assert done == steps(calm)
 
 
+def test_a_worker_that_never_has_a_microbatch_is_heard_when_it_is_told_to_stop(tmp_path: Path) -> None:
+    job = make_job(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
+    plan = Plan(job.recipe, len(job.train))
+    [step] = plan.steps(0)
+    assert plan.share(step, 0, 4) == []
+    assert steps(run_workers(4, train, job, EVERY_STEP, -1, 2, 0)[0]) == [1, 2]
+
+
+def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
+    """At half of 64 pixels the map of stride 32 would have one cell: one value per channel, which BatchNorm refuses."""
+    deep = {**TINY, "backbone": [*TINY["backbone"], [-1, 1, "Conv", [32, 3, 2]]],
+            "head": [[[4, 5], 1, "Detect", ["nc", "anchors"]]]}
+    job = make_job(tmp_path, num_images=17, multi_scale=True, epochs=8)  # each epoch's last microbatch is one image
+    assert steps(train(Replicas(), replace(job, architecture=deep), Placement()))[-1] == 16
+
+
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
 def test_no_more_is_repeated_than_the_interval_between_checkpoints(
         calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
@@ -151,6 +173,46 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(calm: dict[s
     assert_same(result["state"], calm["state"])
 
 
+def test_where_every_checkpoint_is_damaged_nothing_is_trained_until_the_user_moves_them_away(
+        calm: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, EVERY_STEP, die_at=4)
+    for state in job.run_dir.glob("checkpoints/*/state.pt"):
+        state.write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="nothing there can be gone on from"):
+        train(Replicas(), job, EVERY_STEP)
+    assert {path.name for path in (job.run_dir / "checkpoints").iterdir()} == {"step-1", "step-2", "step-3"}
+    (job.run_dir / "checkpoints").rename(job.run_dir / "aside")
+    again = train(Replicas(), job, EVERY_STEP)
+    assert steps(again) == steps(calm)
+    assert_same(again["state"], calm["state"])
+
+
+def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
+    train(Replicas(), make_job(tmp_path, **EXACT), EVERY_STEP, die_at=3)
+    with pytest.raises(CheckpointError, match="was trained by another recipe"):
+        train(Replicas(), make_job(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
+
+
+def test_killed_before_weights_show_a_checkpoint_the_next_start_shows_it_without_training(
+        calm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, **EXACT)
+    train(Replicas(), job, EVERY_STEP, die_at=8)
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "link", die)
+        train(Replicas(), job, EVERY_STEP)
+    again = train(Replicas(), job, EVERY_STEP)
+    assert steps(again) == []
+    assert_same(again["state"], calm["state"])
+    best = json.loads(torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)["meta"])
+    assert best["progress"][0] == json.loads(calm["state"]["meta"])["best_epoch"] + 1
+    checkpoint.check_weights(job.run_dir)
+
+
 def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path: Path) -> None:
     job = make_job(tmp_path, **EXACT)
     train(Replicas(), job, Placement())
@@ -169,6 +231,27 @@ def test_early_stopping_ends_after_patience_epochs_without_improvement_also_afte
     again = train(Replicas(), job, Placement())
     assert steps(again) == []
     assert json.loads(again["events"])[-1]["epoch"] == end["epoch"]
+
+
+def test_best_weights_and_patience_go_by_the_recipes_objective(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recall is highest in the second epoch and mAP rises until the end."""
+    recall = iter([0.1, 0.9, 0.8, 0.7, 0.6, 0.5])
+    validate = session.Session.validate
+
+    def measured(self: session.Session) -> Evaluation:
+        found = validate(self)
+        epoch = self.state.progress.epoch / 10
+        return replace(found, metrics=replace(found.metrics, recall=next(recall), map50=epoch, map=epoch))
+
+    monkeypatch.setattr(session.Session, "validate", measured)
+    job = make_job(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
+    events = json.loads(train(Replicas(), job, Placement())["events"])
+    assert [event["fitness"] for event in events if event["type"] == "epoch"] == [0.1, 0.9, 0.8, 0.7]
+    assert [event["best"] for event in events if event["type"] == "epoch"] == [True, True, False, False]
+    assert (events[-1]["best_epoch"], events[-1]["reason"]) == (1, "early stop")
+    best = torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)
+    assert json.loads(best["meta"])["progress"][0] == 2
 
 
 def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:
@@ -207,8 +290,52 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    told: list[str] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
-        train(Replicas(), make_job(tmp_path), Placement())
+        run_session(make_job(tmp_path), Host(), Placement(), lambda type, **_: told.append(type), lambda _: None)
+    assert [type for type in told if type in ("epoch", "warning", "end")] == ["epoch", "warning"] * 3
+
+
+@pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
+def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_on_when_it_can(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement) -> None:
+    job = make_job(tmp_path, **{**EXACT, "epochs": 2})
+    expected = train(Replicas(), make_job(tmp_path / "calm", **{**EXACT, "epochs": 2}), Placement())
+    save = checkpoint.save_checkpoint
+
+    def refuse_the_last(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
+        if step == steps(expected)[-1]:
+            raise OSError(28, "No space left on device")
+        return save(run_dir, state, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_last)
+    with pytest.raises(TrainingError, match=r"step 4 .*could not be written.*No space left.*run the same"):
+        train(Replicas(), job, placement)
+    monkeypatch.undo()
+    result = train(Replicas(), job, placement)
+    assert steps(result) == ([1, 2, 3, 4] if placement.nosave else [3, 4])
+    assert_same(result["state"], expected["state"])
+
+
+@pytest.mark.root
+def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_is_room(tmp_path: Path) -> None:
+    job, calm = (make_job(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "calm"))
+    expected = train(Replicas(), calm, Placement())
+    size = (calm.run_dir / "weights" / "last.pt").stat().st_size
+    job.run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={10 * size}", "tmpfs", str(job.run_dir)], check=True)
+    try:
+        ballast = job.run_dir / "ballast"
+        ballast.write_bytes(bytes(9 * size))
+        with pytest.raises(TrainingError, match=r"No space left on device\); free or repair"):
+            train(Replicas(), job, Placement())
+        with pytest.raises(TrainingError):
+            checkpoint.check_weights(job.run_dir)
+        ballast.unlink()
+        assert_same(train(Replicas(), job, Placement())["state"], expected["state"])
+        checkpoint.check_weights(job.run_dir)
+    finally:
+        subprocess.run(["umount", str(job.run_dir)], check=True)
 
 
 def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(

@@ -11,6 +11,7 @@ from ray_yolo.engine.ledger import new_trial
 from ray_yolo.engine.replay import Stage, recipe_arguments, trained_recipe
 from ray_yolo.engine.sweep_files import (
     best_trial,
+    drop_weights,
     format_evolve_csv,
     format_hyp_evolve,
     read_warm_start,
@@ -57,6 +58,11 @@ class TestEvolveCsv:
         assert rows[2]["optimizer.name"] == "AdamW"
         assert float(rows[0]["val/cls_loss"]) == 0.3
 
+    def test_where_some_were_stopped_a_last_column_has_their_rungs(self):
+        rows = table(format_evolve_csv(BASE, [replace(TRIALS[0], rung=2), replace(TRIALS[1], rung=1)]))
+        assert [list(row)[-1] for row in rows] == ["rung"] * 2
+        assert [row["rung"] for row in rows] == ["2", "1"]
+
     def test_without_rows_it_is_a_header(self):
         assert len(format_evolve_csv(BASE, []).splitlines()) == 1
 
@@ -65,6 +71,12 @@ class TestBest:
     def test_the_best_is_the_finished_trial_of_highest_fitness(self):
         assert best_trial(TRIALS).number == 1
         assert best_trial(TRIALS[2:3]) is None
+
+    def test_a_row_that_was_stopped_is_never_the_best_beside_one_that_was_not(self):
+        rows = [replace(TRIALS[0], rung=3), replace(TRIALS[1], rung=1)]
+        assert (rows[0].fitness, rows[1].fitness) == (0.3, 0.5)
+        assert best_trial(rows).number == 0
+        assert "# Best of 2 trials: trial 0, fitness 0.3" in format_hyp_evolve(BASE, rows)
 
     def test_hyp_evolve_gives_the_best_recipe_back(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
@@ -93,6 +105,16 @@ class TestBest:
         assert [path.name for path in tmp_path.iterdir()] == ["evolve.csv"]
 
 
+def test_a_trial_whose_weights_are_dropped_keeps_its_records(tmp_path):
+    kept = {"events.jsonl", "results.csv", "run.json", "finished"}
+    for name in (*kept, "detections.npy", "weights/best.pt", "checkpoints/step-3/state.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for _ in range(2):  # a second time there is nothing to do
+        drop_weights(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 class TestWarmStart:
     def test_an_evolve_csv_gives_its_best_rows_best_first(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
@@ -105,6 +127,11 @@ class TestWarmStart:
         write_sweep_files(tmp_path, BASE, rows)
         starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search(objective={"recall": 1.0}))
         assert starts[0] == rows[0].genes
+
+    def test_rows_that_were_stopped_come_after_those_that_were_not(self, tmp_path):
+        write_sweep_files(tmp_path, BASE, [replace(TRIALS[0], rung=3), replace(TRIALS[1], rung=1)])
+        starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
+        assert starts == [TRIALS[0].genes, TRIALS[1].genes]
 
     def test_at_most_five_rows(self, tmp_path):
         write_sweep_files(tmp_path, BASE, [trial(n, 0.1 + n / 100, lr0=0.01 + n / 1000) for n in range(9)])

@@ -147,6 +147,23 @@ class TestParents:
         assert best_rows([*failed, *ROWS], 20) == best_rows(ROWS, 20)
         assert propose(SPACE, 0, 5, [*ROWS, *failed]) == propose(SPACE, 0, 5, ROWS)
 
+    def test_a_row_that_was_trained_further_outranks_the_fitness_of_a_short_training(self):
+        rows = [Row(0, {}, 0.9, 1), Row(1, {}, 0.3, 2), Row(2, {}, None, 3), Row(3, {}, 0.5, 2), Row(4, {}, 0.1, 1)]
+        assert [row.trial for row in best_rows(rows, 5)] == [3, 1, 0, 4]
+
+    def test_a_lower_rung_weighs_no_more_than_the_worst_of_a_higher_one(self):
+        rows = [Row(3, {}, 0.5, 2), Row(1, {}, 0.3, 2), Row(0, {}, 0.9, 1), Row(4, {}, 0.1, 1)]
+        total = 0.4 + 0.2 + 0.2 + 4e-6
+        assert parent_weights(rows) == pytest.approx(
+            [(0.4 + 1e-6) / total, (0.2 + 1e-6) / total, (0.2 + 1e-6) / total, 1e-6 / total])
+
+    def test_a_short_trainings_luck_makes_it_no_parent(self):
+        lucky = [Row(20 + n, ROWS[0].genes, 9.0 + n, 1) for n in range(5)]
+        whole = [row._replace(rung=2) for row in ROWS]
+        for k in range(1, 50):
+            assert propose(SPACE, 0, k, [*lucky, *whole]) == propose(SPACE, 0, k, ROWS)
+            assert parents_of(SPACE, 0, k, [*lucky, *whole]) == parents_of(SPACE, 0, k, ROWS)
+
     def test_equal_fitness_ranks_by_number(self):
         assert [row.trial for row in best_rows([Row(3, {}, 1.0), Row(1, {}, 1.0), Row(2, {}, 2.0)], 3)] == [2, 1, 3]
 

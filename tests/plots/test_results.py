@@ -27,22 +27,23 @@ def test_six_panels_show_losses_metrics_and_rates(tmp_path: Path) -> None:
 
 def test_lines_carry_the_values_of_their_rows(tmp_path: Path) -> None:
     figure = plot_results([row(0), row(1), row(2)], tmp_path / "results.png")
-    assert points(figure.axes[2].lines[0]) == [(0, 0.3), (1, 0.15), (2, 0.3 / 3)]
-    assert points(figure.axes[4].lines[1]) == [(0, 0.0), (1, 0.1), (2, 0.2)]
-    assert points(figure.axes[5].lines[2]) == [(0, 0.02), (1, 0.02), (2, 0.02)]
+    assert points(figure.axes[2].lines[0]) == [(1, 0.3), (2, 0.15), (3, 0.3 / 3)]
+    assert points(figure.axes[4].lines[1]) == [(1, 0.0), (2, 0.1), (3, 0.2)]
+    assert points(figure.axes[5].lines[2]) == [(1, 0.02), (2, 0.02), (3, 0.02)]
 
 
 def test_epochs_without_validation_leave_a_gap_in_validation_only(tmp_path: Path) -> None:
     figure = plot_results([row(0), row(1, validated=False), row(2)], tmp_path / "results.png")
     train, val = figure.axes[0].lines
-    assert [x for x, _ in points(train)] == [0, 1, 2]
-    assert [x for x, _ in points(val)] == [0, 2]
+    assert [x for x, _ in points(train)] == [1, 2, 3]
+    assert [x for x, _ in points(val)] == [1, 3]
 
 
 def test_the_last_best_epoch_is_marked(tmp_path: Path) -> None:
     figure = plot_results([row(0, best=True), row(1, best=True), row(2)], tmp_path / "results.png")
-    assert figure.axes[4].get_title(loc="right") == "best: 0.100 in epoch 1"
-    assert [x for x, _ in points(figure.axes[4].lines[-1])] == [1, 1]
+    assert figure.axes[4].get_title(loc="right") == "best: 0.100 in epoch 2"
+    assert [x for x, _ in points(figure.axes[4].lines[-1])] == [2, 2]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"Epoch (counted from 1)"}
 
 
 def test_a_training_never_validated_or_never_begun_has_a_picture(tmp_path: Path) -> None:

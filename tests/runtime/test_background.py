@@ -3,6 +3,7 @@ import time
 
 import pytest
 
+from ray_yolo.errors import InputError
 from ray_yolo.runtime.background import Background
 
 
@@ -58,6 +59,22 @@ def test_work_that_never_succeeds_is_waited_for_no_longer_than_patience(warnings
     began = time.monotonic()
     assert not thread.finish(0.2)
     assert 0.2 <= time.monotonic() - began < 1.0
+
+
+def test_an_error_of_ours_is_told_at_once_and_not_tried_again(warnings):
+    rounds = []
+
+    def work():
+        rounds.append(0)
+        raise InputError("it is no database; move it away")
+
+    thread = Background("MLflow", work, interval_seconds=0.001, warn=warnings.append)
+    wait_until(lambda: warnings)
+    began = time.monotonic()
+    assert not thread.finish(60.0)
+    assert time.monotonic() - began < 1.0
+    assert len(rounds) == 1
+    assert warnings == ["MLflow: it is no database; move it away. Training goes on without."]
 
 
 def test_work_that_hangs_is_waited_for_no_longer_than_patience(warnings):

@@ -65,7 +65,7 @@ def calls() -> list[tuple[Any, ...]]:
 
 def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir: Path) -> None:
     warnings: list[str] = []
-    callbacks = Callbacks(str(module), run_dir, warnings.append)
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
     callbacks.start(RECIPE)
     tell(run_dir, run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), run_log.end(20))
     callbacks.finish("the result", patience_seconds=10)
@@ -75,7 +75,7 @@ def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir:
 
 def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) -> None:
     told = threading.Event()
-    callbacks = Callbacks(str(module), run_dir, print)
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)
     loaded: Any = sys.modules["callbacks_module"]
     loaded.told = told
     tell(run_dir, run_log.start(), run_log.epoch(0))
@@ -86,7 +86,7 @@ def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) ->
 
 def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
     tell(run_dir, run_log.start(), *run_log.trained_epoch(0))
-    callbacks = Callbacks(str(module), run_dir, print)  # the command was run again
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)  # the command was run again
     callbacks.start(RECIPE)
     tell(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
     tell(run_dir, run_log.start(10), run_log.epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
@@ -95,21 +95,24 @@ def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, r
     assert [call[0] for call in calls()].count("end") == 1
 
 
-def test_an_exception_is_a_warning_and_the_others_are_called(module: Path, run_dir: Path) -> None:
-    module.write_text(USER + "def on_epoch_end(event):\n    raise KeyError('mine')\n")
+@pytest.mark.parametrize(("raised", "told"), [("KeyError('mine')", "KeyError: 'mine'"),
+                                              ("SystemExit(7)", "SystemExit: 7")])
+def test_an_exception_is_a_warning_and_the_others_are_called(
+        module: Path, run_dir: Path, raised: str, told: str) -> None:
+    module.write_text(f"{USER}\ndef on_epoch_end(event):\n    raise {raised}\n")
     warnings: list[str] = []
-    callbacks = Callbacks(str(module), run_dir, warnings.append)
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
     callbacks.start(RECIPE)
     tell(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
     callbacks.finish(patience_seconds=10)
-    assert warnings == ["callbacks: on_epoch_end: KeyError: 'mine'"] * 2
+    assert warnings == [f"callbacks: on_epoch_end: {told}"] * 2
     assert [call[0] for call in calls()] == ["start", "end"]
 
 
 def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir: Path) -> None:
     module.write_text("import threading\nwait = threading.Event()\ndef on_run_end(result):\n    wait.wait(60)\n")
     warnings: list[str] = []
-    callbacks = Callbacks(str(module), run_dir, warnings.append)
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
     callbacks.start(RECIPE)
     callbacks.finish(patience_seconds=0.5)
     assert warnings == ["callbacks: not back after 0.5 s; they are left behind"]
@@ -128,14 +131,14 @@ def test_the_end_is_told_once_however_the_rounds_of_the_thread_fall(
             return True
 
     monkeypatch.setattr("ray_yolo.runtime.callbacks.Background", TwoRounds)
-    callbacks = Callbacks(str(module), run_dir, print)
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)
     callbacks.start(RECIPE)
     callbacks.finish(1)
     assert calls() == [("start", run_dir, RECIPE), ("end", 1)]
 
 
 def test_no_path_is_no_callbacks(run_dir: Path) -> None:
-    callbacks = Callbacks("", run_dir, print)
+    callbacks = Callbacks(load_callbacks(""), run_dir, print)
     before = threading.active_count()
     callbacks.start(RECIPE)
     assert threading.active_count() == before
@@ -162,5 +165,5 @@ def test_a_path_names_a_module_an_object_or_a_class(module: Path, name: str, hoo
 def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, reason: str) -> None:
     module.with_name("broken.py").write_text("def (")
     with pytest.raises(InputError) as caught:
-        Callbacks(path, module.parent, print)
+        load_callbacks(path)
     assert str(caught.value).startswith(f"callbacks: {path}: {reason}")

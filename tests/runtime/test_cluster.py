@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import ray.exceptions
 
 from ray_yolo.config import Placement
-from ray_yolo.errors import ResourcesError
+from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster
 
 
@@ -26,6 +30,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return addresses
 
@@ -57,3 +64,91 @@ def test_the_environment_is_taken_at_its_word(asked: list[str], monkeypatch: pyt
     assert asked == [address]
     with pytest.raises(ResourcesError, match=f"nobody answers at {address}"):
         cluster.connect(Placement(gpus_per_worker=0.0))
+
+
+def test_each_cluster_of_our_own_has_a_token_of_its_own(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = []
+    for _ in range(2):
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+    assert asked == ["local", "local"]
+    assert [len(token) for token in tokens] == [64, 64]
+    assert tokens[0] != tokens[1]
+
+
+@pytest.mark.parametrize("given", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "file"])
+def test_a_token_of_the_user_is_used(given: str, asked: list[str], tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    if given == "file":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("mine")
+    else:
+        monkeypatch.setenv(given, "mine")
+    cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["local"]
+    assert os.environ["RAY_AUTH_TOKEN"] == ("mine" if given == "RAY_AUTH_TOKEN" else "")
+
+
+def test_a_cluster_of_others_is_shown_no_token_of_ours(asked: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        leave_word(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert asked == ["auto"]
+    assert os.environ["RAY_AUTH_TOKEN"] == ""
+
+
+KNOCK = """
+import urllib.error, urllib.request
+import ray
+from ray_yolo.config import Placement
+from ray_yolo.runtime import cluster
+
+cluster.connect(Placement(address="local"))
+try:
+    print(urllib.request.urlopen(f"http://{ray._private.worker.get_dashboard_url()}/api/jobs/").status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.ray
+def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[2], env=environment,
+                          capture_output=True, text=True, timeout=120)
+    assert done.stdout == "401\n", done.stderr
+    assert not (tmp_path / ".ray").exists()
+REFUSALS = [
+    (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
+    (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),
+    (RuntimeError("Timed out waiting for node info for node_id=5."), ResourcesError, "node info"),
+    (RuntimeError(""), ResourcesError, "RuntimeError"),
+    (Exception("The current node timed out during startup. This could"), ResourcesError, "timed out during startup"),
+    (ray.exceptions.RpcError("the head hung up\nand more"), ResourcesError, "hung up"),
+    (ray.exceptions.AuthenticationError("Token mode, but no token"), ResourcesError, "RAY_AUTH_TOKEN_PATH"),
+    (ValueError("Invalid Ray address: 'x'. It looks\nlike"), InputError, "Invalid Ray address"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "told"), REFUSALS, ids=str)
+def test_whatever_keeps_ray_from_starting_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
+                                                      fault: Exception, kind: type[Exception], told: str) -> None:
+    def init(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(kind, match=told) as refused:
+        cluster.connect(Placement(gpus_per_worker=0.0))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("address", "kind"), [
+    ("http://127.0.0.1:8265", InputError), ("nowhere", InputError), ("127.0.0.1:99999", ResourcesError)])
+def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str,
+                                             kind: type[Exception]) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # Ray itself refuses
+    monkeypatch.setattr(cluster, "DRIVER_ENVIRONMENT", {})
+    with pytest.raises(kind, match=address) as refused:
+        cluster.connect(Placement(address=address))
+    assert len(str(refused.value).splitlines()) == 1

@@ -36,7 +36,7 @@ def test_a_file_gets_whole_lines_without_carriage_returns():
     display.update(run_log.numbered([run_log.epoch(0)]))
     display.close()
     assert re.search(r"[\r\x1b]", stream.getvalue()) is None
-    assert len(stream.getvalue().splitlines()) == 3
+    assert len(stream.getvalue().splitlines()) == 4
     assert stream.getvalue().endswith("\n")
 
 
@@ -89,7 +89,8 @@ def test_of_the_past_only_the_run_is_told(tmp_path):
     run_log.write(tmp_path / EVENTS_FILE, [run_log.start(10), run_log.epoch(1)])
     display.finish()
     assert terminal.screen[0].startswith("exp: yolov5s")
-    assert terminal.screen[1] == "going on with 2 workers from step 10, epoch 2"
+    assert terminal.screen[1].startswith("batch 8, microbatch 4, accumulation 8")
+    assert terminal.screen[2] == "going on with 2 workers from step 10, epoch 2"
     (row,) = (line.split() for line in terminal.screen if "all" in line)
     assert row[1] == "16"  # validation images, known from the past only
     assert not any("1/3" in line for line in terminal.screen)

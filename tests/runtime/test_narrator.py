@@ -1,9 +1,20 @@
 import json
+import shlex
 
 import pytest
 
-from ray_yolo.runtime.narrator import CLASS_HEADER, TRAIN_HEADER, Narrator, closing_message
+from ray_yolo.config import Recipe
+from ray_yolo.runtime.narrator import (
+    CLASS_HEADER,
+    Narrator,
+    closing_message,
+    dataset_table,
+    settings_line,
+    train_header,
+)
 from tests.support import run_log
+
+HEADER = train_header(("box", "obj", "cls"))
 
 
 def lines(events, *, live):
@@ -16,9 +27,18 @@ BEGIN = [run_log.run(), run_log.start()]
 
 class TestEpochLines:
     def test_the_run_is_introduced(self):
-        (first, second), _ = lines(BEGIN, live=False)
+        (first, second, third), _ = lines(BEGIN, live=False)
         assert first == "exp: yolov5s (7,000,000 parameters) on shapes (80 images, 16 for validation, 2 classes)"
-        assert second == "training on 2 workers"
+        assert second == ("batch 8, microbatch 4, accumulation 8 (64 images per step), precision fp32, "
+                          "learning rate 0.01 (SGD)")
+        assert third == "training on 2 workers"
+
+    def test_what_is_not_decided_yet_says_what_decides_it(self):
+        assert settings_line(Recipe(batch_size=-1, precision="bf16")) == (
+            "batch as large as the GPUs' memory holds, precision bf16, learning rate 0.01 (SGD)")
+        assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
+            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 on GPU, fp32 on CPU), "
+            "learning rate 0.01 (SGD)")
 
     def test_an_epoch_is_one_line(self):
         (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
@@ -43,15 +63,50 @@ class TestEpochLines:
         told, _ = lines([{"type": "warning", "message": "MLflow is away"}], live=False)
         assert told == ["WARNING: MLflow is away"]
 
+    def test_a_warning_of_several_workers_is_told_once_with_the_number_of_the_first(self):
+        told, _ = lines([{"type": "warning", "message": "slow kernel", "worker": worker} for worker in (3, 0, 3)],
+                        live=False)
+        assert told == ["WARNING: worker 3: slow kernel"]
+
     def test_steps_shares_and_unknown_events_are_no_lines(self):
         told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
-        assert len(told) == 2
+        assert told == lines(BEGIN, live=False)[0]
+
+
+def split(**changes):
+    return {"images": 20, "boxes": 9, "per_class": [7, 2], "empty_file": 3, "no_file": 4, "images_left_out": 1,
+            "rows_left_out": 2, "looked_for": ["/d/labels/train/*.txt"]} | changes
+
+
+class TestDataset:
+    @pytest.mark.parametrize("live", [True, False])
+    def test_both_splits_are_told_in_columns(self, live):
+        val = split(images=5, boxes=6, per_class=[6, 0], looked_for=["/d/val.json"])
+        event = {"type": "dataset", "names": ["circle", "square"], "splits": {"train": split(), "val": val}}
+        assert lines([event], live=live)[0] == [
+            "       Data     images      boxes empty file    no file images out   rows out",
+            "      train         20          9          3          4          1          2",
+            "        val          5          6          3          4          1          2",
+            "              boxes of      train        val",
+            "                circle          7          6",
+            "                square          2          0",
+            "labels of train: looked for in /d/labels/train/*.txt",
+            "no box in val: 1 of 2 classes (square)",
+            "labels of val: looked for in /d/val.json"]
+
+    def test_of_many_classes_the_most_frequent_are_told(self):
+        counts = [number % 50 for number in range(80)]
+        told = dataset_table({"val": split(per_class=counts)}, [f"c{number}" for number in range(80)])
+        rows = [line.split() for line in told[3:23]]
+        assert rows == [[f"c{number}", str(number)] for number in range(30, 50)]
+        assert told[23].split() == ["60", "more", "classes"]
+        assert told[24] == "no box in val: 2 of 80 classes (c0, c50)"
 
 
 class TestTables:
     def test_columns_stand_under_their_names(self):
         told, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
-        at = told.index(TRAIN_HEADER)
+        at = told.index(HEADER)
         assert told[at + 1: at + 4] == [
             "        1/3       1.5G        0.5       0.25      0.125        100    0:01:00",
             CLASS_HEADER,
@@ -59,7 +114,7 @@ class TestTables:
 
     def test_the_next_epoch_has_a_header_and_after_the_last_there_is_none(self):
         told, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2)], live=True)
-        assert told.count(TRAIN_HEADER) == 3
+        assert told.count(HEADER) == 3
         assert told[-1].lstrip().startswith("all")
 
 
@@ -121,7 +176,8 @@ class TestClosingMessage:
             "                circle          9          7        0.5       0.25      1.125     0.0625",
             "                square          9          7        0.5       0.25      1.125     0.0625"]
         assert "done: 3 epochs in 0:03:00" in told
-        assert "best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625" in told
+        at = told.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
+        assert told[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
@@ -132,6 +188,15 @@ class TestClosingMessage:
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db (run r1)"]
+
+    def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
+        folder = tmp_path / "Ann's runs"
+        folder.mkdir()
+        uri = f"sqlite:///{folder}/mlflow.db"
+        (folder / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": uri}))
+        told = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
+        assert shlex.split(told["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
+        assert shlex.split(told["mlflow"].removesuffix(" (run r1)")) == ["mlflow", "ui", "--backend-store-uri", uri]
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))

@@ -33,7 +33,8 @@ momentum: [0.8, 0.98]
 def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_path: Path) -> None:
     # long enough for the two to meet, whoever starts first
     recipe = {"epochs": 300, "noval": False, "exact": True}
-    result = search(make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, workers_per_trial=2), quiet=True)
+    config = make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, workers_per_trial=2, keep_weights=True)
+    result = search(config, quiet=True)
     events = read_events(result.folder / "ledger.jsonl")
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     assert verify(events) == []

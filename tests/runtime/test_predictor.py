@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_yolo.errors import CheckpointError, InputError
+from ray_yolo.errors import CheckpointError, InputError, RayYoloError
 from ray_yolo.predict_config import PredictConfig
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.predictor import PredictResult, predict
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
@@ -134,3 +135,12 @@ def test_actors_write_the_same_bytes_as_this_process(
         assert one[:3] == other[:3]
         assert one.error == other.error
         assert one.detections.tobytes() == other.detections.tobytes()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_an_actors_error_is_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = make_weights(tmp_path)
+    monkeypatch.setattr(cluster, "wait_for_room", lambda *_: weights.unlink())
+    with pytest.raises(RayYoloError, match=r"^a worker failed: .*best\.pt: no such weights file.*$"):
+        run(weights, source, tmp_path, "x", placement={"num_workers": 1, "gpus_per_worker": 0})

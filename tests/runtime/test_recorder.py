@@ -20,6 +20,16 @@ class TestWithoutRay:
         close_recorder(recorder)
         assert [event["step"] for event in read_events(path)] == list(range(100))
 
+    def test_what_was_emitted_is_in_the_log_after_a_flush_and_more_can_follow(self, path):
+        recorder = LocalRecorder(path)
+        for number in range(100):
+            recorder.emit("step", step=number)
+        flush_recorder(recorder)
+        assert len(read_events(path)) == 100
+        recorder.emit("end")
+        close_recorder(recorder)
+        assert len(read_events(path)) == 101
+
     def test_emitting_gives_no_answer_and_waits_for_no_disk(self, path, monkeypatch):
         import os
 

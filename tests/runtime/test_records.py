@@ -1,16 +1,22 @@
 import io
 import socket
 
+import pytest
 from mlflow import MlflowClient
 
+from ray_yolo.engine.events import read_events
 from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter
+from ray_yolo.runtime.recorder import LocalRecorder, close_recorder, emitter, flush_recorder
 from ray_yolo.runtime.records import Records
-from ray_yolo.runtime.tracking import read_run_file
+from ray_yolo.runtime.tracking import Tracking, read_run_file
 from tests.support import run_log
 
 
-def train(run_dir, mlflow_uri, patience_seconds=None):
+def copy_results(run_dir):
+    (run_dir / "results.png").write_text((run_dir / "results.csv").read_text())
+
+
+def train(run_dir, mlflow_uri, patience_seconds=None, draw_plots=copy_results):
     """What a driver does with its records; returns the console."""
     stream = io.StringIO()
     recorder = LocalRecorder(str(run_dir / EVENTS_FILE))
@@ -18,9 +24,9 @@ def train(run_dir, mlflow_uri, patience_seconds=None):
     records = Records(run_dir, mlflow_uri, emit, stream)
     for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
         emit(event["type"], **{key: value for key, value in event.items() if key != "type"})
+    flush_recorder(recorder)
+    records.finish(lambda: draw_plots(run_dir), patience_seconds, lambda: flush_recorder(recorder))
     close_recorder(recorder)
-    records.finish(lambda: (run_dir / "results.png").write_text((run_dir / "results.csv").read_text()),
-                   patience_seconds)
     return stream.getvalue()
 
 
@@ -51,3 +57,32 @@ def test_a_server_that_is_away_is_told_on_the_console(tmp_path, monkeypatch):
         free.bind(("127.0.0.1", 0))
         console = train(tmp_path / "exp", f"http://127.0.0.1:{free.getsockname()[1]}", 1.0)
     assert f"python -m ray_yolo.sync {tmp_path / 'exp'}" in console.splitlines()[-1]
+
+
+def explode(*_):
+    raise ValueError("no ink\nleft")
+
+
+def finish_and_explode(tracking, patience_seconds, finish=Tracking.finish):
+    finish(tracking, patience_seconds)  # or its thread would work on in the next test
+    explode()
+
+
+@pytest.mark.parametrize(("name", "broken"), [
+    ("pictures", None), ("result files", "engine.results.TensorBoard.close"),
+    ("MLflow", "runtime.tracking.Tracking.finish"), ("console", "runtime.records.closing_message"),
+])
+def test_what_one_of_them_raises_is_a_warning_and_the_others_are_completed(tmp_path, monkeypatch, name, broken):
+    if broken:
+        monkeypatch.setattr(f"ray_yolo.{broken}", finish_and_explode if name == "MLflow" else explode)
+    run_dir, uri = tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db"
+    console = train(run_dir, uri, draw_plots=copy_results if broken else explode)
+    warning = f"{name}: ValueError: no ink"
+    assert [event["message"] for event in read_events(run_dir / EVENTS_FILE) if event["type"] == "warning"] == [warning]
+    assert (f"WARNING: {warning}" in console) == (name != "console")
+    assert ("done: 1 epoch in 0:01:00" in console) == (name != "console")
+    assert len((run_dir / "results.csv").read_text().splitlines()) == 2
+    assert (run_dir / "results.png").exists() == (name != "pictures")
+    if name != "MLflow":
+        client = MlflowClient(tracking_uri=uri)
+        assert client.get_run(read_run_file(run_dir)["run_id"]).info.status == "FINISHED"

@@ -158,7 +158,7 @@ def test_a_killed_sweep_on_one_slot_is_the_calm_sweep(tmp_path: Path) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("ray_session")
 def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(tmp_path: Path) -> None:
-    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2)
+    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2, keep_weights=True)
     killed = run_with_kills(config, tmp_path)
     trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
     for number in random.Random(2).sample(range(TRIALS), 2):

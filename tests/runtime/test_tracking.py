@@ -1,6 +1,7 @@
 import http.server
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -10,14 +11,23 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.engine.results import EVENTS_FILE, replace_text
+from ray_yolo.engine.results import EVENTS_FILE, TERMS, replace_text
 from ray_yolo.errors import InputError
-from ray_yolo.runtime.tracking import ARTIFACTS, Tracking, read_run_file, synchronise, tracking_uri
-from ray_yolo.runtime.tracking_plan import BEST, METRICS
+from ray_yolo.runtime.tracking import (
+    ARTIFACTS,
+    Tracking,
+    _ensure_database,
+    build_client,
+    read_run_file,
+    synchronise,
+    tracking_uri,
+)
+from ray_yolo.runtime.tracking_plan import BEST, metrics
 from tests.support import run_log
 
 STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1),
@@ -66,13 +76,64 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_database_is_made_whole_or_not_at_all(tmp_path, monkeypatch, in_place):
+    def die(*_):
+        raise Killed
+
+    path = tmp_path / "store" / "mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.store.db.utils._upgrade_db", die)
+        if in_place:  # the same by MLflow itself: why it is made elsewhere
+            patch.setattr("ray_yolo.runtime.tracking._ensure_database", lambda *_: None)
+        with pytest.raises(Killed):
+            build_client(f"sqlite:///{path}").search_experiments()
+    assert path.exists() == in_place
+
+
+def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(database, tmp_path, monkeypatch):
+    path, inodes = tmp_path / "mlflow.db", []
+
+    def make(uri, artifacts):
+        assert not path.exists()
+        shutil.copy(database, path)  # the other one, meanwhile
+        inodes.append(path.stat().st_ino)
+        shutil.copy(database, uri.removeprefix("sqlite:///"))
+        return Mock()
+
+    monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore", make)
+    other = tmp_path / ".mlflow.db-left"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    _ensure_database(path, None)
+    _ensure_database(path, None)
+    assert [path.stat().st_ino] == inodes
+    assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run_dir, tmp_path):
+    (tmp_path / "mlflow.db").write_text("nothing of the kind, but long enough")
+    tell(run_dir, STORY)
+    warnings = []
+    began = time.monotonic()
+    tracking = Tracking(run_dir, f"sqlite:///{tmp_path}/mlflow.db", warnings.append)
+    assert "python -m ray_yolo.sync" in tracking.finish()
+    assert time.monotonic() - began < 15
+    assert warnings == [f"MLflow: {tmp_path}/mlflow.db: is no SQLite database; move it away, or name another one with "
+                        "--mlflow-uri. Training goes on without."]
+
+
 def points(client, run_id):
     """How often each (key, epoch) is there."""
     keys = client.get_run(run_id).data.metrics
     return Counter((key, point.step) for key in keys for point in client.get_metric_history(run_id, key))
 
 
-EXPECTED = Counter([*((key, epoch) for key in METRICS for epoch in range(3)), *((key, 2) for key in BEST)])
+EXPECTED = Counter([*((key, epoch) for key in metrics(TERMS) for epoch in range(3)), *((key, 2) for key in BEST)])
 
 
 class TestSynchronise:
@@ -187,6 +248,8 @@ class TestSynchronise:
         run = client.get_run(synchronise(run_dir, uri, parent_run_id=parent, tags={"trial": "7"}))
         assert run.info.experiment_id == experiment
         assert (run.data.tags["mlflow.parentRunId"], run.data.tags["trial"]) == (parent, "7")
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
+            "hyp.yaml", "results.csv", "results.png", EVENTS_FILE}  # the sweep's has the best trial's weights
 
     def test_a_folder_without_a_training_is_refused(self, uri, tmp_path):
         with pytest.raises(InputError, match="no event log"):
@@ -283,9 +346,15 @@ class TestThread:
         assert time.monotonic() - began < 0.1
         note = tracking.finish(patience_seconds=2.0)
         assert time.monotonic() - began < 4.0
-        assert f"python -m ray_yolo.sync {run_dir} --mlflow-uri http://***@127.0.0.1" in note
+        assert f"python -m ray_yolo.sync {run_dir} --mlflow-uri 'http://***@127.0.0.1" in note
         (warning,) = warnings
         assert "s3cr3t" not in warning + note
+
+    def test_the_command_that_delivers_the_rest_can_be_copied(self, dead_uri, tmp_path):
+        folder = tmp_path / "Ann's runs" / "exp"
+        tell(folder, STORY)
+        note = Tracking(folder, dead_uri, lambda _: None).finish(patience_seconds=1.0)
+        assert shlex.split(note.partition(": ")[2])[:4] == ["python", "-m", "ray_yolo.sync", str(folder)]
 
     def test_a_failing_server_is_asked_again_and_costs_one_warning(self, broken_server, run_dir):
         warnings = []

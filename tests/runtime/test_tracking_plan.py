@@ -1,7 +1,8 @@
 import pytest
 
 from ray_yolo.config import Recipe, recipe_digest
-from ray_yolo.runtime.tracking_plan import BEST, METRICS, plan_run
+from ray_yolo.engine.results import TERMS
+from ray_yolo.runtime.tracking_plan import BEST, metrics, plan_run
 from tests.support import run_log
 
 
@@ -49,7 +50,17 @@ def test_only_durable_epochs_are_planned():
     points = plan(*run_log.trained_epoch(0), run_log.epoch(1)).points
     assert {point.epoch for point in points} == {0}
     assert {point.key: point.value for point in points}["metrics/mAP50"] == 0.125
-    assert [point.key for point in points] == list(METRICS)
+    assert [point.key for point in points] == list(metrics(TERMS))
+
+
+def test_every_metric_has_the_value_of_its_own_place():
+    tracked = {point.key: point.value for point in plan(*run_log.trained_epoch(0), run_log.end(10)).points}
+    assert tracked == {
+        "train/box_loss": 0.5, "train/obj_loss": 0.25, "train/cls_loss": 0.125, "val/box_loss": 0.4,
+        "val/obj_loss": 0.2, "val/cls_loss": 0.1, "metrics/precision": 0.5, "metrics/recall": 0.25,
+        "metrics/mAP50": 0.125, "metrics/mAP50-95": 0.0625, "lr/pg0": 0.1, "lr/pg1": 0.01, "lr/pg2": 0.001,
+        "perf/img_per_s": 100.0, "perf/data_wait_frac": 0.02, "sys/gpu_mem_gb": 1.5, "best/precision": 0.5,
+        "best/recall": 0.25, "best/mAP50": 0.125, "best/mAP50-95": 0.0625, "best/fitness": 0.07, "best/epoch": 0}
 
 
 def test_time_is_that_of_the_event_in_milliseconds():

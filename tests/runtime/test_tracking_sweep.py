@@ -52,6 +52,15 @@ def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: 
     assert [run.info.run_name for run in marked] == ["trial2"]
 
 
+def test_the_sweeps_run_has_the_weights_of_the_best_trial(tmp_path: Path, client: MlflowClient) -> None:
+    parent, folder = open_run(tmp_path), tmp_path / "exp"
+    (folder / "weights").mkdir()
+    (folder / "weights" / "best.pt").write_text("x")
+    trial = trained(0, 0.5, folder, client)
+    close_parent_run(folder, f"sqlite:///{tmp_path}/mlflow.db", parent, [trial], trial)
+    assert [file.path for file in client.list_artifacts(parent, "weights")] == ["weights/best.pt"]
+
+
 def test_a_stop_shows_on_the_sweeps_run_and_on_those_that_were_running(tmp_path: Path, client: MlflowClient) -> None:
     parent = open_run(tmp_path)
     done, running = (trained(number, 0.5, tmp_path / "exp", client) for number in (0, 1))

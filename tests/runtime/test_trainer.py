@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from ray_yolo.config import RunConfig
+from ray_yolo.engine.build import Job
 from ray_yolo.engine.events import read_events
-from ray_yolo.errors import ConfigError, DatasetError, InputError, ResourcesError
+from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.runtime import bookkeeping, cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
 
@@ -54,6 +57,35 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
         assert (calm.run_dir / name).exists()
 
 
+def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("no ink")
+
+    monkeypatch.setattr("ray_yolo.runtime.bookkeeping.draw_plots", refuse)
+    result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
+    assert (result.run_dir / "finished").exists()
+    assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
+
+
+def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
+        calm: TrainResult, tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
+    (fit(config, quiet=True).run_dir / "finished").unlink()
+    told = [event["message"] for event in events(fit(config, quiet=True), "warning")]
+    assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
+                    "another number has the same bits only with --batch-size 16 --microbatch 16"]
+    assert events(calm, "warning") == []
+
+
+def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from pathlib import Path\n"
+                                      "with (Path(__file__).parent / 'executed').open('a') as file:\n"
+                                      "    file.write('.')\ndef on_run_end(result):\n    pass\n")
+    fit(make_config(tmp_path, 0, {"callbacks": str(tmp_path / "mine.py")}, epochs=1), quiet=True)
+    assert (tmp_path / "executed").read_text() == "."
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_share_the_work_and_end_with_the_same_bits(calm: TrainResult, tmp_path: Path) -> None:
@@ -78,9 +110,27 @@ def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_p
     assert_same(result, calm)
     starts = events(result, "start")
     assert len(starts) == 2
+    [warning] = [event["message"] for event in events(result, "warning")]
+    assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
+    assert warning.endswith(f"; all workers are started again, from step {starts[1]['step']}")
     assert starts[1]["step"] >= 1
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save({}, weights)
+    monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
+    with pytest.raises(CheckpointError, match=rf"worker [01] on {socket.gethostname()}: .*no such weights file"):
+        fit(make_config(tmp_path, 2, weights=str(weights)), quiet=True)
+    log = read_events(tmp_path / "runs" / "train" / "exp" / "events.jsonl")
+    assert sorted(event["worker"] for event in log if event["type"] == "worker") == [0, 1]  # begun once
+    assert [event["status"] for event in log if event["type"] == "end"] == ["failed"]
+    assert any("CheckpointError" in event["traceback"] for event in log if event["type"] == "failure")
 
 
 def kill_a_worker_after_an_epoch(log: Path) -> None:
@@ -102,6 +152,79 @@ def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_pat
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_batch(tmp_path: Path) -> None:
+    placement = {"wait_for_resources": 0, "mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    config = make_config(tmp_path, 64, placement, batch_size=None, microbatch=None, epochs=1)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResourcesError, match="64 workers need 64 CPU, the cluster has 4; use --num-workers 4"):
+        fit(config, quiet=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    advised = config.placement.model_copy(update={"num_workers": 4, "mlflow_uri": "off"})
+    result = fit(RunConfig(recipe=config.recipe, placement=advised), quiet=True)
+    assert result.run_dir.name == "exp"
+    decided = json.loads((result.run_dir / "run.json").read_text())["recipe"]
+    assert (decided["batch_size"], decided["microbatch"]) == (64, 8)
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_storage", "ask_every_worker"])
+def test_a_start_that_the_cluster_refuses_leaves_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
+    def refuse(*_: object) -> None:
+        raise ResourcesError(check)
+
+    for passed in ("connect", "wait_for_room", "check_storage"):
+        monkeypatch.setattr(cluster, passed, lambda *_: 0.0)
+    monkeypatch.setattr(cluster, check, refuse)
+    config = make_config(tmp_path, 2, {"name": name, "mlflow_uri": ""}, batch_size=-1, microbatch=None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResourcesError, match=check):
+        fit(config, quiet=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+
+    def look(place: Path) -> None:
+        assert place.exists()
+        tried.append(place)
+        raise InputError("seen")
+
+    monkeypatch.setattr(cluster, "connect", lambda _: 0.0)
+    monkeypatch.setattr(cluster, "wait_for_room", lambda *_: None)
+    monkeypatch.setattr(cluster, "check_storage", look)
+    with pytest.raises(InputError, match="seen"):
+        fit(make_config(tmp_path, 1), quiet=True)
+    assert tried[0].parent == tmp_path
+    assert not tried[0].exists()
+
+
+@pytest.mark.parametrize("place", ["draw_plots", "Records.finish"])
+def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{bookkeeping.__name__}.{place}", die)
+        with pytest.raises(KeyboardInterrupt):
+            fit(config, quiet=True)
+    run_dir = tmp_path / "runs" / "train" / "exp"
+    assert not (run_dir / "finished").exists()
+    result = fit(config, quiet=True)
+    assert result.run_dir == run_dir
+    assert (result.epochs, result.best_epoch) == (1, 0)
+    assert [path.name for path in run_dir.parent.iterdir()] == ["exp"]
+    assert (run_dir / "finished").exists()
+    assert (run_dir / "results.png").exists()
+    assert len(events(result, "step")) == len({event["step"] for event in events(result, "step")})
+    assert [event["status"] for event in events(result, "end")][-1] == "done"
+
+
 @pytest.mark.parametrize(("recipe", "error", "message"), [
     ({"data": "nowhere.yaml"}, InputError, r"nowhere\.yaml"),
     ({"model": "yolov5z"}, ConfigError, "yolov5"),
@@ -117,6 +240,28 @@ def test_more_workers_than_parts_of_a_step_are_refused_with_the_legal_numbers(tm
     config = make_config(tmp_path, 16)
     with pytest.raises(ConfigError, match=r"only 4 parts; use 1 to 4 workers"):
         fit(config, quiet=True)
+
+
+def test_a_training_is_finished_only_once_its_weights_are_there(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, session = make_config(tmp_path, 0, epochs=1), trainer.run_session
+
+    def lose_weights(job: Job, *rest: Any) -> dict[str, Any]:
+        summary = session(job, *rest)
+        (job.run_dir / "weights" / "last.pt").unlink()
+        return summary
+
+    monkeypatch.setattr(trainer, "run_session", lose_weights)
+    with pytest.raises(TrainingError, match=r"last\.pt is missing"):
+        fit(config, quiet=True)
+    run_dir = tmp_path / "runs" / "train" / "exp"
+    assert read_events(run_dir / "events.jsonl")[-1]["status"] == "failed"
+    assert not (run_dir / "finished").exists()
+    monkeypatch.undo()
+    result = fit(config, quiet=True)
+    assert result.run_dir == run_dir
+    assert (run_dir / "finished").exists()
+    assert result.last.exists()
 
 
 def test_a_changed_data_set_is_not_resumed(calm: TrainResult, tmp_path: Path) -> None:
@@ -144,3 +289,18 @@ def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: Trai
     assert record["asked"]["precision"] == "auto"
     assert record["recipe"]["precision"] == "fp32"
     assert record["architecture"]["nc"] == 2
+
+
+def test_a_job_keeps_its_run_and_its_tracking_where_they_last_and_says_where(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    placement = {"project": str(tmp_path / "project"), "storage_path": "", "mlflow_uri": ""}
+    result = fit(make_config(tmp_path, 0, placement, epochs=1))
+    assert result.run_dir == tmp_path / "project" / "exp"
+    assert (tmp_path / "project" / "mlflow.db").exists()
+    assert not list(copy.iterdir())
+    assert capsys.readouterr().out.startswith(
+        f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {result.run_dir}\n")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.config import RunConfig
+from ray_yolo.cli import parse_train
+from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Trial, verify
-from ray_yolo.errors import ConfigError, InputError, TrainingError
+from ray_yolo.engine.ledger import Ledger, Trial, new_trial, verify
+from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
 from ray_yolo.runtime import tuner
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.tuner import search
+from ray_yolo.runtime.tuner import closing_message, search
+from ray_yolo.tune_config import TuneConfig
 from ray_yolo.tune_space import overlay
 from tests.support.jobs import make_config
 from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
@@ -48,6 +52,15 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     assert_cpus_return()
 
 
+def test_what_a_sweep_says_at_its_end_can_be_copied(tmp_path: Path) -> None:
+    folder, data = tmp_path / "Ann's sweeps", "Ann's data/birds.yaml"
+    best = replace(new_trial(4, {"lr0": 0.02}), fitness=0.5)
+    lines = closing_message(folder, Recipe(data=data), best, folder / "weights" / "best.pt").splitlines()
+    told = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
+    assert told["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
+    assert parse_train(told["repeat it"][3:]).config.recipe == overlay(Recipe(data=data), best.genes)
+
+
 def check_tracking(folder: Path) -> None:
     """One parent, a child for each trial, the best one marked."""
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
@@ -58,6 +71,11 @@ def check_tracking(folder: Path) -> None:
     assert all(run.info.status == "FINISHED" for run in runs)
     assert sum(run.data.tags.get("ray_yolo.best") == "true" for run in children) == 1
     assert len(client.get_metric_history(parent.info.run_id, "fitness")) == 3
+
+
+def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
+    """The sweep with another placement of its trials."""
+    return config.model_copy(update={"placement": config.placement.model_copy(update=placement)})
 
 
 def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
@@ -136,11 +154,48 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "train_trial", failing_trial)
     with pytest.raises(TrainingError, match=r"all 3 trials failed: .*the loss stays non-finite; its process died"):
-        search(make_sweep(tmp_path, trials=3), quiet=True)
+        search(placed(make_sweep(tmp_path, trials=3), max_failures=1), quiet=True)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
-    ends = [event for event in read_events(folder / "ledger.jsonl") if event["type"] == "failed"]
-    assert sorted(event["trial"] for event in ends) == [0, 1, 2]
+    events = read_events(folder / "ledger.jsonl")
+    assert sorted(event["trial"] for event in events if event["type"] == "failed") == [0, 1, 2]
+    assert sorted(event["trial"] for event in events if event["type"] == "lost") == [1, 2]  # the recipe's own is not
     assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
+
+
+def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+    """A trial whose first attempt dies, and whose second finds no room."""
+    import os
+
+    import ray.tune
+
+    attempts = Path(wire["placement"]["project"]).parent / f"attempts{config['trial']}"
+    attempts.touch()
+    with attempts.open("a") as file:
+        file.write("x")
+    if attempts.stat().st_size == 1:
+        os._exit(1)
+    if attempts.stat().st_size == 2:
+        ray.tune.report({"lost": "ResourcesError: no room", "lacking": True})
+        raise RuntimeError
+    formula_trial(config, wire)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_what_is_not_a_recipes_fault_is_queued_again_and_a_sweep_without_room_ends_and_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "train_trial", unlucky_trial)
+    config = placed(make_sweep(tmp_path, trials=2, max_concurrent=1), max_failures=1)
+    with pytest.raises(ResourcesError, match="no room; the same command continues"):
+        search(config, quiet=True)
+    [folder] = (tmp_path / "runs" / "evolve").iterdir()
+    events = read_events(folder / "ledger.jsonl")
+    assert [event["type"] for event in events] == ["sweep", "proposed", "started", "lost", "started"]
+    assert (events[3]["reason"], (folder / "finished").exists()) == ("its process died", False)
+    result = search(placed(config, max_failures=2), quiet=True)
+    assert [(trial.state, trial.attempts) for trial in result.trials] == [("finished", 3)] * 2
+    assert verify(read_events(folder / "ledger.jsonl")) == []
+    assert_cpus_return()
 
 
 @pytest.mark.ray
@@ -192,9 +247,11 @@ def test_asha_stops_real_trainings_early_and_their_records_are_complete(tmp_path
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_trial_that_can_never_fit_is_refused(tmp_path: Path) -> None:
+def test_a_trial_that_can_never_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="5 workers need 5 CPU"):
         search(make_sweep(tmp_path, trials=1, workers_per_trial=5, recipe={"microbatch": 2}), quiet=True)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "mlflow.db").exists()
 
 
 @pytest.mark.parametrize(("space", "message"), [
@@ -206,6 +263,26 @@ def test_a_space_that_cannot_be_searched_is_refused_before_any_cluster_work(
         tmp_path: Path, space: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         search(make_sweep(tmp_path, space), quiet=True)
+
+
+@pytest.mark.parametrize(("space", "recipe", "message"), [
+    ("batch_size: {type: choice, values: [16, 4]}\noptimizer.nominal_batch: {type: fixed, value: 4}", {},
+     "2 workers, but a step of batch size 4 and microbatch 4 has only 1 parts"),
+    ("model: {type: choice, values: [yolov5n, yolov5q]}", {}, "yolov5q"),
+    ("weights: {type: choice, values: ['', none.pt]}", {}, "none.pt: no such weights file"),
+    ("search: {objective: {mAP50: 1}}", {"objective": {"recall": 1}}, "leave objective out"),
+])
+def test_what_some_trials_would_fail_by_is_refused_before_any_cluster_work(
+        tmp_path: Path, space: str, recipe: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        search(make_sweep(tmp_path, f"{space}\n{SPACE}", workers_per_trial=2, recipe=recipe), quiet=True)
+
+
+def test_a_model_file_is_named_so_that_trials_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_sweep(tmp_path, f"model: {{type: choice, values: [yolov5n, tiny.yaml]}}\n{SPACE}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model: tiny.yaml: give its whole path"):
+        search(config, quiet=True)
 
 
 def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +16,12 @@ from ray_yolo.models.detector import Detector
 from tests.support.jobs import make_job
 
 
-def make_weights(folder: Path) -> Path:
+def make_weights(folder: Path, **recipe: Any) -> Path:
     """weights/best.pt of a run below `folder`: the tiny model with random weights, made bold enough to see things.
 
     `folder`/val holds 11 pictures of 48 x 64 pixels.
     """
-    job = make_job(folder, 4)
+    job = make_job(folder, 4, **recipe)
     parts = build(job, Host())
     embolden(parts.ema.model)
     about = {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),

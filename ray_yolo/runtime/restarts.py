@@ -1,0 +1,109 @@
+"""What becomes of a training whose workers have failed: Ray starts them again, unless that would not help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray.train
+
+from ray_yolo.engine.events import Event, read_events
+from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.redact import redact
+from ray_yolo.runtime.recorder import Recorder, emitter
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+# They would come again: input that is not as it has to be, or a defect of the program.
+PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
+             LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
+_LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
+_LONGEST = 400  # characters of a reason
+
+
+class Restarts:
+    """How many failures are left: those before the newest checkpoint count no more, training has got on since.
+
+    Args:
+        limit: failures in a row without a new checkpoint that are put up with; -1: any number.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._failures, self._step = 0, -1
+
+    def allow(self, step: int) -> bool:
+        """Whether one more failure, while the newest checkpoint is of `step`, is to be put up with."""
+        self._failures = 1 if step > self._step else self._failures + 1
+        self._step = max(step, self._step)
+        return self.limit < 0 or self._failures <= self.limit
+
+
+class Judge(ray.train.UserCallback):
+    """Ray's controller asks it about workers that have failed, before it starts them again.
+
+    It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
+    """
+
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
+        self.restarts = Restarts(max_failures)
+        self._run_dir, self._recorder = run_dir, recorder
+
+    def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
+        """Called by Ray, which knows it by these names."""
+        events = read_events(self._run_dir / EVENTS_FILE)
+        worker, error = cause_of(worker_exceptions)
+        told = f"{place_of(worker, events)}: {summary(error)}"
+        if isinstance(error, PERMANENT):
+            raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
+        step = saved_step(events)
+        taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
+                    for each in worker_exceptions.values())
+        if not (taken or self.restarts.allow(step)):
+            kind, limit = LostWorkersError if _is_death(error) else TrainingError, self.restarts.limit
+            raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
+        if self._recorder is not None:
+            emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
+
+
+def verdict(error: BaseException) -> RayYoloError | None:
+    """What a `Judge` has said of workers, if that is what `fit` has failed with."""
+    judgement = getattr(error, "controller_failure", None)
+    return judgement if isinstance(judgement, RayYoloError) else None
+
+
+def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
+    """(worker, error): of those that failed together the one that the others failed for."""
+    def rank(failure: tuple[int, Exception]) -> tuple[int, int]:
+        worker, error = failure
+        lost = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+        return (0 if isinstance(error, PERMANENT) else 1 + lost, worker)
+
+    return min(failures.items(), key=rank)
+
+
+def _is_death(error: Exception) -> bool:
+    """Whether it is what Ray says of a worker that has ended or does not answer, not what a worker says."""
+    return type(error).__module__.startswith("ray.")
+
+
+def place_of(worker: int, events: Sequence[Event]) -> str:
+    """A worker by its number and the node where it has begun last."""
+    nodes = [event["node"] for event in events if event["type"] == "worker" and event["worker"] == worker]
+    return f"worker {worker} on {nodes[-1]}" if nodes else f"worker {worker}"
+
+
+def summary(error: BaseException) -> str:
+    """What an error says, on one line: Ray and loader processes put the point into the last of theirs."""
+    name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
+    text = redact(re.sub(rf"^[\w.]*\b{name}: ", "", lines[-1]))[:_LONGEST]
+    return text if isinstance(error, RayYoloError) else f"{name}: {text}"
+
+
+def saved_step(events: Sequence[Event]) -> int:
+    """The step of the newest checkpoint that a log knows of; 0 before the first."""
+    return max((event["step"] for event in events if event["type"] == "checkpoint"), default=0)

@@ -1,0 +1,108 @@
+"""What a session decides at the end of an epoch: which was the best, what is kept, and by what settings it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ray_yolo.config import Placement
+from ray_yolo.engine.build import Host, Job, build
+from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.session import Session, run_session
+from tests.support.jobs import make_job
+
+VALIDATED = {"noval": False, "epochs": 4}
+
+
+def train(job: Job, placement: Placement) -> list[dict[str, Any]]:
+    """The events of a training."""
+    events: list[dict[str, Any]] = []
+    run_session(job, Host(), placement, lambda type, **fields: events.append({"type": type, **fields}), lambda _: None)
+    return events
+
+
+def saved(job: Job, name: str) -> dict[str, Any]:
+    """What weights/<name>.pt holds, with its text read."""
+    state = torch.load(job.run_dir / "weights" / f"{name}.pt", weights_only=True)
+    return {**state, **json.loads(state["meta"])}
+
+
+def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the epochs' validations find these average precisions, (classes, 10) each."""
+    waiting = iter(precisions)
+
+    def found(session: Session) -> Evaluation:
+        nothing, ap = np.zeros((0, 8)), next(waiting)
+        metrics = dataclasses.replace(metrics_of(nothing, session.job.val), ap=ap, map50=float(ap[:, 0].mean()),
+                                      map=float(ap.mean()))
+        return Evaluation(metrics, (0.0, 0.0, 0.0), nothing)
+
+    monkeypatch.setattr(Session, "validate", found)
+
+
+def test_the_first_of_equally_good_epochs_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validate_as([np.full((2, 10), value) for value in (0.1, 0.3, 0.3, 0.2)], monkeypatch)
+    job = make_job(tmp_path, **VALIDATED)
+    told = [(event["fitness"], event["best"]) for event in train(job, Placement()) if event["type"] == "epoch"]
+    assert told == [(pytest.approx(0.1), True), (pytest.approx(0.3), True), (pytest.approx(0.3), False),
+                    (pytest.approx(0.2), False)]
+    assert (saved(job, "best")["progress"][0], saved(job, "last")["progress"][0]) == (2, 4)
+    assert (saved(job, "last")["best_epoch"], saved(job, "last")["best_fitness"]) == (1, pytest.approx(0.3))
+
+
+def test_fitness_and_what_drives_image_weights_come_from_all_thresholds(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precisions = np.array([[0.9] + [0.4] * 9, [0.5] + [0.0] * 9])
+    validate_as([precisions], monkeypatch)
+    job = make_job(tmp_path, noval=False, epochs=1)
+    [event] = [event for event in train(job, Placement()) if event["type"] == "epoch"]
+    assert event["fitness"] == pytest.approx(0.1 * 0.7 + 0.9 * (0.45 + 0.05) / 2)
+    assert saved(job, "last")["class_maps"] == pytest.approx([0.45, 0.05])
+
+
+def test_every_so_many_epochs_are_kept(tmp_path: Path) -> None:
+    job = make_job(tmp_path, epochs=5)
+    train(job, Placement(save_period=2))
+    assert {path.stem for path in (job.run_dir / "weights").glob("epoch*.pt")} == {"epoch1", "epoch3"}
+    assert saved(job, "epoch1")["progress"][:2] == [2, 0]
+
+
+def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) -> None:
+    """Validated anew from the file; the weights that were trained themselves have others."""
+    job = make_job(tmp_path, **VALIDATED)
+    train(job, Placement(save_period=1))
+    for epoch in (0, 3):
+        state = saved(job, f"epoch{epoch}")
+        for part in ("ema", "model"):
+            parts = build(job, Host())
+            parts.ema.model.load_state_dict(state[part])
+            found = evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, job.val, job.recipe.evaluate,
+                             "fp32", Replicas(), torch.device("cpu"))
+            told = state["last_epoch"]
+            same = told["val"] == found.losses and told["metrics"] == found.summary
+            assert same == (part == "ema"), (epoch, part)
+
+
+def test_an_average_whose_settings_change_follows_by_the_new_ones(tmp_path: Path) -> None:
+    """One step an epoch: e <- d e + (1 - d) w with d = 0.9 (1 - exp(-1 / 4)), then 0.5 (1 - exp(-2)) at step 2."""
+    job = make_job(tmp_path, epochs=2, batch_size=48, optimizer={"nominal_batch": 48, "lr0": 0.01},
+                   schedule={"warmup_epochs": 0, "ema_decay": 0.9, "ema_ramp": 4},
+                   changes=["1: schedule.ema_decay=0.5 schedule.ema_ramp=1"])
+    start = build(job, Host()).model.state_dict()
+    train(job, Placement(save_period=1))
+    first, second = saved(job, "epoch0"), saved(job, "epoch1")
+    decays = 0.9 * (1 - math.exp(-1 / 4)), 0.5 * (1 - math.exp(-2))
+    for name in (name for name, value in start.items() if value.is_floating_point()):
+        for before, after, decay in ((start, first, decays[0]), (first["ema"], second, decays[1])):
+            expected = decay * before[name] + (1 - decay) * after["model"][name]
+            torch.testing.assert_close(after["ema"][name], expected, rtol=1e-5, atol=1e-6)
+    moved = (first["ema"]["model.0.conv.weight"] - second["ema"]["model.0.conv.weight"]).abs().max()
+    assert moved > 1e-4  # more than what is let pass above

@@ -1,0 +1,198 @@
+"""Validation of a detector whose findings are written by hand, so that its numbers are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.data.cache import ImageStore
+from ray_yolo.engine.build import Host, val_loader
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.families import Family, fit_nothing
+from ray_yolo.losses.criterion import LossSums
+from ray_yolo.models.heads import Predictions
+from ray_yolo.recipe_sections import EvaluateConfig
+from ray_yolo.structures import AnnotationIndex
+from tests.support.workers import run_workers
+
+CPU = torch.device("cpu")
+IMGSZ = 64
+SIZES = {"flat": (48, 64), "large": (96, 128), "tall": (64, 32)}  # (height, width); the second is halved
+PLACES = {"flat": (1.0, 8, 16), "large": (0.5, 8, 16), "tall": (1.0, 16, 16)}  # ratio, top and left of the padding
+Found = tuple[float, float, float, float, float, int]  # x1, y1, x2, y2, score, class in pixels of the original
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image: its form, its labels (x1, y1, x2, y2, class), and what the detector finds."""
+
+    form: str
+    labels: tuple[tuple[float, float, float, float, int], ...] = ()
+    found: tuple[Found, ...] = ()
+    loss: float = 0.0  # sum of the image's box loss
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """A data set on disk whose images are plain: image n has the grey 10 n everywhere."""
+
+    folder: Path
+    scenes: tuple[Scene, ...]
+    config: EvaluateConfig = field(default_factory=lambda: EvaluateConfig(batch_size=2))
+    names: tuple[str, ...] = ("a", "b")
+
+    def write(self) -> None:
+        for number, scene in enumerate(self.scenes):
+            assert cv2.imwrite(str(self.folder / f"{number}.png"), np.full((*SIZES[scene.form], 3), 10 * number))
+
+    @property
+    def index(self) -> AnnotationIndex:
+        labels = [scene.labels for scene in self.scenes]
+        flat = np.array([label for each in labels for label in each]).reshape(-1, 5)
+        return AnnotationIndex(
+            tuple(str(self.folder / f"{number}.png") for number in range(len(labels))),
+            np.array([SIZES[scene.form] for scene in self.scenes], np.int32),
+            np.cumsum([0, *map(len, labels)]), flat[:, 4].astype(np.int64), flat[:, :4].astype(np.float32), self.names)
+
+
+class Seer(nn.Module):
+    """Knows an image by its grey in the middle and finds what its scene says, in pixels of the network input."""
+
+    def __init__(self, scenes: Scenes) -> None:
+        super().__init__()
+        self.scenes, self.num_classes, self.head = scenes.scenes, len(scenes.names), SimpleNamespace(strides=(32,))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        assert not self.training
+        middle = images[:, 0, images.shape[2] // 2, images.shape[3] // 2]
+        known = [self.scenes[round(grey * 255 / 10)] for grey in middle.tolist()]
+        most = max(len(scene.found) for scene in self.scenes)
+        levels = torch.zeros(len(known), most, 4 + self.num_classes)  # a score of 0 is nothing
+        for rows, scene in zip(levels, known, strict=True):
+            ratio, top, left = PLACES[scene.form]
+            for row, (x1, y1, x2, y2, score, kind) in zip(rows, scene.found, strict=False):
+                row[:4] = torch.tensor([x1 * ratio + left, y1 * ratio + top, x2 * ratio + left, y2 * ratio + top])
+                row[4 + kind] = score
+        return levels, torch.tensor([scene.loss for scene in known])
+
+
+class KnownLoss:
+    """The box term is the mean of the scenes' losses over all images."""
+
+    names, num_counts = ("box", "obj", "cls"), 1
+
+    def measure(self, levels: tuple[Tensor, ...], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
+        sums = torch.stack([levels[1].sum(), torch.zeros(()), torch.tensor(float(len(targets)))])
+        return LossSums(sums[:, None], torch.full((3, 1), float(len(levels[1]))))
+
+    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
+        return (numerators / counts).sum(1)
+
+
+def run(replicas: Replicas, scenes: Scenes) -> Evaluation:
+    host, index = Host(replicas=replicas), scenes.index
+    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, scenes.config.batch_size, host)
+    family = Family({}, fit_nothing, lambda *_: KnownLoss(),
+                    lambda head, levels: Predictions(levels[0][..., :4], levels[0][..., 4:]))
+    return evaluate(Seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", replicas, CPU)
+
+
+def numbers(replicas: Replicas, scenes: Scenes) -> dict[str, Any]:
+    found = run(replicas, scenes)
+    return {**found.summary, "ap": torch.from_numpy(found.metrics.ap), "losses": list(found.losses.values()),
+            "detections": torch.from_numpy(found.detections)}
+
+
+LABEL, BESIDE, THIN = (8, 8, 40, 40), (50, 2, 60, 12), (4, 8, 28, 40)
+FIVE_IMAGES = (  # in three batches: two, two, and the one of another form
+    Scene("flat", ((*LABEL, 0),), ((*LABEL, 0.9, 0),), loss=1.0),
+    Scene("flat", ((*LABEL, 0), (*BESIDE, 1)), ((*LABEL, 0.8, 0), (*BESIDE, 0.9, 1)), loss=2.0),
+    Scene("flat", ((*LABEL, 0),), ((*LABEL, 0.7, 0),), loss=4.0),
+    Scene("large", ((16, 16, 80, 80, 0),), ((16, 16, 80, 80, 0.6, 0), (90, 4, 110, 30, 0.75, 0)), loss=8.0),
+    Scene("tall", ((*THIN, 1),), ((4, 8, 28, 32.5, 0.5, 1),), loss=16.0),  # overlap 24.5 / 32 = 0.766
+)
+# Of a, right and wrong alternate as + + - + +: precision 1 up to recall 1/2, then 4/5. Of b, both are right at six
+# thresholds; at the other four the second is not: precision 1 up to recall 1/2, then falling from 1/2 to 0.
+AP_OF_A, AP_OF_B = 0.895, (0.995,) * 6 + (0.625,) * 4
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    return write(tmp_path_factory.mktemp("five"), FIVE_IMAGES)
+
+
+def write(folder: Path, scenes: tuple[Scene, ...], **config: Any) -> Scenes:
+    made = Scenes(folder, scenes, EvaluateConfig(batch_size=2, **config))
+    made.write()
+    return made
+
+
+def check(result: dict[str, Any]) -> None:
+    """Against the numbers worked by hand; areas are cut into 101 recalls."""
+    expected = torch.tensor([(AP_OF_A,) * 10, AP_OF_B], dtype=torch.double)
+    assert torch.allclose(result["ap"], expected, atol=0.003)
+    assert result["mAP50"] == pytest.approx((0.895 + 0.995) / 2, abs=0.003)
+    assert result["mAP50-95"] == pytest.approx((0.895 + 0.847) / 2, abs=0.003)
+    assert result["precision"] == pytest.approx((4 / 5 + 1) / 2, abs=1e-6)
+    assert result["recall"] == pytest.approx(1, abs=1e-6)
+    assert result["losses"] == pytest.approx([31 / 5, 0, 6 / 5])  # over images, not means of batches' means
+
+
+def test_numbers_worked_by_hand_on_one_worker_and_on_two_over_three_batches(five: Scenes) -> None:
+    [alone] = run_workers(1, numbers, five)
+    check(alone)
+    for result in run_workers(2, numbers, five):
+        check(result)
+        assert torch.equal(result["detections"], alone["detections"])
+        assert result["losses"] == alone["losses"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_every_image_is_in_one_batch_of_one_worker(five: Scenes, workers: int, batch_size: int) -> None:
+    index = five.index
+    store = ImageStore(index, IMGSZ, smooth=True)
+    shares = [val_loader(index, store, IMGSZ, batch_size, Host(replicas=Replicas(worker, workers)))
+              for worker in range(workers)]
+    seen = [image for share in shares for batch in share for image in batch["indices"].tolist()]
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_found_is_given_in_the_images_own_pixels(five: Scenes) -> None:
+    found = run(Replicas(), five)
+    expected = [[image, *found] for image, scene in enumerate(FIVE_IMAGES) for found in
+                sorted(scene.found, key=lambda found: -found[4])]
+    assert np.allclose(found.detections[:, :7], expected, atol=1e-4)
+    assert found.correct.sum(1).tolist() == [10, 10, 10, 10, 0, 10, 6]
+
+
+def test_a_class_has_its_images_labels_and_numbers(five: Scenes) -> None:
+    a, b = per_class(run(Replicas(), five), five.index)
+    assert (a["name"], a["images"], a["labels"]) == ("a", 4, 4)
+    assert (b["name"], b["images"], b["labels"]) == ("b", 2, 2)
+    assert (a["precision"], b["precision"]) == pytest.approx((4 / 5, 1))
+    areas = [row[name] for row in (a, b) for name in ("mAP50", "mAP50-95")]
+    assert areas == pytest.approx([0.895, 0.895, 0.995, 0.847], abs=0.003)
+
+
+CROWDED = Scene("flat", ((*LABEL, 0),), (
+    (*LABEL, 0.9, 0), (8, 8, 40, 24, 0.8, 0), (8, 8, 40, 36, 0.7, 0), (8, 8, 40, 24, 0.6, 1), (*BESIDE, 0.3, 0)))
+# the second overlaps the first by 1/2, the third by 7/8 (and the second by 4/7), the fourth is of another class
+
+
+@pytest.mark.parametrize(("config", "kept"), [
+    ({"iou": 0.6}, [0.9, 0.8, 0.6, 0.3]), ({"iou": 0.45}, [0.9, 0.6, 0.3]), ({"iou": 0.9}, [0.9, 0.8, 0.7, 0.6, 0.3]),
+    ({"confidence": 0.65}, [0.9, 0.8]), ({"max_detections": 2}, [0.9, 0.8]),
+], ids=["iou 0.6", "iou 0.45", "iou 0.9", "confidence", "max_detections"])
+def test_detections_are_chosen_as_the_recipe_says(tmp_path: Path, config: dict[str, float], kept: list[float]) -> None:
+    found = run(Replicas(), write(tmp_path, (CROWDED,), **config))
+    assert found.detections[:, 5].tolist() == pytest.approx(kept)

@@ -1,0 +1,277 @@
+"""The loop, worked by hand: a line y = w x + b, whose loss is the mean of y, so that the gradient of a step is (sum of
+x, number of images) whatever the weights. A norm stands beside it and only records what it is shown.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.engine import loop
+from ray_yolo.engine.build import Host, Parts, build, build_optimizer
+from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.state import TrainState
+from ray_yolo.errors import TrainingError
+from ray_yolo.losses.criterion import LossSums
+from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.ops.ema import Ema
+from tests.support.jobs import make_job
+
+CPU = torch.device("cpu")
+W, B = 2.0, 0.5  # the weights before the first step
+GREYS = (51, 153, 255, 102, 0, 204, 102, 153)  # pixel values of images 0..7: x is a fifth of 1, 3, 5, 2, 0, 4, 2, 3
+X = [grey / 255 for grey in GREYS]
+
+
+class Line(nn.Module):
+    """y = w x + b of an image's grey."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.norm = nn.Conv2d(1, 1, 1), BatchNorm(1)
+        nn.init.constant_(self.line.weight, W)
+        nn.init.constant_(self.line.bias, B)
+        self.norm.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        x = images[:, :1]
+        return (self.line(x) + 0 * self.norm(x),)
+
+
+class MeanLoss:
+    """The box term is the mean of y over a microbatch's images, the others are 0."""
+
+    names = ("box", "obj", "cls")
+
+    def measure(self, levels: tuple[Tensor, ...], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
+        y = levels[0].flatten()
+        return LossSums(torch.stack([y.sum(), 0 * y.sum(), 0 * y.sum()])[:, None], torch.full((3, 1), float(len(y))))
+
+    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
+        return (numerators / counts.clamp(min=1)).sum(1)
+
+
+class Loader:
+    """Batches of the greys at the sampler's positions, one for each microbatch."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.sampler, self.size = parts.sampler, parts.plan.recipe.microbatch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        greys = [GREYS[key.position % len(GREYS)] for key in self.sampler]
+        for first in range(0, len(greys), self.size):
+            part = torch.tensor(greys[first : first + self.size], dtype=torch.uint8)
+            yield {"images": part[:, None, None, None].expand(-1, 3, 1, 1).clone(), "targets": torch.zeros(0, 6)}
+
+
+def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | None = None,
+              schedule: dict[str, Any] | None = None, **recipe: Any) -> Parts:
+    """Parts whose model is the line: by default two steps of two microbatches an epoch, plain SGD at a rate of 0.1."""
+    fields: dict[str, Any] = {"batch_size": 4, "microbatch": 2, "epochs": 1, **recipe}
+    fields["optimizer"] = {"lr0": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nominal_batch": 4, "clip_norm": 1e6,
+                           **(optimizer or {})}
+    fields["schedule"] = {"warmup_epochs": 0, "lrf": 1.0, **(schedule or {})}
+    parts = build(make_job(folder, num_images, **fields), Host())
+    model, decided = Line(), parts.job.recipe
+    statistics = Statistics(model)
+    line = dataclasses.replace(
+        parts, model=model, replica=model, loss=MeanLoss(), optimizer=build_optimizer(model, decided),
+        statistics=statistics, gradients=GradientTree(model, Replicas(), statistics.size),
+        ema=Ema(model, decided.schedule.ema_decay, decided.schedule.ema_ramp))
+    return dataclasses.replace(line, loader=Loader(line))
+
+
+Hook = Callable[[Any, Any, loop.StepResult], None]
+
+
+def train(parts: Parts, after_step: Hook = lambda *_: None) -> TrainState:
+    state = TrainState()
+    loop.train(parts, state, after_step, lambda _: False)
+    return state
+
+
+def weights(model: nn.Module) -> tuple[float, float]:
+    return model.line.weight.item(), model.line.bias.item()
+
+
+def recorded(parts: Parts, look: Callable[[], Any]) -> list[Any]:
+    """What there is to be seen after each step of a whole training."""
+    seen: list[Any] = []
+    train(parts, lambda *_: seen.append(look()))
+    return seen
+
+
+def test_a_step_goes_down_the_sum_of_its_images_gradients(tmp_path: Path) -> None:
+    parts = make_line(tmp_path)
+    first, second = recorded(parts, lambda: weights(parts.model))
+    w, b = W - 0.1 * sum(X[:4]), B - 0.1 * 4  # of four images, not of their mean
+    assert first == pytest.approx((w, b))
+    assert second == pytest.approx((w - 0.1 * sum(X[4:]), b - 0.1 * 4))
+
+
+def test_momentum_looks_ahead_and_decay_pulls_at_weights_only(tmp_path: Path) -> None:
+    parts = make_line(tmp_path, optimizer={"momentum": 0.5, "weight_decay": 0.02, "nominal_batch": 4})
+    first, second = recorded(parts, lambda: weights(parts.model))
+    gradient = sum(X[:4]) + 0.02 * W
+    w, b = W - 0.1 * 1.5 * gradient, B - 0.1 * 1.5 * 4  # Nesterov: the gradient, and half of the momentum that it makes
+    assert first == pytest.approx((w, b))
+    later = sum(X[4:]) + 0.02 * w
+    speed, speed_b = 0.5 * gradient + later, 0.5 * 4 + 4
+    assert second == pytest.approx((w - 0.1 * (later + 0.5 * speed), b - 0.1 * (4 + 0.5 * speed_b)))
+
+
+def test_losses_are_means_over_the_steps_images(tmp_path: Path) -> None:
+    """Not over its microbatches, which here have four and two images."""
+    parts, seen = make_line(tmp_path, 6, batch_size=8, microbatch=4, optimizer={"nominal_batch": 8}), []
+    state = train(parts, lambda step, rates, result: seen.append((result.losses.tolist(), result.images)))
+    mean = sum(W * x + B for x in X[:6]) / 6
+    assert seen == [(pytest.approx([mean, 0, 0]), 6)]
+    assert state.close_epoch() == pytest.approx((mean, 0, 0))
+
+
+@pytest.mark.parametrize("microbatch", [2, 4])
+def test_microbatches_and_batches_that_accumulate_make_the_same_step(
+        tmp_path: Path, microbatch: int) -> None:
+    small = make_line(tmp_path, batch_size=4, microbatch=microbatch, optimizer={"nominal_batch": 8})
+    large = make_line(tmp_path, batch_size=8, microbatch=8, optimizer={"nominal_batch": 8})
+    [accumulated], [whole] = (recorded(parts, lambda parts=parts: weights(parts.model)) for parts in (small, large))
+    assert accumulated == pytest.approx(whole)
+    assert accumulated == pytest.approx((W - 0.1 * sum(X), B - 0.1 * 8))
+
+
+def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_told_as_it_was(tmp_path: Path) -> None:
+    parts, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
+    train(parts, lambda step, rates, result: norms.append(result.gradient_norm))
+    norm = math.hypot(sum(X[:4]), 4)
+    assert norms == [pytest.approx(norm)]
+    assert weights(parts.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
+
+
+def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) -> None:
+    """e <- d(n) e + (1 - d(n)) w with n = 1 at the first step; statistics are averaged like weights."""
+    parts = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})
+    w, running = W, 0.0
+    for number, (now, mean, averaged, averaged_mean) in enumerate(recorded(parts, lambda: (
+            weights(parts.model)[0], parts.model.norm.running_mean.item(), weights(parts.ema.model)[0],
+            parts.ema.model.norm.running_mean.item())), 1):
+        decay = 0.8 * (1 - math.exp(-number / 2.0))
+        w, running = decay * w + (1 - decay) * now, decay * running + (1 - decay) * mean
+        assert (averaged, averaged_mean) == pytest.approx((w, running))
+    assert number == 4
+
+
+def test_every_microbatch_moves_the_statistics_in_order(tmp_path: Path) -> None:
+    parts = make_line(tmp_path, 4)
+    train(parts)
+    mean, var = 0.0, 1.0
+    for pair_mean, pair_var in ((0.4, 0.08), (0.7, 0.18)):  # of (0.2, 0.6) and (1.0, 0.4); variances unbiased
+        mean, var = 0.97 * mean + 0.03 * pair_mean, 0.97 * var + 0.03 * pair_var
+    norm = parts.model.norm
+    assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((mean, var))
+    assert norm.num_batches_tracked.item() == 2
+
+
+def test_in_warm_up_a_step_has_the_rates_of_its_last_batch(tmp_path: Path) -> None:
+    """Eight batches of warm-up in which steps grow from one batch to four: they end with batches 0, 1, 3, 6, 10, 11."""
+    parts = make_line(tmp_path, 48, optimizer={"nominal_batch": 16, "momentum": 0.9}, schedule={
+        "warmup_epochs": 8 / 12, "warmup_min_batches": 8, "warmup_bias_lr": 0.5, "warmup_momentum": 0.1})
+    seen = recorded(parts, lambda: [(group["lr"], group["momentum"]) for group in parts.optimizer.param_groups])
+    risen = [0, 1 / 8, 3 / 8, 6 / 8, 1, 1]
+    assert [group[0] for group in seen] == [pytest.approx((0.5 - 0.4 * r, 0.1 + 0.8 * r)) for r in risen]  # biases
+    for place in (1, 2):  # weights and norms
+        assert [group[place] for group in seen] == [pytest.approx((0.1 * r, 0.1 + 0.8 * r)) for r in risen]
+
+
+def everything(parts: Parts) -> dict[str, Any]:
+    """All that a step may change, as it is now."""
+    return copy.deepcopy({"model": parts.model.state_dict(), "average": parts.ema.model.state_dict(),
+                          "optimizer": parts.optimizer.state_dict()["state"]})
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, dict):
+            assert_equal(value, other[name])
+        else:
+            assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, broken: str) -> None:
+    """In the last microbatch of the second of three steps; the third goes on as if nothing had been."""
+    parts = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
+    measure, calls = parts.loss.measure, []
+
+    def spoiled(*args: Any) -> LossSums:
+        sums = measure(*args)
+        calls.append(None)
+        if len(calls) != 4:
+            return sums
+        if broken == "gradient":  # infinite at 0, where the value is 0
+            return sums._replace(numerators=sums.numerators + (sums.numerators - sums.numerators.detach()).sqrt())
+        return sums._replace(numerators=sums.numerators * math.nan)
+
+    parts.loss.measure = spoiled
+    states, results = [], []
+    state = train(parts, lambda step, rates, result: (states.append(everything(parts)), results.append(result)))
+    assert [result.skipped for result in results] == [False, True, False]
+    assert_equal(states[1], states[0])
+    assert states[2]["model"]["line.bias"] < states[1]["model"]["line.bias"]
+    assert states[2]["model"]["norm.num_batches_tracked"] == 4
+    assert state.skipped_in_row == 0
+    told = [result.losses[0].item() for result in results]
+    assert state.close_epoch()[0] == pytest.approx((told[0] + told[2]) / 2)  # the skipped step's images do not count
+
+
+def test_ten_steps_in_a_row_that_are_not_finite_end_the_training(tmp_path: Path) -> None:
+    parts, results = make_line(tmp_path, 48), []
+    terms = parts.loss.terms
+    parts.loss.terms = lambda *args: terms(*args) * math.inf
+    before = everything(parts)
+    with pytest.raises(TrainingError, match=r"^step 10: "):
+        train(parts, lambda step, rates, result: results.append(result.skipped))
+    assert results == [True] * 10
+    assert_equal(everything(parts), before)
+
+
+def test_a_training_goes_on_from_the_step_and_inside_the_epoch_where_it_stopped(tmp_path: Path) -> None:
+    calm, stopped = (make_line(tmp_path / name, epochs=2, optimizer={"momentum": 0.9}) for name in "ab")
+    train(calm)
+    state, asked = TrainState(), []
+    loop.train(stopped, state, lambda *_: None, lambda _: False, lambda: len(asked.append(None) or asked) == 3)
+    assert state.progress == (1, 4, 3)
+    loop.train(stopped, state, lambda *_: None, lambda _: False)
+    assert state.progress == (2, 0, 4)
+    assert_equal(everything(stopped), everything(calm))
+
+
+def test_training_ends_where_the_epochs_hook_says_so(tmp_path: Path) -> None:
+    parts, state, epochs = make_line(tmp_path, epochs=5), TrainState(), []
+    loop.train(parts, state, lambda *_: None, lambda epoch: bool(epochs.append(epoch)) or epoch == 2)
+    assert epochs == [0, 1, 2]
+    assert state.progress == (3, 0, 6)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(None, (64, 96)), (96, (64, 96)), (144, (96, 160)), (64, (64, 64))])
+def test_boxes_are_resized_with_their_images(size: int | None, shape: tuple[int, int]) -> None:
+    """To a long side of `size`, each side rounded up to the grid of 32: a white part stays where its box is."""
+    images = torch.zeros(1, 3, 64, 96, dtype=torch.uint8)
+    images[:, :, 16:48, 24:72] = 255
+    batch = {"images": images, "targets": torch.tensor([[0.0, 1, 24, 16, 72, 48]])}
+    resized, targets = loop.to_network_input(batch, CPU, size)
+    assert resized.shape[2:] == shape
+    assert resized.max() == 1
+    assert targets[0, :2].tolist() == [0, 1]
+    rows, columns = torch.where(resized[0, 0] > 0.5)
+    seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert targets[0, 2:].tolist() == pytest.approx([float(edge) for edge in seen], abs=1)

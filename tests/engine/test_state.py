@@ -1,0 +1,85 @@
+"""Steps whose loss or gradient is not finite: skipped, told, and never taken for a training."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.config import Placement
+from ray_yolo.engine import session
+from ray_yolo.engine.build import Host, Job
+from ray_yolo.errors import TrainingError
+from tests.support.jobs import make_job
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing below catches it."""
+
+
+class Spoilt:
+    """A session in which some steps' loss or gradient is not finite; its events are kept."""
+
+    def __init__(self, job: Job, spoilt: range, die_at: int = -1) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.spoilt, self.die_at = spoilt, die_at
+        self.session = session.Session(job, Host(), Placement(save_steps=1), self.emit, lambda _: None)
+        terms = self.session.parts.loss.terms
+        self.session.parts.loss.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
+
+    @property
+    def step(self) -> int:
+        """The one that is being taken."""
+        return self.session.state.progress.step + 1
+
+    def emit(self, type: str, **fields: Any) -> None:
+        self.events.append({"type": type, **fields})
+        if type == "step" and fields["step"] == self.die_at:
+            raise Killed
+
+    def train(self) -> dict[str, Any]:
+        made = self.session
+        session.train(made.parts, made.state, made.after_step, made.after_epoch)
+        return made.finish()
+
+    def told(self, type: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == type]
+
+
+def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_it(tmp_path: Path) -> None:
+    job = make_job(tmp_path, epochs=2)  # of three steps
+    with contextlib.suppress(Killed):
+        Spoilt(job, range(2, 4), die_at=3).train()
+    second = Spoilt(job, range(2, 4))
+    second.train()
+    [warning] = second.told("warning")
+    assert warning["message"] == ("epoch 1: 2 of its steps were skipped, the first at step 2: loss or gradient was not "
+                                  "finite")
+    assert second.told("end")[-1]["status"] == "done"
+
+
+def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_path: Path) -> None:
+    job = make_job(tmp_path, epochs=2)
+    spoilt = Spoilt(job, range(1, 7))
+    with pytest.raises(TrainingError, match="not finite in any of the 6 steps: nothing was trained; lower"):
+        spoilt.train()
+    assert ["3 of its steps" in event["message"] for event in spoilt.told("warning")] == [True, True]
+    assert all(math.isnan(loss) for event in spoilt.told("epoch") for loss in event["train"].values())
+    assert spoilt.told("end") == []
+    with pytest.raises(TrainingError, match="nothing was trained"):  # the same command does not call it done either
+        Spoilt(job, range(0)).train()
+
+
+@pytest.mark.parametrize(("epochs", "message"), [
+    (2, "not finite in any of the 6 steps"),  # the scaler's business, but nothing was trained
+    (10, "step 27: loss or gradient not finite 10 times"),  # 2^16 halved 17 times is below 1
+])
+def test_under_fp16_a_gradient_that_no_scale_makes_finite_ends_training(
+        tmp_path: Path, epochs: int, message: str) -> None:
+    made = Spoilt(make_job(tmp_path, epochs=epochs, precision="fp16"), range(0))
+    next(made.session.parts.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(TrainingError, match=message):
+        made.train()

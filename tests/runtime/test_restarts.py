@@ -1,0 +1,105 @@
+"""Which failures end a training, and how they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray.exceptions
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from ray_yolo.engine.events import EventLog
+from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.runtime import restarts
+from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
+
+LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
+LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
+DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
+FULL = RuntimeError("CUDA out of memory")
+MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
+
+
+@pytest.mark.parametrize(("failures", "worker"), [
+    ({0: LOST, 1: DEAD}, 1), ({0: LOST, 1: LATE, 2: FULL}, 2), ({0: DEAD, 1: MISSING, 2: LOST}, 1),
+    ({3: LOST, 2: LATE}, 2), ({1: CheckpointError("of another model"), 0: FULL}, 1),
+])
+def test_the_cause_is_the_error_that_is_not_a_lost_connection(failures: dict[int, Exception], worker: int) -> None:
+    assert cause_of(failures) == (worker, failures[worker])
+
+
+def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
+    left = Restarts(2)
+    assert [left.allow(step) for step in (0, 0, 5, 5, 5)] == [True, True, True, True, False]
+    assert not Restarts(0).allow(7)
+    assert all(Restarts(-1).allow(0) for _ in range(9))
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (CheckpointError("a.pt: damaged; use another"), "a.pt: damaged; use another"),
+    (MISSING, "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"),
+    (ValueError("Caught ValueError in DataLoader worker process 0.\nTraceback:\n  code\nValueError: odd\n"),
+     "ValueError: odd"),
+    (DatasetError("Caught DatasetError in DataLoader worker process 0.\n  code\nray_yolo.errors.DatasetError: a: odd"),
+     "a: odd"),
+    (OSError("https://ann:s3cr3t@host is away"), "OSError: https://***@host is away"), (KeyError(), "KeyError: "),
+])
+def test_an_error_is_told_on_one_line(error: Exception, told: str) -> None:
+    assert summary(error) == told
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts of warnings."""
+    texts: list[str] = []
+    monkeypatch.setattr(restarts, "emitter", lambda _: lambda type, message: texts.append(message))
+    return texts
+
+
+def judge(folder: Path, *events: dict[str, Any], max_failures: int = 1) -> Judge:
+    log = EventLog(folder / EVENTS_FILE)
+    for event in ({"type": "worker", "worker": 1, "node": "left"}, {"type": "worker", "worker": 1, "node": "right"},
+                  *events):
+        log.append(event.pop("type"), **event)
+    recorder: Any = object()
+    return Judge(folder, max_failures, recorder)
+
+
+def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
+    some = judge(tmp_path, {"type": "checkpoint", "step": 7})
+    some.after_exception(run_context=None, worker_exceptions={0: LOST, 1: FULL})
+    assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
+    with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
+        some.after_exception(run_context=None, worker_exceptions={1: FULL})
+    EventLog(tmp_path / EVENTS_FILE).append("checkpoint", step=9)
+    some.after_exception(run_context=None, worker_exceptions={0: FULL})
+    assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
+
+
+@pytest.mark.parametrize(("error", "kind"), [
+    (DEAD, LostWorkersError), (FULL, TrainingError)])
+def test_workers_that_were_lost_are_told_from_workers_that_failed(
+        tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
+    with pytest.raises(TrainingError) as caught:
+        judge(tmp_path, max_failures=0).after_exception(run_context=None, worker_exceptions={0: LOST, 1: error})
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
+                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
+def test_a_failure_that_would_come_again_ends_the_training_at_once(
+        tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
+    with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:
+        judge(tmp_path, max_failures=-1).after_exception(run_context=None, worker_exceptions={0: LOST, 1: error})
+    assert type(caught.value) is kind
+    assert told == []
+
+
+def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, told: list[str]) -> None:
+    some = judge(tmp_path, max_failures=0)
+    taken = WorkerHealthCheckFailedError("gone", ray.exceptions.RayActorError(preempted=True))
+    for _ in range(3):
+        some.after_exception(run_context=None, worker_exceptions={0: LOST, 1: taken})
+    assert len(told) == 3

@@ -1,0 +1,135 @@
+"""Validation: what it says of the data, what it refuses, and the COCO numbers of COCO's own files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from ray_yolo.data.description import describe
+from ray_yolo.data.index import read_index
+from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.errors import DatasetError
+from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.validator import twelve_numbers, validate
+from ray_yolo.structures import AnnotationIndex
+from ray_yolo.val_config import ValConfig
+from tests.support.jobs import make_config
+from tests.support.pictures import smooth_picture, write_image
+
+HEIGHT, WIDTH = 300, 400
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "user-cache"))
+
+
+def coco_file(root: Path, seed: int) -> Path:
+    """Six pictures with crowds, and with areas far below those of the boxes. Returns the annotation file."""
+    rng = np.random.default_rng(seed)
+    images, rows = [], []
+    for number in range(6):
+        write_image(root / "images" / f"{number}.png", smooth_picture(HEIGHT, WIDTH, number))
+        images.append({"id": 10 * number, "file_name": f"{number}.png", "height": HEIGHT, "width": WIDTH})
+        for _ in range(rng.integers(2, 7)):
+            width, height = np.exp(rng.normal(4.2, 0.7, 2)).clip(8, 250).round(2).tolist()
+            x, y = rng.uniform(0, WIDTH - width), rng.uniform(0, HEIGHT - height)
+            rows.append({"id": len(rows) + 1, "image_id": 10 * number, "category_id": int(rng.choice([3, 7])),
+                         "bbox": [round(x, 2), round(y, 2), width, height], "iscrowd": int(rng.random() < 0.25),
+                         "area": round(width * height * float(rng.uniform(0.1, 1.0)), 4)})
+    file = root / "instances_val.json"
+    file.write_text(json.dumps({"info": {}, "images": images, "annotations": rows, "categories": [
+        {"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]}))
+    return file
+
+
+def detections(index: AnnotationIndex, seed: int) -> np.ndarray:
+    """Rows as `Evaluation` has them: boxes near labels and inside of crowds, and some anywhere."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for image in range(len(index)):
+        crowds = index.crowds[index.crowds[:, 0] == image]
+        for kind, box in (*zip(index[image].classes, index[image].boxes, strict=True),
+                          *((row[1], row[2:6]) for row in crowds for _ in range(3))):
+            sides = np.tile(box[2:] - box[:2], 2)
+            near = box + rng.normal(0, 0.06, 4) * sides
+            rows.append([image, *near, rng.random(), kind, 0])
+        rows.append([image, 20, 20, 20 + 60 * rng.random(), 80, rng.random(), 0, 0])
+    return np.array(rows, np.float32).astype(np.float64)
+
+
+def reference(file: Path, index: AnnotationIndex, found: np.ndarray) -> list[float]:
+    """pycocotools on the file itself."""
+    guessed = [{"image_id": 10 * int(Path(index.paths[int(row[0])]).stem), "category_id": (3, 7)[int(row[6])],
+                "bbox": [row[1], row[2], row[3] - row[1], row[4] - row[2]], "score": row[5]} for row in found.tolist()]
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints
+        known: Any = COCO(str(file))
+        evaluation: Any = COCOeval(known, known.loadRes(guessed), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return cast(list[float], evaluation.stats[:12].tolist())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_coco_file_with_crowds_and_areas_scores_as_pycocotools_has_it(tmp_path: Path, seed: int) -> None:
+    file = coco_file(tmp_path, seed)
+    description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    for _ in range(2):  # from the file, and from the kept copy
+        index = read_index(description, "val")
+        found = detections(index, seed)
+        numbers = twelve_numbers(cast(Evaluation, SimpleNamespace(detections=found)), index)
+        assert list(numbers.values()) == pytest.approx(reference(file, index, found), abs=1e-9)
+    assert len(index.crowds) > 2
+    assert (numbers["ap_medium"], numbers["ap_large"]) != (-1, -1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short training, its data set in data/."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_YOLO_CACHE", str(folder / "user-cache"))
+        fit(make_config(folder, 0, epochs=1), quiet=True)
+    return folder
+
+
+def settings(trained: Path, folder: Path, **changes: Any) -> ValConfig:
+    return ValConfig.model_validate({
+        "weights": str(trained / "runs" / "train" / "exp" / "weights" / "last.pt"),
+        "placement": {"storage_path": str(folder), "gpus_per_worker": 0}, **changes})
+
+
+def test_validation_tells_what_the_split_holds_and_what_was_left_out(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.yaml"
+    data.write_text(f"path: {trained / 'data'}\nval: images/val\nnames: [dark, dark]\ndownload: bash get.sh\n")
+    result = validate(settings(trained, tmp_path, data=str(data)))
+    told = capsys.readouterr().out.splitlines()
+    assert told[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
+    assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in told)
+    (warning,) = [line for line in told if line.startswith("WARNING: ")]
+    assert "found 2 things and left 0 out" in warning
+    findings = (result.folder / "findings.txt").read_text()
+    assert "download: holds code, which is never run" in findings
+    assert "'dark' is the name of 2 classes" in findings
+
+
+def test_a_split_without_a_box_is_validated_only_where_that_is_meant(trained: Path, tmp_path: Path) -> None:
+    images = trained / "data" / "images" / "val"
+    (tmp_path / "bare").symlink_to(images)
+    data = tmp_path / "data.yaml"
+    data.write_text("val: bare\nnames: [dark, bright]\n")
+    with pytest.raises(DatasetError, match=rf"none of its 11 images has a box; looked for labels in {tmp_path}/bare/"):
+        validate(settings(trained, tmp_path, data=str(data)))
+    assert not (tmp_path / "runs").exists()
+    assert validate(settings(trained, tmp_path, data=str(data), allow_empty=True), quiet=True).metrics["mAP50"] == 0

@@ -1,0 +1,40 @@
+"""Checkpoints of a few numbers, in the place of a training's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ray_yolo.engine import checkpoint
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"meta": json.dumps({"value": value}), "model": {"w": torch.full((100,), float(value))}}
+
+
+def save(run_dir: Path, step: int, *kinds: str, value: float | None = None) -> Path:
+    """Save a value, by default the step."""
+    return checkpoint.save_checkpoint(run_dir, state(step if value is None else value), step, "digest", kinds)
+
+
+def value(file: Path) -> float:
+    """What a file holds, verified."""
+    return json.loads(checkpoint.read_state(file)["meta"])["value"]
+
+
+def begin(run_dir: Path) -> Path:
+    """Two saved epochs, of which checkpoints/ has kept the second."""
+    save(run_dir, 1, "last", "best", "epoch0")
+    save(run_dir, 2, "last")
+    checkpoint.prune(run_dir, keep=1)
+    return run_dir
+
+
+def shown(run_dir: Path) -> dict[str, float]:
+    """What each file of weights/ holds, all of them verified, with nothing half done beside them."""
+    checkpoint.check_weights(run_dir)
+    assert list(run_dir.rglob(".*")) == []
+    return {file.stem: value(file) for file in (run_dir / "weights").glob("*.pt")}

@@ -1,0 +1,193 @@
+"""Would the tests notice? Each row of the table breaks one thing in a copy of the package, and the tests nearest to it
+must fail there.
+
+A row whose text is no longer in its file is an error: write down what now does the same. A row that no test notices
+needs a test, not another row. All of them: `python -m pytest -m slow tests/test_mutations.py`; some: `-k loop`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 900  # for the tests of one row
+NOT_HERE = "not ray and not slow and not gpu and not realdata and not root"
+
+
+class Mutation(NamedTuple):
+    """One thing that is broken; the text stands once in the file."""
+
+    file: str  # below ray_yolo/
+    before: str
+    after: str
+    tests: str  # the nearest test files, below tests/
+
+
+DATASET, EPOCHS = "data/test_dataset.py", "engine/test_epochs.py"
+EVALUATE, LOOP = "engine/test_evaluate.py", "engine/test_loop.py"
+
+MUTATIONS = (
+    # What the first tests did not notice
+    Mutation("data/dataset.py", "stretch(labels, (1, 1), corner(tile, seam))",
+             "stretch(labels, (1, 1), (corner(tile, seam)[0] + 4, corner(tile, seam)[1]))", DATASET),
+    Mutation("data/dataset.py", "draw_colour_gains(rng, self.augment)",
+             "draw_colour_gains(np.random.default_rng(0), self.augment)", DATASET),
+    Mutation("engine/evaluate.py", "iou=config.iou", "iou=0.6", EVALUATE),
+    Mutation("engine/build.py", "range(host.replicas.worker, len(batches), host.replicas.num_workers)",
+             "range(host.replicas.worker, len(batches) // host.replicas.num_workers * host.replicas.num_workers, "
+             "host.replicas.num_workers)", EVALUATE),
+    Mutation("engine/session.py", "evaluate(parts.ema.model, parts.family", "evaluate(parts.model, parts.family",
+             EPOCHS),
+    Mutation("engine/loop.py", "recorded(count - 1 - microbatch.number)", "recorded(0)", LOOP),
+    Mutation("engine/loop.py", "update_weights(parts, measured, statistics, number + 1)",
+             "update_weights(parts, measured, statistics, number)", LOOP),
+    Mutation("data/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP),
+    Mutation("engine/checkpoint.py", '(("state.pt", f"{kind}.pt"), ("MANIFEST.json", f"{kind}.json"))',
+             '(("state.pt", f"{kind}.pt"),)', "engine/test_checkpoint.py"),
+    # ops
+    Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
+    Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
+    Mutation("ops/average_precision.py", "-scores[rows], precision[:, 0], left=1.0",
+             "-scores[rows], precision[:, 0], left=0.0", "ops/test_average_precision.py"),
+    Mutation("ops/assign.py", "(distance % 1 < 0.5) & (distance > 1)", "(distance % 1 < 0.5)", "ops/test_assign.py"),
+    Mutation("ops/anchors.py", ".min(axis=2).max(axis=1)", ".mean(axis=2).max(axis=1)", "ops/test_anchors.py"),
+    Mutation("ops/confusion.py", "if row not in pairs and column not in pairs.values():", "if row not in pairs:",
+             "ops/test_confusion.py"),
+    Mutation("ops/coco_metrics.py", "(areas[:, None] > high)", "(areas[:, None] >= high)", "ops/test_coco_metrics.py"),
+    Mutation("ops/seeding.py", "default_rng([int(stream), *key])", "default_rng([int(stream), sum(key)])",
+             "ops/test_seeding.py"),
+    Mutation("ops/evolution.py", "weights = fitness - fitness.min() + WEIGHT_FLOOR", "weights = fitness + WEIGHT_FLOOR",
+             "ops/test_evolution.py"),
+    # models and losses
+    Mutation("models/heads.py", "math.log(8 / (640 / stride) ** 2)", "math.log(5 / (640 / stride) ** 2)",
+             "models/test_heads.py"),
+    Mutation("models/batch_norm.py", "var * (count / (count - 1).clamp(min=1))", "var", "models/test_batch_norm.py"),
+    Mutation("models/rows.py", "max(round(self.repeats * depth), 1) if", "max(int(self.repeats * depth), 1) if",
+             "models/test_detector.py models/test_yaml_rows.py"),
+    Mutation("models/blocks.py", "self.adds = shortcut and inputs == outputs", "self.adds = inputs == outputs",
+             "models/test_blocks.py"),
+    Mutation("losses/anchor_based.py", "(imgsz / 640) ** 2", "(imgsz / 640)", "losses/test_anchor_based.py"),
+    Mutation("losses/anchor_based.py", "overlap.detach() * valid", "overlap * valid", "losses/test_anchor_based.py"),
+    # data
+    Mutation("data/dataset.py", "rng.beta(32, 32)", "rng.beta(8, 8)", DATASET),
+    Mutation("data/dataset.py", "torch.tensor([left, top, left, top])", "torch.tensor([top, left, top, left])",
+             DATASET),
+    Mutation("data/labels.py", "axis=1) * zoom**2", "axis=1)", "data/test_labels.py"),
+    Mutation("data/sampling.py", "missing = (1 - average_precisions) ** 2", "missing = 1 - average_precisions",
+             "data/test_sampling.py"),
+    Mutation("data/cache.py", "cv2.INTER_AREA if self._smooth and shrinks", "cv2.INTER_AREA if shrinks",
+             "data/test_cache.py"),
+    Mutation("data/augment.py", "(augment.hsv_h, augment.hsv_s, augment.hsv_v)",
+             "(augment.hsv_v, augment.hsv_s, augment.hsv_h)", "data/test_augment.py"),
+    # engine
+    Mutation("engine/loop.py", "align_corners=False), targets * scale", "align_corners=False), targets", LOOP),
+    Mutation("engine/loop.py", "parts.optimizer.zero_grad(set_to_none=True)", "pass", LOOP),
+    Mutation("engine/build.py", "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+             "pass", EPOCHS),
+    Mutation("engine/session.py", "score > state.best_fitness", "score >= state.best_fitness", EPOCHS),
+    Mutation("engine/session.py", "(epoch + 1) % period == 0", "epoch % period == 0", EPOCHS),
+    Mutation("engine/session.py", "found.metrics.ap.mean(1).tolist()", "found.metrics.ap[:, 0].tolist()",
+             EPOCHS),
+    Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
+    Mutation("engine/predictions.py", "/ (width, height, width, height)", "/ (height, width, height, width)",
+             "engine/test_predictions.py"),
+    Mutation("engine/results.py", 'f"{part}/{term}_loss": (part, term)', 'f"{part}/{term}_loss": ("train", term)',
+             "engine/test_results.py"),
+    Mutation("engine/events.py", '<= min(limit, committed)', '<= committed', "engine/test_events.py"),
+    # runtime
+    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz",
+             "runtime/test_validator_numbers.py"),
+    Mutation("runtime/tracking_plan.py", '"metrics/recall": ("metrics", "recall")',
+             '"metrics/recall": ("metrics", "precision")',
+             "runtime/test_tracking_plan.py"),
+    Mutation("runtime/narrator.py", "(self._epochs * self._batches - self._batch) * self._batch_size",
+             "(self._epochs * self._batches - self._batch)", "runtime/test_narrator.py"),
+    Mutation("runtime/schedulers.py", "reduction_factor=scheduler.reduction", "reduction_factor=4",
+             "runtime/test_schedulers.py"),
+    # plots
+    Mutation("plots/confusion.py", "np.maximum(matrix.sum(axis=0), 1)", "np.maximum(matrix.sum(axis=1), 1)",
+             "plots/test_confusion.py"),
+    Mutation("plots/labels.py", "(left + right) / 2 / width", "(left + right) / 2 / height", "plots/test_labels.py"),
+    Mutation("plots/draw.py", "detections[::-1].tolist()", "detections.tolist()", "plots/test_draw.py"),
+    # config
+    Mutation("config.py", "if num_workers > units:", "if num_workers >= units:", "data/test_plan.py"),
+    Mutation("flags.py", "given |= options.given | dict(map(_read_assignment, options.set))",
+             "given = options.given | dict(map(_read_assignment, options.set)) | given", "test_flags.py"),
+    Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "test_redact.py"),
+    # tune
+    Mutation("tune_space.py", 'log=self.type == "loguniform"', "log=False", "test_tune_space.py"),
+    Mutation("tune_search.py", "for name, weight in self.objective.items() if weight]",
+             "for name, weight in self.objective.items()]", "test_tune_search.py"),
+    Mutation("tune_search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(',
+             "test_tune_search.py"),
+    Mutation("engine/sweep_files.py", 'trial.state == "finished"]', 'trial.has_ended]', "engine/test_sweep_files.py"),
+)
+
+
+def label(mutation: Mutation) -> str:
+    """room-file-before, to choose some with -k."""
+    return f"{mutation.file.removesuffix('.py')}-{re.sub(r'[^a-z0-9]+', ' ', mutation.before.lower()).strip()[:40]}"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package and its tests."""
+    folder = tmp_path_factory.mktemp("mutants")
+    for name in ("ray_yolo", "tests", "tune_spaces"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def run(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The tests in the copy. Nothing compiled is kept: a change within one second would not be noticed."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_HERE, *tests]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=SECONDS,
+                          check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * SECONDS)
+def test_in_an_unbroken_copy_all_these_tests_pass(copy: Path) -> None:
+    files = dict.fromkeys(f"tests/{name}" for mutation in MUTATIONS for name in mutation.tests.split())
+    ended = run(copy, list(files))
+    assert ended.returncode == 0, ended.stdout[-3000:]
+    where = "import ray_yolo; print(ray_yolo.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    shown = subprocess.run([sys.executable, "-c", where], cwd=copy, env=environment, capture_output=True, text=True,
+                           check=True)
+    assert Path(shown.stdout.strip()).is_relative_to(copy)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=label)
+def test_the_nearest_tests_notice(copy: Path, mutation: Mutation) -> None:
+    path = copy / "ray_yolo" / mutation.file
+    sound = path.read_text()
+    path.write_text(sound.replace(mutation.before, mutation.after))
+    try:
+        ended = run(copy, [f"tests/{name}" for name in mutation.tests.split()])
+    finally:
+        path.write_text(sound)
+    assert ended.returncode == 1, f"nobody noticed:\n{ended.stdout[-2000:]}{ended.stderr[-500:]}"
+    assert re.search(r"^(FAILED|ERROR) tests/", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=label)
+def test_the_table_is_true(mutation: Mutation) -> None:
+    """Quick, so that whoever changes a line that is in the table hears of it at once."""
+    found = (ROOT / "ray_yolo" / mutation.file).read_text().count(mutation.before)
+    assert found == 1, f"{mutation.file}: {mutation.before!r} stands there {found} times; mend its row of the table"
+    for name in mutation.tests.split():
+        assert (ROOT / "tests" / name).is_file()
