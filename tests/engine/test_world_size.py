@@ -19,6 +19,7 @@ from ray_yolo.ops.seeding import generator
 from tests.support.jobs import make_job
 from tests.support.workers import run_workers, wrap_model
 
+pytestmark = pytest.mark.timeout(900)  # the fixture trains in two to four processes, one after the other
 WORKERS = (2, 3, 4)
 LONG = {"epochs": 67}  # of 3 steps each
 
