@@ -51,8 +51,7 @@ MUTATIONS = (
     Mutation("engine/loop.py", "update_weights(parts, measured, statistics, number + 1)",
              "update_weights(parts, measured, statistics, number)", LOOP),
     Mutation("data/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP),
-    Mutation("engine/checkpoint.py", '(("state.pt", f"{kind}.pt"), ("MANIFEST.json", f"{kind}.json"))',
-             '(("state.pt", f"{kind}.pt"),)', "engine/test_checkpoint.py"),
+    Mutation("engine/checkpoint.py", "_link(folder / MANIFEST, manifest)", "pass", "engine/test_checkpoint.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
@@ -125,8 +124,8 @@ MUTATIONS = (
     Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "test_redact.py"),
     # tune
     Mutation("tune_space.py", 'log=self.type == "loguniform"', "log=False", "test_tune_space.py"),
-    Mutation("tune_search.py", "for name, weight in self.objective.items() if weight]",
-             "for name, weight in self.objective.items()]", "test_tune_search.py"),
+    Mutation("recipe_sections.py", "for name, weight in self if weight]", "for name, weight in self]",
+             "test_tune_search.py"),
     Mutation("tune_search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(',
              "test_tune_search.py"),
     Mutation("engine/sweep_files.py", 'trial.state == "finished"]', 'trial.has_ended]', "engine/test_sweep_files.py"),
