@@ -74,11 +74,15 @@ class Bookkeeping:
             self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
         plots = error is None and not self._placement.noplots
         flush_recorder(self.recorder)
-        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None,
-                             flush=lambda: flush_recorder(self.recorder))
+        self._records.finish(self._draw if plots else lambda: None, flush=lambda: flush_recorder(self.recorder))
         close_recorder(self.recorder)
         if error is None and self._placement.registered_name:
             self._register()
+
+    def _draw(self) -> None:
+        """Draw the pictures; those that cannot be drawn are one warning."""
+        if failed := draw_plots(self._run_dir, self._job):
+            self.emit("warning", message=f"pictures that could not be drawn: {', '.join(failed)}")
 
     def _register(self) -> None:
         """Put the best weights into the model registry; a server that refuses is a warning, training is done."""
