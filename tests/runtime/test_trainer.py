@@ -233,7 +233,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("place", ["draw_plots", "Records.finish"])
 def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)
