@@ -125,7 +125,7 @@ def _allowed(given: Mapping[str, Given], flag: str, fields: Mapping[str, ConfigF
     """
     for path, item in given.items():
         spelled = spell(path)[0] if spell(path) else f"--set {path}"
-        if path in CODE:
+        if path in CODE and item.value not in (None, ""):  # as a dry run prints it
             raise ConfigError(f"{item.origin}: {path} runs code, which no file may ask for; give it as {spelled}")
         if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
             raise ConfigError(f"{item.origin}: {path} is no setting of the recipe, and --hyp takes no others; "

@@ -16,11 +16,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Deliver as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=__doc__)
     parser.add_argument("run_dir", help="folder of a run, such as runs/train/exp")
-    parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else sqlite here")
+    parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
-    from ray_yolo.runtime.tracking import synchronise, tracking_uri  # here, so that --help answers without MLflow
+    from ray_yolo.runtime.owed import own_uri  # here, so that --help answers without torch and MLflow
+    from ray_yolo.runtime.tracking import synchronise, tracking_uri
 
-    uri = tracking_uri(options.mlflow_uri, Path.cwd(), os.environ)
+    asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(Path(options.run_dir))
+    uri = tracking_uri(asked, Path.cwd(), os.environ)
     if uri is None:
         parser.error("--mlflow-uri off: there is nothing to deliver to")
     print(f"run {synchronise(options.run_dir, uri)} at {redact(uri)}")

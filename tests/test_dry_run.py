@@ -31,7 +31,7 @@ REFUSED = [
     (f"train {TRAIN} --num-workers 0 --gpus-per-worker 1", 4, "gpus_per_worker: 1 was asked for"),
     ("train --resume nowhere", 2, "nowhere is no run folder"),
     (f"tune {TUNE} --data nowhere.yaml", 2, "nowhere.yaml: no such file"),
-    (f"tune {TUNE} --space nowhere.yaml", 2, "nowhere.yaml: cannot be read"),
+    (f"tune {TUNE} --space nowhere.yaml", 2, "space: nowhere.yaml is no file"),
     (f"tune {TUNE} --warm-start nowhere.csv", 2, "nowhere.csv: cannot be read"),
     (f"tune {TUNE} --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),
     ("val --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),

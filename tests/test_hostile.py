@@ -93,7 +93,7 @@ def test_every_hostile_file_is_read_left_out_or_refused_and_nothing_else_is_touc
     ended = reader.train("--data", file)
     assert reader.look() == before
     assert list(reader.storage.iterdir()) == []
-    assert ended.deeds.outside(reader.cache) == []
+    assert ended.deeds.outside(reader.storage, reader.cache) == []  # storage is tried with a file
     if case.outcome == "refused":
         assert_refused(ended, f": {reader.data}/{place_of(case)}")
         return

@@ -63,6 +63,14 @@ class Newcomer:
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def await_jobs(self, address: str) -> None:
+        """Wait until a head takes jobs: its agent comes up some seconds after it."""
+        deadline = time.monotonic() + 120
+        command = [self.programs / "ray", "job", "submit", "--address", address, "--", "true"]
+        while (tried := subprocess.run(command, env=self.environment, capture_output=True, text=True)).returncode:
+            assert time.monotonic() < deadline, tried.stderr
+            time.sleep(1)
+
     @contextmanager
     def head(self) -> Iterator[str]:
         """`ray start --head`, with ports and a temporary folder of its own; the address of its dashboard."""
@@ -79,7 +87,9 @@ class Newcomer:
                 while "Ray runtime started" not in log.read_text():
                     assert process.poll() is None, log.read_text()
                     time.sleep(0.1)
-                yield f"http://127.0.0.1:{ports[0]}"
+                address = f"http://127.0.0.1:{ports[0]}"
+                self.await_jobs(address)
+                yield address
             finally:
                 process.terminate()
                 process.wait(60)

@@ -43,6 +43,11 @@ class Run:
     lock: IO[str]
     record: dict[str, Any]  # contents of run.json
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether it is a sweep's, not a training's."""
+        return "space" in self.record
+
     def finish(self) -> None:
         """Mark the run as ended."""
         write_durably(self.folder / "finished", b"")
@@ -106,15 +111,15 @@ def storage_probe(placement: Placement) -> Iterator[Path]:
 
 
 @_storage()
-def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] = lambda folder: False
-             ) -> Run | None:
+def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None) -> Run | None:
     """The run that this command continues, locked; None if it shall begin one. Nothing is made.
 
     Args:
-        extends: whether there is more to do for the named run of a folder, although it is finished.
+        extends: of a sweep: whether there is more to do for the named one of a folder, although it is finished. None
+            for a training.
 
     Raises:
-        InputError: if the named run is in use, finished, or of another recipe, or storage cannot be used.
+        InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
     """
     project = project_folder(placement)
     if placement.resume:
@@ -123,7 +128,7 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         pass
     if placement.name:
         return _named(project / placement.name, recipe, placement.exist_ok, extends)
-    for run in _unfinished(project):
+    for run in _unfinished(project, sweeps=extends is not None):
         if is_digest_of(run.record["digest"], recipe):
             return run
         run.release()
@@ -164,7 +169,7 @@ def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
 def _resumed(project: Path, resume: str) -> Run:
     """The run of `--resume`: its folder, a file in it, or the newest unfinished one for 'auto'."""
     if resume == "auto":
-        if run := next(_unfinished(project), None):
+        if run := next(_unfinished(project, sweeps=False), None):
             return run
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
@@ -173,21 +178,28 @@ def _resumed(project: Path, resume: str) -> Run:
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
         raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
-    return _open(holder)
+    run = _open(holder)
+    if run.is_sweep:
+        run.release()
+        raise InputError(f"resume: {holder} is a sweep; run the python -m ray_yolo.tune command again that began it "
+                         f"(--space {shlex.quote(run.record['space'])}), and it continues")
+    return run
 
 
-def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path], bool]) -> Run | None:
+def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path], bool] | None) -> Run | None:
     """The run of a name if it can go on; None if it has not begun, or may be moved aside."""
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
-    finished = (folder / "finished").exists() and not extends(folder)
-    if is_digest_of(run.record["digest"], recipe) and not finished:
+    other = run.is_sweep != (extends is not None)
+    finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
+    if is_digest_of(run.record["digest"], recipe) and not finished and not other:
         return run
     run.release()
     if exist_ok:
         return None
-    state = "finished" if finished else "a run of another recipe"
+    kind = "a sweep" if run.is_sweep else "a training"
+    state = kind if other else "finished" if finished else "a run of another recipe"
     raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
                      f"moved aside), or continue from its weights with {_go_on_from(folder)}")
 
@@ -252,8 +264,8 @@ def _exclusive(project: Path, stem: str) -> Path:
         return folder
 
 
-def _unfinished(project: Path) -> Iterator[Run]:
-    """Runs that were begun, have not ended and are held by nobody, the newest first, by the order of their records.
+def _unfinished(project: Path, *, sweeps: bool) -> Iterator[Run]:
+    """Sweeps, or trainings, that have begun, not ended, and that nobody holds, newest first by their records' order.
 
     Each is locked: whoever does not want one releases it. One that cannot be opened is passed over with a warning.
     """
@@ -264,8 +276,10 @@ def _unfinished(project: Path) -> Iterator[Run]:
         except (InputError, PermissionError) as error:
             _logger.warning("%s (until then this run is passed over)", error)
             continue
-        if run is not None:
+        if run is not None and run.is_sweep == sweeps:
             yield run
+        elif run is not None:
+            run.release()
 
 
 def _try_open(folder: Path) -> Run | None:

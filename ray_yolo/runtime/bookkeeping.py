@@ -14,7 +14,8 @@ from typing import Any
 from ray_yolo.config import Placement, resolved_batch
 from ray_yolo.data.survey import survey
 from ray_yolo.engine.build import Job
-from ray_yolo.engine.events import read_events
+from ray_yolo.engine.checkpoint import read_record
+from ray_yolo.engine.events import Event, best_row, epoch_rows, read_events, surviving
 from ray_yolo.engine.results import EVENTS_FILE, replace_text, write_options
 from ray_yolo.engine.runs import Run, lasting_folder, storage_folder
 from ray_yolo.redact import printable, redact
@@ -74,11 +75,19 @@ class Bookkeeping:
             self.emit("end", status=status, reason=reason, **_last_place(self._run_dir / EVENTS_FILE))
         plots = error is None and not self._placement.noplots
         flush_recorder(self.recorder)
-        self._records.finish(lambda: draw_plots(self._run_dir, self._job) if plots else None,
-                             flush=lambda: flush_recorder(self.recorder))
+        best, saved = best_epochs(self._run_dir) if error is None else (None, None)
+        if best and saved and saved["epoch"] < best["epoch"]:
+            self.emit("warning", message=f"weights/best.pt is of epoch {saved['epoch'] + 1}: those of epoch "
+                                         f"{best['epoch'] + 1}, the best one, could not be written")
+        self._records.finish(self._draw if plots else lambda: None, flush=lambda: flush_recorder(self.recorder))
         close_recorder(self.recorder)
         if error is None and self._placement.registered_name:
             self._register()
+
+    def _draw(self) -> None:
+        """Draw the pictures; those that cannot be drawn are one warning."""
+        if failed := draw_plots(self._run_dir, self._job):
+            self.emit("warning", message=f"pictures that could not be drawn: {', '.join(failed)}")
 
     def _register(self) -> None:
         """Put the best weights into the model registry; a server that refuses is a warning, training is done."""
@@ -90,6 +99,13 @@ class Bookkeeping:
             log_model(self._run_dir, self._uri, about["run_id"], self._placement.registered_name)
         except Exception as problem:  # whatever MLflow raises: the training itself has succeeded
             print(f"--register {self._placement.registered_name}: {redact(str(problem))}", file=sys.stderr)
+
+
+def best_epochs(run_dir: Path) -> tuple[Event | None, Event | None]:
+    """The best epoch of a run, and the one that weights/best.pt is of: an older one if that could not be written."""
+    rows = epoch_rows(surviving(read_events(run_dir / EVENTS_FILE)))
+    step = read_record(run_dir).get("best")
+    return best_row(rows), next((row for row in rows if row["step"] == step), None)
 
 
 def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:

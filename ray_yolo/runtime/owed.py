@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.engine.results import replace_text
+from ray_yolo.engine.results import RUN_FILE, replace_text
 from ray_yolo.engine.runs import lock_file
-from ray_yolo.redact import redact
+from ray_yolo.errors import InputError
+from ray_yolo.redact import MASK, redact
 
 OWED_FILE = "mlflow-owed.json"
 
@@ -36,6 +37,24 @@ def forget_owed(run_dir: Path, uri: str) -> None:
     """All is delivered to this server."""
     if read_owed(run_dir, uri) is not None:
         (run_dir / OWED_FILE).unlink(missing_ok=True)
+
+
+def own_uri(run_dir: Path) -> str:
+    """The server that a run folder names, else the database that is nearest above it; '' if there is neither.
+
+    Raises:
+        InputError: if the server's address has secrets, which are not kept.
+    """
+    for note in (run_dir / OWED_FILE, run_dir / RUN_FILE):
+        uri = ""
+        with suppress(OSError, ValueError):  # emptied by a power cut
+            uri = json.loads(note.read_text())["uri"]
+        if MASK in uri:
+            raise InputError(f"{note}: the secrets of {uri} are not kept; give it whole as --mlflow-uri")
+        if uri:
+            return uri
+    databases = (folder / "mlflow.db" for folder in run_dir.absolute().parents)
+    return next((f"sqlite:///{path}" for path in databases if path.exists()), "")
 
 
 def owing_runs(run_dir: Path, uri: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from ray_yolo.data.cache import ImageStore
 from ray_yolo.engine.build import Job, first_batches
 from ray_yolo.engine.evaluate import metrics_of
-from ray_yolo.engine.events import epoch_rows, read_events
+from ray_yolo.engine.events import epoch_rows, read_events, surviving
 from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
@@ -21,6 +22,7 @@ from ray_yolo.plots.confusion import plot_confusion
 from ray_yolo.plots.curves import plot_all_curves
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.results import plot_results
+from ray_yolo.runtime.background import reason_of
 from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
@@ -28,23 +30,43 @@ TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
 
 
-def draw_plots(run_dir: Path, job: Job) -> None:
-    """Draw results, labels, training mosaics, and what the best epoch detected, into the run folder."""
-    rows = epoch_rows(read_events(run_dir / EVENTS_FILE))
-    if rows:
-        plot_results(rows, run_dir / "results.png")
-    plot_labels(job.train, run_dir / "labels.jpg")
-    draw_training(run_dir, job)
-    if (run_dir / DETECTIONS_FILE).exists():
-        draw_detections(np.load(run_dir / DETECTIONS_FILE, allow_pickle=False), job.val, job.recipe.imgsz, run_dir)
+def draw_plots(run_dir: Path, job: Job) -> list[str]:
+    """Draw results, labels, training mosaics, and what the best epoch detected, into the run folder.
+
+    Returns:
+        the pictures that could not be drawn, each with its reason; they do not keep the others from being drawn.
+    """
+    failed: list[str] = []
+    rows = epoch_rows(surviving(read_events(run_dir / EVENTS_FILE)))
+    with _alone("results.png", failed):
+        if rows:
+            plot_results(rows, run_dir / "results.png")
+    with _alone("labels.jpg", failed):
+        plot_labels(job.train, run_dir / "labels.jpg")
+    draw_training(run_dir, job, failed)
+    with _alone(DETECTIONS_FILE, failed):
+        if (run_dir / DETECTIONS_FILE).exists():
+            table = np.load(run_dir / DETECTIONS_FILE, allow_pickle=False)
+            draw_detections(table, job.val, job.recipe.imgsz, run_dir, failed)
+    return failed
 
 
-def draw_training(folder: Path, job: Job) -> None:
+@contextmanager
+def _alone(name: str, failed: list[str]) -> Iterator[None]:
+    """Notes what goes wrong with one picture."""
+    try:
+        yield
+    except Exception as error:  # of data or libraries: a picture is worth no more than a word
+        failed.append(f"{name} ({reason_of(error)})")
+
+
+def draw_training(folder: Path, job: Job, failed: list[str]) -> None:
     """train_batch0.jpg ...: the first pictures of the first epoch, made again from their keys."""
     shown = (picture for batch in first_batches(job) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
-        if pictures := list(islice(shown, TRAIN_PICTURES)):
-            plot_pictures(pictures, job.names, folder / f"train_batch{number}.jpg")
+        with _alone(name := f"train_batch{number}.jpg", failed):
+            if pictures := list(islice(shown, TRAIN_PICTURES)):
+                plot_pictures(pictures, job.names, folder / name)
 
 
 def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
@@ -54,19 +76,22 @@ def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
         yield Picture(image.permute(1, 2, 0).numpy(), rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
-def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path) -> None:
+def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path, failed: list[str]) -> None:
     """Curves, confusion matrices, and pictures with labels beside detections, from a table of detections."""
-    plot_all_curves(metrics_of(table, index), index.names, folder)
-    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
-    plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
-    plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)
+    with _alone("curves", failed):
+        plot_all_curves(metrics_of(table, index), index.names, folder)
+    with _alone("confusion matrices", failed):
+        owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+        matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
+        plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
+        plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)
     store = ImageStore(index, imgsz, smooth=True)
     for number in range(NUM_BATCHES):
         images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
-        if images:
-            truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
-            plot_truth_and_detections(truth, found, index.names, folder / f"val_batch{number}_pred.jpg")
+        with _alone(name := f"val_batch{number}_pred.jpg", failed):
+            if images:
+                truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
+                plot_truth_and_detections(truth, found, index.names, folder / name)
 
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:

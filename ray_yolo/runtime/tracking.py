@@ -8,10 +8,12 @@ in a thread of the driver with short time limits: a server that is down or slow 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -298,6 +300,8 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
     if path.exists():
         if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
             raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
+        if _is_half_made(path):
+            raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -318,6 +322,12 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
 def _begin_of(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(_SQLITE))
+
+
+def _is_half_made(path: Path) -> bool:
+    """Whether MLflow was stopped while it made this database, which it cannot go on with and tries for a minute."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
 
 
 def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | None:

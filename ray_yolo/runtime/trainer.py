@@ -28,7 +28,7 @@ from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.bookkeeping import Bookkeeping
+from ray_yolo.runtime.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
 from ray_yolo.runtime.notices import warnings_told
 from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
@@ -45,7 +45,7 @@ class TrainResult:
     best: Path  # weights of the best epoch
     last: Path  # weights of the last epoch
     epochs: int  # trained in all
-    best_epoch: int  # counted from 0, as in results.csv
+    best_epoch: int  # of these weights; counted from 0, as in results.csv
     best_fitness: float  # by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
 
@@ -191,6 +191,8 @@ def _local_gpus(placement: Placement) -> float:
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:
     weights = run.folder / "weights"
     last = summary["last_epoch"] or {}
+    _, best = best_epochs(run.folder)
+    best = best or {"epoch": summary["best_epoch"], "fitness": summary["best_fitness"]}
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
-                       epochs=summary["epoch"] + 1, best_epoch=summary["best_epoch"],
-                       best_fitness=summary["best_fitness"], metrics=last.get("metrics") or {})
+                       epochs=summary["epoch"] + 1, best_epoch=best["epoch"], best_fitness=best["fitness"],
+                       metrics=last.get("metrics") or {})

@@ -210,9 +210,10 @@ def _newest_pointer(folder: Path, number: int, epochs: int) -> Origin | None:
 
     None if there is none.
     """
-    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in (folder / "weights").glob("epoch*.pt")}
+    manifests = (folder / "weights").glob("epoch*.json")  # written after what they describe
+    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in manifests}
     trained = max((count for count in kept if count < epochs), default=None)
     if trained is None:
         return None
-    manifest = json.loads(kept[trained].with_suffix(".json").read_text())
-    return Origin(number, trained, str(kept[trained]), manifest["sha256"])
+    manifest = json.loads(kept[trained].read_text())
+    return Origin(number, trained, str(kept[trained].with_suffix(".pt")), manifest["sha256"])

@@ -258,6 +258,8 @@ def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, pa
                  "resume": "", "mlflow_uri": _uri(config) or "off"}
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
+    file, colon, name = config.placement.callbacks.partition(":")
+    placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
                        "model": _absolute(ledger.recipe.model)},
             "placement": placement, "search": settings.model_dump(mode="json"),
@@ -265,9 +267,10 @@ def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, pa
 
 
 def _absolute(name: str) -> str:
-    """A data set or model that trials find from their own working folders."""
+    """A data set, model or file of callbacks that trials find from their own working folders."""
     path = Path(name)
-    return str(path.absolute()) if path.suffix in (".yaml", ".yml") and path.exists() else name
+    is_path = path.suffix in (".yaml", ".yml", ".py") or (path / "data.yaml").is_file()
+    return str(path.absolute()) if is_path and path.exists() else name
 
 
 def _parent_run(config: TuneConfig, folder: Path) -> str | None:

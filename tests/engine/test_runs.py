@@ -140,6 +140,34 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
         start(resume="auto")
 
 
+@pytest.mark.parametrize("sweep", [True, False])
+def test_trainings_pass_over_sweeps_and_sweeps_over_trainings(tmp_path: Path, sweep: bool) -> None:
+    extends = (lambda folder: False) if not sweep else None  # of who looks: the other kind
+    where = Placement(storage_path=str(tmp_path), project="p")
+    record = {"digest": recipe_digest(RECIPE)} | ({"space": "evolve", "trials": 3} if sweep else {})
+    run = begin_run(where, record)
+    run.release()
+    assert find_run(RECIPE, where, extends) is None
+    named = where.model_copy(update={"name": run.folder.name})
+    with pytest.raises(InputError, match=f"is {'a sweep' if sweep else 'a training'}; choose another --name"):
+        find_run(RECIPE, named, extends)
+    same = find_run(RECIPE, where, None if extends else lambda folder: False)  # nobody holds it
+    assert same is not None
+    assert same.folder == run.folder
+    same.release()
+
+
+def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: Path) -> None:
+    where = Placement(storage_path=str(tmp_path), project="p")
+    sweep = begin_run(where, {"digest": recipe_digest(RECIPE), "space": "mine.yaml", "trials": 3})
+    sweep.release()
+    for _ in range(2):  # the first refusal lets go of it
+        with pytest.raises(InputError, match=r"is a sweep; run the python -m ray_yolo.tune .*--space mine\.yaml"):
+            find_run(RECIPE, where.model_copy(update={"resume": str(sweep.folder)}))
+    with pytest.raises(InputError, match="no unfinished run"):
+        find_run(RECIPE, where.model_copy(update={"resume": "auto"}))
+
+
 def test_remote_storage_is_refused_with_what_to_do(start: Open) -> None:
     with pytest.raises(InputError, match="mount"):
         find_run(RECIPE, Placement(storage_path="s3://bucket/x"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo import sync
+from ray_yolo.engine.results import EVENTS_FILE, RUN_FILE
+from ray_yolo.errors import InputError
 from ray_yolo.runtime.owed import OWED_FILE, claimed, note_owed, owing_runs, read_owed
 from ray_yolo.runtime.tracking import Tracking, synchronise
 from tests.support import run_log
@@ -75,6 +78,31 @@ def test_sync_delivers_it_as_it_was_to_be(tmp_path: Path, client: MlflowClient, 
     note_owed(run, uri, parent, {})
     assert client.get_run(synchronise(run, uri)).data.tags["mlflow.parentRunId"] == parent
     assert not (run / OWED_FILE).exists()
+
+
+def test_sync_delivers_to_where_the_run_is_tracked_whatever_folder_it_is_started_in(
+        tmp_path: Path, storage: Path, client: MlflowClient, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    owing, tracked, unknown = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(storage / "runs" / "train" / "exp")
+    note_owed(owing, uri, None, {})
+    (tracked / RUN_FILE).write_text(json.dumps({"run_id": "0" * 32, "uri": uri}))
+    for run in (owing, tracked, unknown):  # the last one was killed before it was told to anybody
+        assert sync.main([str(run)]) == 0
+        assert len(delivered(client, run)) == 1
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_server_whose_secrets_are_not_kept_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begin(tmp_path / "exp")
+    note_owed(run, AWAY, None, {})
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"the secrets of http://\*\*\*@127.* --mlflow-uri"):
+        sync.main([str(run)])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "off")
+    with pytest.raises(SystemExit):
+        sync.main([str(run)])
 
 
 def test_only_finished_runs_that_owe_this_server_are_delivered(tmp_path: Path, uri: str) -> None:

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ray_yolo.engine.results import EVENTS_FILE, TERMS, replace_text
 from ray_yolo.errors import InputError
@@ -125,6 +126,24 @@ def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run
     assert time.monotonic() - began < 15
     assert warnings == [f"MLflow: {tmp_path}/mlflow.db: is no SQLite database; move it away, or name another one with "
                         "--mlflow-uri. Training goes on without."]
+
+
+def test_a_database_that_was_left_half_made_is_told_at_once(run_dir, tmp_path, monkeypatch):
+    def die(table, *_, **__):
+        raise Killed
+
+    path = tmp_path / "mlflow.db"
+    with monkeypatch.context() as patch:  # between the two steps of a change of a table
+        patch.setattr("alembic.ddl.impl.DefaultImpl.drop_table", die)
+        with pytest.raises(Killed):
+            SqlAlchemyStore(f"sqlite:///{path}", None)
+    tell(run_dir, STORY)
+    warnings = []
+    began = time.monotonic()
+    assert "python -m ray_yolo.sync" in Tracking(run_dir, f"sqlite:///{path}", warnings.append).finish()
+    assert time.monotonic() - began < 15
+    assert warnings == [f"MLflow: {path}: was left half made; move it away, and ray_yolo.sync of a run makes a new "
+                        "one. Training goes on without."]
 
 
 def points(client, run_id):

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import pytest
 import torch
 
 from ray_yolo.config import RunConfig
+from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Job
+from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.events import read_events
+from ray_yolo.engine.session import Session
 from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.runtime import bookkeeping, cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
@@ -66,6 +70,30 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
+
+
+def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validate, save, refused = Session.validate, checkpoint.save_checkpoint, []
+
+    def measured(self: Session) -> Evaluation:
+        found = validate(self)
+        value = [0.1, 0.9, 0.5][self.state.progress.epoch - 1]
+        return replace(found, metrics=replace(found.metrics, map50=value, map=value))
+
+    def refuse_the_second_best(run_dir: Path, state: dict[str, Any], step: int, digest: str, kinds: list[str]) -> Path:
+        if "best" in kinds and (run_dir / "weights" / "best.pt").exists():
+            refused.append(step)
+            raise OSError(28, "No space left on device")
+        return save(run_dir, state, step, digest, kinds)
+
+    monkeypatch.setattr(Session, "validate", measured)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_second_best)
+    result = fit(make_config(tmp_path, 0, epochs=3, noval=False), quiet=True)
+    assert len(refused) == 1
+    told = [event["message"] for event in events(result, "warning")]
+    assert told[1:] == ["weights/best.pt is of epoch 1: those of epoch 2, the best one, could not be written"]
+    assert (result.best_epoch, result.best_fitness) == (0, pytest.approx(0.1))
 
 
 def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
@@ -205,7 +233,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("place", ["draw_plots", "Records.finish"])
 def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)

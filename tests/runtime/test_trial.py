@@ -14,7 +14,7 @@ import ray.tune
 
 from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import EventLog
-from ray_yolo.engine.ledger import LEDGER_FILE, Ledger, Sweep
+from ray_yolo.engine.ledger import LEDGER_FILE, Ledger, Origin, Sweep
 from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, TrainingError
 from ray_yolo.ops.evolution import Gene, Space
 from ray_yolo.runtime import trial
@@ -134,3 +134,14 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     (ZeroDivisionError("a defect"), False)])
 def test_what_ray_says_of_a_worker_is_bad_luck_and_what_a_worker_says_is_not(error: Exception, luck: bool) -> None:
     assert is_bad_luck(error) == luck
+
+
+def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    assert trial._newest_pointer(tmp_path, 3, EPOCHS) is None
+    for epoch in (1, 3, EPOCHS - 1):  # after the last one nothing is left to train
+        (weights / f"epoch{epoch}.pt").touch()
+        if epoch != 3:  # which is being written
+            (weights / f"epoch{epoch}.json").write_text(json.dumps({"sha256": str(epoch)}))
+    assert trial._newest_pointer(tmp_path, 3, EPOCHS) == Origin(3, 2, str(weights / "epoch1.pt"), "1")

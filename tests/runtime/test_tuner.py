@@ -15,14 +15,18 @@ from mlflow import MlflowClient
 from ray_yolo.cli import parse_train
 from ray_yolo.config import Recipe, RunConfig
 from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Trial, new_trial, verify
+from ray_yolo.engine.ledger import Ledger, Sweep, Trial, new_trial, verify
 from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
+from ray_yolo.ops.evolution import Space
 from ray_yolo.runtime import tuner
+from ray_yolo.runtime.prepare import decide
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.trial import trial_config
 from ray_yolo.runtime.tuner import closing_message, search
 from ray_yolo.tune_config import TuneConfig
+from ray_yolo.tune_search import Search
 from ray_yolo.tune_space import overlay
-from tests.support.jobs import make_config
+from tests.support.jobs import make_config, make_index
 from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
 GRID = """
@@ -283,6 +287,27 @@ def test_a_model_file_is_named_so_that_trials_find_it(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model: tiny.yaml: give its whole path"):
         search(config, quiet=True)
+
+
+def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_folders(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = placed(make_sweep(tmp_path), callbacks="hooks.py:Hooks")
+    for name in ("hooks.py", "weights.pt", "yolov5n"):  # the last one has the name of a model
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    def told(recipe: dict[str, str]) -> RunConfig:
+        asked = config.recipe.model_copy(update=recipe)
+        decided = decide(asked, config.placement, make_index(tmp_path / "images", 1), 0)
+        ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Sweep(Space((), ()), Search(), asked, ""), decided)
+        wire = tuner._wire(config.model_copy(update={"recipe": asked}), ledger, tmp_path / "sweep", Search(), None)
+        return trial_config(wire, 0, {})
+
+    trial = told({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
+    assert [trial.recipe.data, trial.recipe.model, trial.recipe.weights, trial.placement.callbacks] == [
+        str(tmp_path / name) for name in ("data", "tiny.yaml", "weights.pt", "hooks.py:Hooks")]
+    known = told({"data": "shapes8", "model": "yolov5n"}).recipe
+    assert (known.data, known.model, known.weights) == ("shapes8", "yolov5n", "")
 
 
 def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ EFFECTS: dict[str, Effect] = {
     "--freeze 0 3": Effect(lambda run, _: (unmoved(run), [0, 3]), "--weights {files}/initial.pt"),
     "--single-cls": Effect(lambda run, _: ((run.meta["names"], {loss[2] for loss in run.all("step", "loss")}),
                                            (["item"], {0.0}))),
-    "--multi-scale": Effect(lambda run, _: ({shape[1:] for shape in run.shapes}, {(32, 32), (64, 64), (96, 96)}),
+    "--multi-scale": Effect(lambda run, _: ({shape[1:] for shape in run.shapes}, {(64, 64), (96, 96)}),
                             "--epochs 4"),
     "--rect": Effect(rectangles),
     "--quad": Effect(lambda run, _: (run.shapes, [(4, 128, 128), (4, 128, 128), (2, 128, 128)] * 2)),
