@@ -74,7 +74,7 @@ def test_onnx_gives_torchs_predictions_and_says_what_it_is(weights: Path, capfd:
     assert 0 < result.largest_difference < 1e-4
     images = noise(1, 3, 64, 64)
     expected = torch_says(weights, images).numpy()
-    assert expected.shape == (1, 240, 7)
+    assert expected.shape == (1, 240, 6)
     assert np.abs(onnx_says(result.path, images) - expected).max() < 1e-3
     assert {entry.key: entry.value for entry in onnx.load(result.path).metadata_props} == SAID == result.metadata
     assert ast.literal_eval(SAID["names"]) == {0: "dark", 1: "bright"}

@@ -22,7 +22,7 @@ from tests.support.workers import run_workers, wrap_model
 
 pytestmark = pytest.mark.timeout(900)  # the fixture trains in two to four processes, one after the other
 WORKERS = (2, 3, 4)
-LONG = {"epochs": 67}  # of 3 steps each
+LONG = {"epochs": 34}  # of 3 steps each
 
 
 class Scenario(NamedTuple):
