@@ -98,12 +98,21 @@ class KnownLoss:
         return (numerators / counts).sum(1)
 
 
-def run(replicas: Replicas, scenes: Scenes) -> Evaluation:
+class TwoMinded(Seer):
+    """Finds every box as both classes, with one score."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        levels, losses = super().forward(images)
+        levels[..., 4:] = levels[..., 4:].amax(-1, keepdim=True)
+        return levels, losses
+
+
+def run(replicas: Replicas, scenes: Scenes, seer: type[Seer] = Seer) -> Evaluation:
     host, index = Host(replicas=replicas), scenes.index
     loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, scenes.config.batch_size, host)
     family = Family({}, fit_nothing, lambda *_: KnownLoss(),
                     lambda head, levels: Predictions(levels[0][..., :4], levels[0][..., 4:]))
-    return evaluate(Seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", replicas, CPU)
+    return evaluate(seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", replicas, CPU)
 
 
 def numbers(replicas: Replicas, scenes: Scenes) -> dict[str, Any]:
@@ -187,6 +196,12 @@ def test_a_class_has_its_images_labels_and_numbers(five: Scenes) -> None:
 CROWDED = Scene("flat", ((*LABEL, 0),), (
     (*LABEL, 0.9, 0), (8, 8, 40, 24, 0.8, 0), (8, 8, 40, 36, 0.7, 0), (8, 8, 40, 24, 0.6, 1), (*BESIDE, 0.3, 0)))
 # the second overlaps the first by 1/2, the third by 7/8 (and the second by 4/7), the fourth is of another class
+
+
+def test_a_box_may_be_of_several_classes(five: Scenes) -> None:
+    one, both = run(Replicas(), five), run(Replicas(), five, TwoMinded)
+    assert len(one.detections) > 4
+    assert sorted(both.detections[:, 6]) == [0.0] * len(one.detections) + [1.0] * len(one.detections)
 
 
 @pytest.mark.parametrize(("config", "kept"), [
