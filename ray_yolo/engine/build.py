@@ -111,7 +111,6 @@ def build(job: Job, host: Host) -> Parts:
     check_workers(recipe, replicas.num_workers)
     torch.set_num_threads(recipe.threads or host.threads)
     torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's own oddity
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
