@@ -82,11 +82,13 @@ class GradientTree:
 
     def finish(self) -> Tensor:
         """The sum of all rows; the gradients' is in `.grad`. Called once per step by every worker."""
-        if isinstance(self._replica, DistributedDataParallel):
-            return self._exchanges[-1].behind[: len(self._row)]
-        *gradients, row = _fold(_root(self._parts[-1].stop), dict(self._nodes), self._parts[-1].stop)
-        for p, gradient in zip(self._parameters, gradients, strict=True):
-            p.grad = gradient
+        if self._exchanges:
+            row = self._exchanges[-1].behind[: len(self._row)]
+        else:
+            *gradients, row = _fold(_root(self._parts[-1].stop), dict(self._nodes), self._parts[-1].stop)
+            for p, gradient in zip(self._parameters, gradients, strict=True):
+                p.grad = gradient
+        self._nodes, self._exchanges = [], []  # as large as the gradient, several times
         return row
 
     def _push(self, node: Node, value: Value) -> None:
