@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_yolo.config import RunConfig
-from ray_yolo.config_sources import given_by_keyword, resolve_config
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.sources import given_by_keyword, resolve_config
+from ray_yolo.config.yaml import load_yaml
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.errors import InputError
-from ray_yolo.export_config import ExportConfig
 from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import count_parameters, gflops
-from ray_yolo.predict_config import PredictConfig
-from ray_yolo.val_config import ValConfig
-from ray_yolo.yaml_files import load_yaml
 
 if TYPE_CHECKING:
     from ray_yolo.engine.export import ExportResult

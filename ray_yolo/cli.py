@@ -9,15 +9,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ray_yolo.config import RunConfig
-from ray_yolo.config_fields import config_fields
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+from ray_yolo.config.fields import config_fields
+from ray_yolo.config.flags import Command, Parsed, parse
+from ray_yolo.config.placement import RunConfig
 from ray_yolo.errors import RayYoloError
-from ray_yolo.export_config import ExportConfig
-from ray_yolo.flags import Command, Parsed, parse
-from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import printable, redact
-from ray_yolo.tune_config import Sweep, TuneConfig
-from ray_yolo.val_config import ValConfig
+from ray_yolo.tune.config import Sweep, TuneConfig
 
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 128 + signal.SIGINT

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.errors import CheckpointError, ConfigError
 from ray_yolo.losses import anchor_based, anchor_free
 from ray_yolo.losses.criterion import Criterion
@@ -23,7 +24,6 @@ from ray_yolo.models.detector import Architecture, Detector
 from ray_yolo.models.heads import Anchors, Predictions
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
-from ray_yolo.recipe_sections import LossConfig
 
 
 class Family(NamedTuple):

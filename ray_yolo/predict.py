@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ray_yolo.cli import parse_predict, run
-from ray_yolo.config_sources import describe
+from ray_yolo.config.sources import describe
 
 
 def main(argv: Sequence[str] | None = None) -> int:

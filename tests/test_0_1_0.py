@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import parse_train, parse_tune
-from ray_yolo.engine.events import read_events
-from ray_yolo.engine.ledger import Ledger, Sweep, read_trials, verify
+from ray_yolo.runlog.events import read_events
 from ray_yolo.runtime.prepare import read_dataset
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.tuner import search
-from ray_yolo.tune_config import TuneConfig
-from ray_yolo.tune_space import load_space
+from ray_yolo.tune.config import TuneConfig
+from ray_yolo.tune.ledger import Ledger, Sweep, read_trials, verify
+from ray_yolo.tune.space import load_space
+from ray_yolo.tune.tuner import search
 from tests.support.sweeps import assert_cpus_return
 
 LEFT = Path(__file__).parent / "fixtures" / "0.1.0"

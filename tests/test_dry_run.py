@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ray_yolo import export, predict, train, tune, val
+from ray_yolo import export, predict, train, val
 from ray_yolo.cli import run
+from ray_yolo.tune import __main__ as tune
 from tests.support.desk import Ended
 from tests.support.jobs import TINY, make_dataset
 from tests.support.weights import make_weights

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.errors import CheckpointError, ConfigError
 from ray_yolo.families import FAMILIES, build_model, find_family, load_weights
 from ray_yolo.models.detector import Detector
-from ray_yolo.recipe_sections import LossConfig
 
 SMALL = {
     "anchors": [[8, 8]],

@@ -15,8 +15,8 @@ import ray
 from ray.train.torch import TorchTrainer
 
 from ray_yolo.cli import TRAIN, TUNE, parse_train
+from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.errors import DatasetError, InputError, ResourcesError
-from ray_yolo.flags import ALIASES, build_parser
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.restarts import Judge
 from ray_yolo.train import main

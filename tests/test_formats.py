@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.config import Recipe, RunConfig
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.data import index as index_module
 from ray_yolo.engine.build import Host, build
 from ray_yolo.runtime.prepare import read_dataset

@@ -16,11 +16,11 @@ import torch._dynamo  # torch loads it with the first optimiser and makes a fold
 import yaml
 from torch.utils.data import DataLoader
 
-from ray_yolo.config import Recipe
-from ray_yolo.data.cache import ImageStore
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.dataset import collate
-from ray_yolo.data.plan import Plan, ShareSampler
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import train_dataset
+from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.runtime import trainer
 from ray_yolo.structures import AnnotationIndex
 from tests.support.corpus import CASES, GOOD_ROW, GOOD_YAML, Case, picture, png_header
@@ -150,7 +150,7 @@ def microbatches(index: AnnotationIndex, num_workers: int, folder: Path) -> dict
     found: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for worker in range(num_workers):
         mine = replace(job, train=pickle.loads(pickle.dumps(index)))  # as it is sent to the workers
-        sampler = ShareSampler(plan, worker, num_workers)
+        sampler = ShardSampler(plan, worker, num_workers)
         sampler.start(0)
         batches = list(DataLoader(train_dataset(mine, ImageStore(mine.train, 64)), sampler=sampler, collate_fn=collate,
                                   batch_size=plan.loader_batch(num_workers, worker)))

@@ -1,8 +1,10 @@
-"""The dependency rule: imports point down only, siblings do not meet, and each foreign world has its doors."""
+"""The dependency rule: imports point down only and in no circle, siblings do not meet, and each foreign world has its
+doors.
+"""
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ray_yolo"
 SIBLINGS = ("models", "losses", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
-    ("structures", "config", "recipe_sections", "changes", "errors", "ops", "genes", "redact", "yaml_files",
-     "config_fields", "config_sources", "val_config", "predict_config", "export_config", "tune_search",
-     "tune_space", "tune_config", "__version__"),
-    SIBLINGS, ("families",), ("engine",), ("runtime",),
+    ("structures", "errors", "redact", "__version__", "config", "ops"),
+    SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
-DOORS = {"ray": ("runtime/",), "mlflow": ("runtime/",),
+RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher", "schedulers"))
+DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
          "torch.distributed": ("engine/replicas.py", "engine/gradients.py")}
 FOR_OPS = ("torch", "torchvision.ops", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
@@ -46,7 +47,7 @@ def mentions(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def objection(path: str, name: str) -> str | None:
     """Why the module at `path` may not mention `name`."""
-    here = path.removesuffix(".py").partition("/")[0]
+    here = "commands" if path.endswith("__main__.py") else path.removesuffix(".py").partition("/")[0]
     there = name.split(".")[1] if within(name, "ray_yolo") and "." in name else None
     door = next((door for world, door in DOORS.items() if within(name, world)), None)
     if name in RANK_TESTS:
@@ -57,6 +58,8 @@ def objection(path: str, name: str) -> str | None:
         return f"only {' and '.join(door)} may"
     if here == "ops" and not any(within(name, package) for package in FOR_OPS):
         return "ops imports torch, torchvision.ops, numpy and the standard library only"
+    if here == "tune" and path not in RAY_IN_TUNE and f"{'/'.join(name.split('.')[1:3])}.py" in RAY_IN_TUNE:
+        return "what a search is does not know who runs its trials; hand it in"
     if there and floor(there) > floor(here):
         return f"{there} stands above {here}; hand it in, or move what is needed down (see FLOORS)"
     if there and there != here and {there, here} <= set(SIBLINGS):
@@ -68,6 +71,33 @@ def breaches(path: str, source: str) -> list[str]:
     """`file:line: name: reason` of every breach of the rule in one module of the package."""
     found = [(line, name, objection(path, name)) for line, name in mentions(ast.parse(source))]
     return [f"ray_yolo/{path}:{line}: {name}: {reason}" for line, name, reason in found if reason]
+
+
+def imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules of the package that one of them imports."""
+    for _, name in mentions(ast.parse(path.read_text("utf-8"))):
+        module = name.removeprefix("ray_yolo.")
+        yield from (known for known in (module, module.rpartition(".")[0]) if within(name, "ray_yolo") and known in modules)
+
+
+def circles(edges: Mapping[str, Collection[str]]) -> list[str]:
+    """The modules that import each other in a circle: what is left when those that import nothing left are taken away."""
+    left = {module: set(targets) for module, targets in edges.items()}
+    while free := [module for module, targets in left.items() if not targets & left.keys()]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    edges = {module: set(imported(path, modules)) for module, path in modules.items()}
+    assert sum(map(len, edges.values())) > 300
+    assert circles(edges) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": set()}) == ["a", "b", "c", "d"]
 
 
 def test_imports_follow_the_rule() -> None:
@@ -83,7 +113,12 @@ def test_imports_follow_the_rule() -> None:
     ("engine/loop.py", "from torch import distributed"),
     ("engine/loop.py", "import torch\ntorch.distributed.barrier()"),
     ("engine/loop.py", "def f():\n    import ray"),
-    ("tune.py", "from mlflow.tracking import MlflowClient"),
+    ("tune/__main__.py", "from mlflow.tracking import MlflowClient"),
+    ("runtime/trainer.py", "import mlflow"),
+    ("runlog/console.py", "import ray"),
+    ("tune/ledger.py", "import ray.tune"),
+    ("tune/files.py", "from ray_yolo.tune.trial import train_trial"),
+    ("runtime/trainer.py", "from ray_yolo.tune import ledger"),
     ("engine/loop.py", "from ray_yolo.runtime import trainer"),
     ("models/heads.py", "from ray_yolo import families"),
     ("data/dataset.py", "import ray_yolo.engine.loop"),
@@ -102,11 +137,13 @@ def test_a_breach_is_caught(path: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "source"), [
-    ("runtime/trainer.py", "import ray.train\nimport mlflow\nfrom ray_yolo.engine import loop"),
+    ("runtime/trainer.py", "import ray.train\nfrom ray_yolo.engine import loop\nfrom ray_yolo.runlog import events"),
     ("engine/replicas.py", "import torch\ntorch.distributed.barrier()"),
     ("data/dataset.py", "from ray_yolo.data.mosaic import snap\nfrom torch.utils.data.distributed import x"),
     ("ops/nms.py", "import math\nfrom torchvision.ops import nms\nfrom ray_yolo.ops import boxes"),
     ("train.py", "from ray_yolo.runtime import trainer\nfrom ray_yolo import cli"),
+    ("tune/__main__.py", "from ray_yolo.tune import tuner\nfrom ray_yolo.cli import run"),
+    ("tune/tuner.py", "import ray\nfrom ray_yolo.tune.trial import train_trial"),
     ("engine/loop.py", "import raylike\nray = 1\nray.get"),
 ])
 def test_what_is_allowed_passes(path: str, source: str) -> None:

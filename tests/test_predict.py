@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_yolo.config.commands import PredictConfig
 from ray_yolo.errors import InputError
 from ray_yolo.predict import main
-from ray_yolo.predict_config import PredictConfig
 
 
 def decided(config: PredictConfig) -> tuple[PredictConfig]:

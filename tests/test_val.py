@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ray_yolo.config.commands import ValConfig
 from ray_yolo.errors import InputError
 from ray_yolo.val import main
-from ray_yolo.val_config import ValConfig
 
 
 def decided(config: ValConfig) -> tuple[ValConfig]:

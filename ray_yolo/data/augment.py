@@ -10,8 +10,8 @@ import math
 import cv2
 import numpy as np
 
+from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.labels import Labels, covered, join, mirror_x
-from ray_yolo.recipe_sections import AugmentConfig
 
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data import augment as effects
-from ray_yolo.data.cache import ImageStore
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.data.labels import Labels, join, mirror_x, mirror_y, move, stretch
 from ray_yolo.data.mosaic import Tile, corner, look, snap
 from ray_yolo.errors import DatasetError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.ops.seeding import Stream, generator
-from ray_yolo.recipe_sections import AugmentConfig
 from ray_yolo.structures import AnnotationIndex, SampleKey
 
 Sample = dict[str, Any]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_yolo.data import kept_index
-from ray_yolo.data.description import DatasetDescription
+from ray_yolo.data import index_cache
+from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import UnreadableImageError, check_image
 from ray_yolo.data.labels import NO_LABELS, box_areas
 from ray_yolo.data.rows import ImageLabels, UnreadableLabelsError
@@ -50,12 +50,12 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     """
     sources = Sources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = kept_index.content_key(files, description.names)
-    index = kept_index.recall(key, sources.paths, description.names)
+    key = index_cache.content_key(files, description.names)
+    index = index_cache.recall(key, sources.paths, description.names)
     if index is None:
         checked = _check_all(sources, num_threads or min(8, os.cpu_count() or 1))
         index = build_index(sources.paths, checked, description.names)
-        kept_index.keep(key, index, sources.paths)
+        index_cache.keep(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for)
     _judge(index, description, split, strict)
     return _as_one_class(index) if single_cls else index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ray_yolo.data.cache import loaded_sizes
+from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.structures import AnnotationIndex
 
 

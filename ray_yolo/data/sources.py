@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.description import DatasetDescription
+from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.folders import files_below, matching
 from ray_yolo.data.images import SUFFIXES
 from ray_yolo.data.rows import ImageLabels, UnreadableLabelsError

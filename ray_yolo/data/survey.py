@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.data.description import DatasetDescription
+from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import AnnotationIndex, Finding
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ray_yolo.data.augment import letterbox
-from ray_yolo.data.cache import ImageStore
 from ray_yolo.data.dataset import targets
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.structures import AnnotationIndex
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ray_yolo.config import BATCH_PER_WORKER, STRIDE, Recipe
+from ray_yolo.config.recipe import BATCH_PER_WORKER, STRIDE, Recipe
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.families import build_model, find_family
 from ray_yolo.losses.criterion import Criterion

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ray_yolo.config import Recipe, accumulate_batches, check_workers, resolved_batch
-from ray_yolo.data.cache import ImageStore
+from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.data.dataset import TrainDataset, collate, quad_collate, worker_init
-from ray_yolo.data.plan import Plan, ShareSampler
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.sampling import image_weights
 from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.replicas import Replicas, bare
 from ray_yolo.errors import ResourcesError
 from ray_yolo.families import Family, build_model, find_family, load_weights
@@ -94,9 +94,9 @@ class Parts:
     loss: Criterion
     statistics: Statistics
     gradients: GradientTree
-    sampler: ShareSampler
+    sampler: ShardSampler
     loader: Batches
-    val_batches: Batches  # this worker's share
+    val_batches: Batches  # this worker's shard
     stores: tuple[ImageStore, ...]  # of both; to be closed at the end
 
 
@@ -144,7 +144,7 @@ def rebuild(parts: Parts, recipe: Recipe) -> Parts:
 def _changing_parts(job: Job, host: Host, family: Family, model: Detector, store: ImageStore) -> dict[str, Any]:
     """The parts, by name, that `Recipe.changes` may replace."""
     recipe, plan, order = job.recipe, Plan(job.recipe, len(job.train)), _rect_order(job)
-    sampler = ShareSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
+    sampler = ShardSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
     return {
         "job": job, "plan": plan, "optimizer": build_optimizer(model, recipe), "sampler": sampler,
         "loss": family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
@@ -220,7 +220,7 @@ def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None)
 def first_batches(job: Job) -> Batches:
     """The batches of the first epoch, one microbatch each, as a worker on its own trains them: for pictures."""
     order, plan = _rect_order(job), Plan(job.recipe, len(job.train))
-    sampler = ShareSampler(plan, ALONE.worker, ALONE.num_workers, order)
+    sampler = ShardSampler(plan, ALONE.worker, ALONE.num_workers, order)
     sampler.start(0, weights=draw_weights(job, ()))
     dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz), _rect_shapes(job, order))
     return _train_loader(dataset, Host(), plan, sampler)
@@ -233,7 +233,7 @@ def draw_weights(job: Job, class_maps: Sequence[float]) -> np.ndarray | None:
     return image_weights(job.train, np.array(class_maps or (0.0,) * len(job.names)))
 
 
-def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShareSampler) -> Batches:
+def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShardSampler) -> Batches:
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
         collate_fn=quad_collate if plan.recipe.quad else collate, **_processes(host)))

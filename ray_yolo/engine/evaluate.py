@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.families import Family
 from ray_yolo.losses.criterion import Criterion
@@ -22,7 +23,6 @@ from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
-from ray_yolo.recipe_sections import EvaluateConfig
 from ray_yolo.structures import AnnotationIndex
 
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.config.commands import ExportConfig
 from ray_yolo.engine.export_check import (
     LARGEST_DIFFERENCE,
     Run,
@@ -30,7 +31,6 @@ from ray_yolo.engine.export_check import (
 from ray_yolo.engine.export_nms import Suppression, onnx_suppression
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import InputError
-from ray_yolo.export_config import ExportConfig
 from ray_yolo.families import Family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import fuse

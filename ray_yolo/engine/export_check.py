@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.config.commands import NmsConfig
 from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.nms import select
-from ray_yolo.predict_config import NmsConfig
 
 LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, of chances as they are
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
-from ray_yolo.predict_config import NmsConfig
+from ray_yolo.config.commands import NmsConfig
 
 if TYPE_CHECKING:
     from onnx import ModelProto

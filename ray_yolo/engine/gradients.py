@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine.replicas import Replicas
-from ray_yolo.ops.sharing import Node, aligned_nodes, parent
+from ray_yolo.ops.sharding import Node, aligned_nodes, parent
 
 Value = list[Tensor]
 """What a node of the tree holds: the gradient of each parameter, and the row that rides along."""

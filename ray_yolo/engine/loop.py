@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.config import STRIDE
-from ray_yolo.data.plan import Microbatch, Step
+from ray_yolo.config.recipe import STRIDE
 from ray_yolo.engine.build import Parts, draw_weights
 from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
 from ray_yolo.errors import TrainingError
 from ray_yolo.ops.schedule import Rates
@@ -80,7 +80,7 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
               stop_asked: Callable[[], bool]) -> StepResult:
     """One optimiser step over the worker's share of microbatches. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
-    counts = parts.plan.share_sizes(step, replicas.num_workers)
+    counts = parts.plan.shard_sizes(step, replicas.num_workers)
     parts.model.train()
     parts.gradients.start(counts)
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
@@ -88,7 +88,7 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
     statistics = parts.gradients.finish()
     measured, stop = gather_measurements(parts, rows, counts, stop_asked())
     norm, finite = update_weights(parts, measured, statistics, number + 1)
-    images = sum(len(part.images) for part in parts.plan.share(step, replicas.worker, replicas.num_workers))
+    images = sum(len(part.images) for part in parts.plan.shard(step, replicas.worker, replicas.num_workers))
     return StepResult(measured.sum(0) / len(step.images), norm, not finite, waited, images, stop)
 
 
@@ -99,7 +99,7 @@ def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     Returns the losses of each, and the seconds waited for the loader.
     """
     replicas, recipe = parts.host.replicas, parts.plan.recipe
-    mine, count = parts.plan.share(step, replicas.worker, replicas.num_workers), parts.plan.microbatches(step)
+    mine, count = parts.plan.shard(step, replicas.worker, replicas.num_workers), parts.plan.microbatches(step)
     rows, waited = [], 0.0
     for microbatch in mine:
         began, last = time.perf_counter(), microbatch is mine[-1]

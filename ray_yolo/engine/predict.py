@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_yolo.config.commands import DetectConfig
 from ray_yolo.data.augment import letterbox
-from ray_yolo.data.cache import loaded_sizes
+from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.validation import padded_shapes
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import autocast
@@ -26,7 +27,6 @@ from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import fuse
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
-from ray_yolo.predict_config import DetectConfig
 
 
 @dataclass(frozen=True)

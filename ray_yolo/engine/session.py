@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ray_yolo.config import Placement
-from ray_yolo.data.plan import Step
+from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Host, Job, build, rebuild
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, StepResult, train
+from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
 from ray_yolo.ops.schedule import Rates

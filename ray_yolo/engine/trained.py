@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ray_yolo.config import Recipe
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import initial_tensors
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.errors import CheckpointError

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.assign import Assignment, assign
 from ray_yolo.ops.boxes import complete_iou, corners
-from ray_yolo.recipe_sections import LossConfig
 
 FOCAL_ALPHA = 0.25  # weight of positive targets under the focal option; negative ones have 1 - 0.25
 TINY = 1e-7  # an exponent below 1 has no gradient at 0, which float32 reaches at a logit of 17

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.align import align
 from ray_yolo.ops.boxes import complete_iou
 from ray_yolo.ops.distances import BINS, expected_boxes, flatten_levels, grid_points
-from ray_yolo.recipe_sections import LossConfig
 
 
 class Head(Protocol):

@@ -26,10 +26,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from ray_yolo.config import Placement
-from ray_yolo.engine.events import read_events
-from ray_yolo.engine.results import EVENTS_FILE
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import InputError, ResourcesError
+from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.results_files import EVENTS_FILE
 
 # Large blocks are kept and reused instead of being returned to the system after each layer; huge pages spare page
 # faults. Read by glibc when a process starts, so they are given to Ray's workers. Measured gain on CPU: see

@@ -16,6 +16,7 @@ import ray.data
 import ray.exceptions
 import torch
 
+from ray_yolo.config.commands import PredictConfig
 from ray_yolo.data.media import Media
 from ray_yolo.engine.predict import build_predictor
 from ray_yolo.engine.predict_files import detect_files
@@ -23,7 +24,6 @@ from ray_yolo.engine.predictions import Prediction, from_wire, to_wire
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.predict_config import PredictConfig
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray_yolo.config.commands import PredictConfig
 from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import build_predictor, check_classes
 from ray_yolo.engine.predict_files import detect_files
 from ray_yolo.engine.predictions import Prediction, label_rows, to_json
-from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.predict_config import PredictConfig
 from ray_yolo.redact import printable
+from ray_yolo.runlog.run_dir import output_folder
 
 Found = Iterator[tuple[Media, list[Prediction]]]
 

@@ -22,22 +22,23 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
-from ray_yolo.config import AUTO_BATCH, STRIDE, Placement, Recipe, RunConfig, check_workers, recipe_digest, resolve
-from ray_yolo.data.description import DatasetDescription, read_description
+from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.yaml import load_yaml
+from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
 from ray_yolo.data.survey import require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors
-from ray_yolo.engine.runs import Run, storage_probe
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
+from ray_yolo.runlog.run_dir import Run, storage_probe
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
-from ray_yolo.yaml_files import load_yaml
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import ray.train
 
-from ray_yolo.engine.events import Event, read_events
-from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
 from ray_yolo.redact import redact
-from ray_yolo.runtime.recorder import Recorder, emitter
+from ray_yolo.runlog.events import Event, read_events
+from ray_yolo.runlog.recorder import Recorder, emitter
+from ray_yolo.runlog.results_files import EVENTS_FILE
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_yolo.engine.events import Event, follow
-from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.runtime.recorder import STOP_REQUEST, Recorder
+from ray_yolo.runlog.events import Event, follow
+from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
+from ray_yolo.runlog.results_files import EVENTS_FILE
 
 if TYPE_CHECKING:
     import ray

@@ -17,20 +17,21 @@ import ray.exceptions
 import ray.train
 import torch
 
-from ray_yolo.config import Placement, Recipe, RunConfig, resolve
+from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
-from ray_yolo.engine.events import read_events
-from ray_yolo.engine.results import EVENTS_FILE
-from ray_yolo.engine.runs import Run, begin_run, find_run
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
+from ray_yolo.runlog.callbacks import Callbacks, Hooks, load_callbacks
+from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.notices import warnings_told
+from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.bookkeeping import Bookkeeping, best_epochs
-from ray_yolo.runtime.callbacks import Callbacks, Hooks, load_callbacks
-from ray_yolo.runtime.notices import warnings_told
 from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
 from ray_yolo.runtime.stopping import ask_to_stop, signals_ask

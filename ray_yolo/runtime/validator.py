@@ -14,8 +14,9 @@ import ray.train
 import ray.train.torch
 import torch
 
-from ray_yolo.data.cache import ImageStore
-from ray_yolo.data.description import read_description
+from ray_yolo.config.commands import ValConfig
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
 from ray_yolo.data.labels import box_areas
 from ray_yolo.data.survey import require_boxes, survey
@@ -23,18 +24,17 @@ from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.runs import output_folder
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import DatasetError, TrainingError
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.runlog.bookkeeping import write_findings
+from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
+from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.bookkeeping import write_findings
-from ray_yolo.runtime.narrator import CLASS_HEADER, class_row, dataset_table
 from ray_yolo.runtime.restarts import Judge, summary, verdict
 from ray_yolo.structures import AnnotationIndex
-from ray_yolo.val_config import ValConfig
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ import ray.train.torch
 import torch
 from ray.util import get_current_placement_group
 
-from ray_yolo.config import Placement, Recipe
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
-from ray_yolo.runtime.notices import warnings_told
-from ray_yolo.runtime.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runlog.notices import warnings_told
+from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.stopping import driver_asks
 
 

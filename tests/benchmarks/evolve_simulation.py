@@ -32,11 +32,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ray_yolo import tune_search
-from ray_yolo.config import Recipe
-from ray_yolo.ops.evolution import Genes, Row, Space, best_rows, propose
-from ray_yolo.tune_search import Search
-from ray_yolo.tune_space import load_space
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.evolution import Genes, Row, Space, best_rows, propose
+from ray_yolo.tune.search import Asha, Search
+from ray_yolo.tune.space import load_space
 from tests.benchmarks.evolve_table import Surface, read_table
 
 TABLE = Path(__file__).with_name("yolo_curves.json")
@@ -47,7 +46,7 @@ MAX_TRIALS = 1000
 RAY_START_SECONDS = 11.0  # from a trial's start to its first step: its processes, their imports, their group
 
 
-SCHEDULE = Search(scheduler=tune_search.Asha())  # gives every row its rung
+SCHEDULE = Search(scheduler=Asha())  # gives every row its rung
 
 
 class Proposer(Protocol):

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.config import Recipe
-from ray_yolo.ops.evolution import Gene, Genes, GeneValue, Space, mutate
-from ray_yolo.tune_space import read_space
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, mutate
+from ray_yolo.tune.space import read_space
 from tests.benchmarks.record_curves import FORMAT
 
 LENGTHS = 0.1 * 2.0 ** np.arange(7)  # of the process, in units of a gene's range

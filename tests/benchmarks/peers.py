@@ -18,11 +18,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ray_yolo.config import RunConfig
-from ray_yolo.data.description import read_description
-from ray_yolo.engine.events import read_events
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.yaml import to_yaml
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.runlog.events import read_events
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.yaml_files import to_yaml
 
 DATA, NUM_IMAGES, BATCH = "shapes1k", 1000, 16
 

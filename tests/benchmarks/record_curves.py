@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.config import Placement, Recipe, RunConfig
-from ray_yolo.engine.events import EventLog, epoch_rows, read_events, surviving
-from ray_yolo.engine.results import replace_text
+from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import TrainingError
-from ray_yolo.ops.evolution import Genes, Space, mutate, propose
-from ray_yolo.tune_space import overlay, read_space
+from ray_yolo.runlog.events import EventLog, epoch_rows, read_events, surviving
+from ray_yolo.runlog.results_files import replace_text
+from ray_yolo.tune.evolution import Genes, Space, mutate, propose
+from ray_yolo.tune.space import overlay, read_space
 
 FORMAT = 1
 NUM_RANDOM, NUM_NEAR, NUM_REPEATS = 90, 62, 8  # 160 trainings

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.config import Recipe
-from ray_yolo.ops.evolution import GeneValue, Space
-from ray_yolo.tune_space import read_space
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.evolution import GeneValue, Space
+from ray_yolo.tune.space import read_space
 from tests.benchmarks.evolve_table import coordinates
 from tests.benchmarks.record_curves import FORMAT, SPACE, configurations
 

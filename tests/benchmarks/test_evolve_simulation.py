@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ray_yolo.ops.evolution import Gene, Row, Space, propose
+from ray_yolo.tune.evolution import Gene, Row, Space, propose
 from tests.benchmarks import evolve_simulation
 from tests.benchmarks.evolve_simulation import CONTESTANTS, Contestant, Evolution, compare, simulate
 from tests.benchmarks.evolve_table import Surface, coordinates, parse_table

@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from ray_yolo.config import RunConfig
-from ray_yolo.engine.events import read_events
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.runlog.events import read_events
 from ray_yolo.runtime.trainer import fit
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.data import cache
+from ray_yolo.data import image_cache
 
 
 @pytest.fixture(autouse=True)
@@ -14,5 +14,5 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(folder))
     memory = tmp_path / "shm"
     memory.mkdir()
-    monkeypatch.setattr(cache, "SHARED_MEMORY", memory)
+    monkeypatch.setattr(image_cache, "SHARED_MEMORY", memory)
     return folder

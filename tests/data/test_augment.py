@@ -2,9 +2,9 @@ import cv2
 import numpy as np
 import pytest
 
+from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.augment import GREY, blend, copy_paste, draw_affine, draw_colour_gains, letterbox, recolour
 from ray_yolo.data.labels import Labels, move_points
-from ray_yolo.recipe_sections import AugmentConfig
 from tests.support.pictures import smooth_picture
 
 STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0)

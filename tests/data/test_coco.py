@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_yolo.data.description import DatasetDescription, describe, read_description
+from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.errors import DatasetError
 from tests.support.pictures import write_dataset

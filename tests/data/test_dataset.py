@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ray_yolo.data.cache import ImageStore
+from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.recipe_sections import AugmentConfig
 from ray_yolo.structures import AnnotationIndex, SampleKey
 from tests.support.pictures import write_dataset, write_image
 

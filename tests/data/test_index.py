@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data import index as index_module
-from ray_yolo.data.description import DatasetDescription, describe, read_description
+from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.sources import MAX_BYTES
 from ray_yolo.errors import DatasetError

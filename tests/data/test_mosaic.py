@@ -2,10 +2,10 @@ import cv2
 import numpy as np
 import pytest
 
+from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.augment import GREY, draw_affine
 from ray_yolo.data.labels import move_points
 from ray_yolo.data.mosaic import Tile, corner, look, snap
-from ray_yolo.recipe_sections import AugmentConfig
 from tests.support.pictures import smooth_picture
 
 QUADRANTS = ((True, True), (False, True), (True, False), (False, False))

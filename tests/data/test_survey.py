@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.data.description import describe
+from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.data.survey import first_places, require_boxes, survey
 from ray_yolo.errors import DatasetError

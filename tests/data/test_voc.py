@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.data.description import describe
+from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.data.rows import UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc

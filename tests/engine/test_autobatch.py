@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ray_yolo.config import Recipe, resolve
+from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.engine.autobatch import LARGEST, auto_batch, images_that_fit
 from ray_yolo.errors import ConfigError
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_yolo.config import Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.engine.build import Host, Job, build
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
 from ray_yolo.engine.replicas import Replicas

@@ -15,11 +15,11 @@ import onnxruntime
 import pytest
 import torch
 
+from ray_yolo.config.commands import ExportConfig
 from ray_yolo.engine import export as module
 from ray_yolo.engine.export import ExportResult, export
 from ray_yolo.engine.trained import load_trained
 from ray_yolo.errors import InputError, RayYoloError
-from ray_yolo.export_config import ExportConfig
 from ray_yolo.ops.nms import select
 from tests.support.weights import make_weights
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.config.commands import NmsConfig
 from ray_yolo.engine.export_check import random_predictions
 from ray_yolo.engine.export_nms import Suppression, onnx_suppression
 from ray_yolo.ops.nms import select
-from ray_yolo.predict_config import NmsConfig
 
 SETTINGS = [NmsConfig(), NmsConfig(confidence=0.0), NmsConfig(confidence=0.6, iou=0.9), NmsConfig(max_detections=7),
             NmsConfig(agnostic_nms=True), NmsConfig(agnostic_nms=True, max_detections=1), NmsConfig(confidence=0.99)]

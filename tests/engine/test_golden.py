@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.config import Placement, Recipe, recipe_digest, resolve
-from ray_yolo.data.description import read_description
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.loop import train

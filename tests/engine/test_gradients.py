@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_yolo.engine import gradients
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.replicas import Replicas, ddp_options
-from ray_yolo.ops.sharing import share
+from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
 
 STEPS = 3  # DDP rebuilds its buckets after the first
@@ -62,8 +62,8 @@ def summed(replicas: Replicas, count: int) -> Tensor:
     tree = GradientTree(replica, replicas, ROW)
     found = []
     for step in range(STEPS):
-        inputs, mine = data(count, step), share(count, replicas.worker, replicas.num_workers)
-        tree.start([len(share(count, worker, replicas.num_workers)) for worker in range(replicas.num_workers)])
+        inputs, mine = data(count, step), shard(count, replicas.worker, replicas.num_workers)
+        tree.start([len(shard(count, worker, replicas.num_workers)) for worker in range(replicas.num_workers)])
         for number in mine:
             last = number == mine[-1]
             with tree.microbatch(last=last):

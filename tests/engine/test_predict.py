@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from ray_yolo.data.cache import ImageStore
+from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.validation import ValDataset, cut_batches
 from ray_yolo.engine.evaluate import evaluate
 from ray_yolo.engine.predict import Predictor, build_predictor, check_classes, to_network
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import InputError
-from ray_yolo.predict_config import DetectConfig
-from ray_yolo.recipe_sections import EvaluateConfig
 from ray_yolo.structures import AnnotationIndex
 from tests.support.jobs import NAMES, make_index
 from tests.support.pictures import smooth_picture, write_image

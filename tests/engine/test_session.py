@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.config import Placement
-from ray_yolo.data.plan import Plan
+from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, TrainingError
@@ -132,7 +132,7 @@ def test_a_worker_that_never_has_a_microbatch_is_heard_when_it_is_told_to_stop(t
     job = make_job(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
     plan = Plan(job.recipe, len(job.train))
     [step] = plan.steps(0)
-    assert plan.share(step, 0, 4) == []
+    assert plan.shard(step, 0, 4) == []
     assert steps(run_workers(4, train, job, EVERY_STEP, -1, 2, 0)[0]) == [1, 2]
 
 

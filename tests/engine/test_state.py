@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.config import Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.engine import session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.errors import TrainingError

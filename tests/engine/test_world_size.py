@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.config import Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.data import dataset
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Job

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import complete_box_iou_loss, sigmoid_focal_loss
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.anchor_based import AnchorLoss, build_loss
 from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.assign import Assignment
-from ray_yolo.recipe_sections import LossConfig
 
 BOX, OBJ, CLS = 0, 1, 2
 LN2 = math.log(2)

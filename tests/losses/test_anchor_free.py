@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.anchor_free import AnchorFreeLoss, build_loss
-from ray_yolo.recipe_sections import LossConfig
 
 GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ray_yolo.config.sections import ObjectiveConfig
 from ray_yolo.ops.average_precision import GRID, IOU_THRESHOLDS, Metrics, evaluate, match
-from ray_yolo.recipe_sections import ObjectiveConfig
 from tests.support.slow_metrics import slow_area, slow_match
 
 SQUARE = [0.0, 0.0, 10.0, 10.0]

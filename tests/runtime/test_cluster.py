@@ -13,7 +13,7 @@ import pytest
 import ray
 import ray.exceptions
 
-from ray_yolo.config import Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster
 

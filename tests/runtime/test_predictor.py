@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_yolo.config.commands import PredictConfig
 from ray_yolo.errors import CheckpointError, InputError, RayYoloError
-from ray_yolo.predict_config import PredictConfig
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.predictor import PredictResult, predict
 from tests.support.pictures import smooth_picture, write_image

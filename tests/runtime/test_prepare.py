@@ -11,9 +11,10 @@ import pytest
 import ray
 import torch
 
-from ray_yolo.config import Placement, Recipe, resolve
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.errors import CheckpointError, ConfigError, InputError
-from ray_yolo.recipe_sections import OptimizerConfig
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.prepare import check_model, decide, read_dataset
 from ray_yolo.runtime.trainer import check_early, fit

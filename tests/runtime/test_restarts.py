@@ -9,9 +9,9 @@ import pytest
 import ray.exceptions
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from ray_yolo.engine.events import EventLog
-from ray_yolo.engine.results import EVENTS_FILE
 from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.runlog.events import EventLog
+from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runtime import restarts
 from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
 

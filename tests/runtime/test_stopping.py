@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.engine.events import EventLog
+from ray_yolo.runlog.events import EventLog
+from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import stopping
-from ray_yolo.runtime.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime.stopping import MESSAGE, StopAsked, ask_to_stop, signals_ask
 
 

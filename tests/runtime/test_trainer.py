@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.config import RunConfig
+from ray_yolo.config.placement import RunConfig
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.events import read_events
 from ray_yolo.engine.session import Session
 from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
-from ray_yolo.runtime import bookkeeping, cluster, trainer
+from ray_yolo.runlog import bookkeeping
+from ray_yolo.runlog.events import read_events
+from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config
 
@@ -66,7 +67,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     def refuse(*_: Any) -> None:
         raise OSError("no ink")
 
-    monkeypatch.setattr("ray_yolo.runtime.bookkeeping.draw_plots", refuse)
+    monkeypatch.setattr("ray_yolo.runlog.bookkeeping.draw_plots", refuse)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]

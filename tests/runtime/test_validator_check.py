@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.config_fields import config_fields
+from ray_yolo.config.commands import ValConfig
+from ray_yolo.config.fields import config_fields
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.validator import ValResult, validate
-from ray_yolo.val_config import ValConfig
 from tests.support.jobs import make_dataset
 from tests.support.weights import make_weights
 

@@ -14,14 +14,14 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from ray_yolo.config.commands import ValConfig
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import CheckpointError, DatasetError
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS
 from ray_yolo.ops.coco_metrics import Detected, Labelled
-from ray_yolo.runtime.narrator import CLASS_HEADER
+from ray_yolo.runlog.narrator import CLASS_HEADER
 from ray_yolo.runtime.validator import ValResult, validate
-from ray_yolo.val_config import ValConfig
 from tests.support.coco_oracle import reference
 from tests.support.jobs import NAMES
 from tests.support.pictures import smooth_picture, write_image

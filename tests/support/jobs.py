@@ -9,7 +9,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ray_yolo.config import Recipe, RunConfig, recipe_digest, resolve
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.engine.build import Job
 from ray_yolo.structures import AnnotationIndex
 

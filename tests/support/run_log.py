@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.config import Placement, Recipe
-from ray_yolo.engine.events import EventLog
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.runlog.events import EventLog
 
 STEPS_PER_EPOCH = 10
 NAMES = ("circle", "square")

@@ -19,8 +19,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ray_yolo.cli import parse_train
-from ray_yolo.engine.events import Event, read_events
 from ray_yolo.models.detector import Detector
+from ray_yolo.runlog.events import Event, read_events
 from ray_yolo.runtime.trainer import fit
 
 GREY = 114

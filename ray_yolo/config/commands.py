@@ -1,0 +1,123 @@
+"""The configurations of `ray_yolo.val`, `ray_yolo.predict` and `ray_yolo.export`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import STRIDE
+from ray_yolo.config.sections import EvaluateConfig, Frozen
+
+
+class ValPlacement(Placement):
+    """Where a validation runs: in this process unless workers are asked for."""
+
+    num_workers: int | tuple[int, int] = 0
+    """Ray workers: a number, or 0 to validate in this process without Ray."""
+    project: str = "runs/val"
+    """Folder of validations."""
+    name: str = ""
+    """Name of the validation; '': a new expN."""
+    exist_ok: bool = False
+    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
+    max_failures: int = Field(0, ge=-1)
+    """Restarts after worker failures, each from the first image; -1: no limit."""
+
+
+class ValConfig(Frozen):
+    """One validation of trained weights. The numbers do not depend on the placement."""
+
+    weights: str
+    """Weights to validate, such as runs/train/exp/weights/best.pt."""
+    data: str = ""
+    """Data set: a YAML file or a built-in one; '': the one that the weights were trained on."""
+    split: Literal["val", "test", "train"] = "val"
+    """Part of the data set."""
+    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the forward pass; auto: that of the training, as in its epochs (fp32 if the file does not say)."""
+    single_cls: bool = False
+    """Treat every label and every detection as class 0."""
+    allow_empty: bool = False
+    """Validate also where the split holds no box at all."""
+    coco: bool = False
+    """Also give the twelve numbers of the COCO protocol."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    placement: ValPlacement = ValPlacement()
+
+
+class NmsConfig(Frozen):
+    """How predictions become detections, for use; validation has its own numbers."""
+
+    confidence: float = Field(0.25, ge=0.0, lt=1.0)
+    """Detections below this score are dropped."""
+    iou: float = Field(0.45, gt=0.0, le=1.0)
+    """Overlap above which non-maximum suppression removes a detection."""
+    max_detections: int = Field(1000, ge=1)
+    """Detections kept per image."""
+    agnostic_nms: bool = False
+    """Let detections suppress those of other classes too."""
+
+
+class DetectConfig(NmsConfig):
+    """What counts as found in an image."""
+
+    classes: Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)] = None
+    """Numbers of the classes that are looked for; left out: all."""
+
+
+class PredictPlacement(Placement):
+    """Where a prediction runs: in this process unless workers are asked for."""
+
+    num_workers: int | tuple[int, int] = 0
+    """Ray workers: a number, a range 'low-high', or 0 to predict in this process without Ray."""
+    project: str = "runs/detect"
+    """Folder of predictions."""
+    name: str = ""
+    """Name of the prediction; '': a new expN."""
+    exist_ok: bool = False
+    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
+    nosave: bool = False
+    """Write no pictures and videos with boxes."""
+
+
+class PredictConfig(DetectConfig):
+    """One prediction. What is found in an image depends on that image alone, not on the placement."""
+
+    weights: str
+    """Weights to use, such as runs/train/exp/weights/best.pt."""
+    source: str
+    """Pictures and videos: a folder, a file, a pattern such as 'day*/*.jpg', or a .txt file with one path per line."""
+    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass."""
+    save_txt: bool = False
+    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as shares of the image."""
+    save_conf: bool = False
+    """Add the score to each row of the text files."""
+    save_json: bool = False
+    """Write predictions.json: all detections in pixels."""
+    placement: PredictPlacement = PredictPlacement()
+
+
+class ExportConfig(NmsConfig):
+    """Trained weights as a file for other programs. The thresholds count with `nms` only."""
+
+    weights: str
+    """Weights to export, such as runs/train/exp/weights/best.pt; the new file lies beside them."""
+    format: Literal["onnx", "torchscript"] = "onnx"
+    """Form of the file."""
+    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    """Sides of the network input in pixels, a multiple of 32; left out: that of the training."""
+    batch_size: int = Field(1, ge=1)
+    """Images of one call."""
+    dynamic: bool = False
+    """Take any number of images of any size in multiples of 32 (TorchScript always does)."""
+    nms: bool = False
+    """Suppress overlapping boxes inside: gives rows of image, x1, y1, x2, y2, score, class."""
+    opset: int | None = Field(None, ge=16)
+    """ONNX operator set; left out: the exporter's own."""

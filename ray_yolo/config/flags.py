@@ -1,0 +1,258 @@
+"""Command-line flags made from a configuration model, in YOLOv5's spellings.
+
+A flag's help is the field's own docstring, and its value stays text until the model reads it. Nothing here knows
+which commands there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from reprlib import repr as short
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from pydantic import BaseModel
+
+from ray_yolo.config.fields import TRANSPARENT, ConfigField, canonical, config_fields, did_you_mean
+from ray_yolo.config.sources import Given, read_config_file, resolve_config
+from ray_yolo.errors import ConfigError, InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+ALIASES = {
+    "imgsz": ("--img", "--img-size"),
+    "batch_size": ("--batch",),
+    "model": ("--cfg",),
+    "registered_name": ("--register",),
+    "noval": ("--notest",),
+    "cache": ("--cache-images",),
+    "split": ("--task",),
+    "optimizer.name": ("--optimizer",),
+    "schedule.cos_lr": ("--cos-lr",),
+    "loss.label_smoothing": ("--label-smoothing",),
+    "evaluate.confidence": ("--conf-thres",),
+    "evaluate.iou": ("--iou-thres",),
+    "evaluate.max_detections": ("--max-det",),
+    "evaluate.batch_size": ("--batch-size", "--batch"),
+    "confidence": ("--conf-thres",),
+    "iou": ("--iou-thres",),
+    "max_detections": ("--max-det",),
+    "format": ("--include",),
+}
+"""YOLOv5's spellings of fields, beside the field's own name where that is a flag."""
+
+ALONE = {"cache": "ram", "resume": "auto"}
+"""Flags that may be given without a value, and the value they then have."""
+
+SEVERAL = ("imgsz", "freeze", "changes", "classes")
+"""Flags that take one or more values."""
+
+FILES = {
+    "--config": "YAML file of settings by path, e.g. optimizer: {lr0: 0.02}",
+    "--hyp": "the same for the recipe alone, over --config; YOLOv5's hyp files serve as they are",
+}
+"""Flags that name a file of settings, the later ones over the earlier ones."""
+
+CODE = ("callbacks",)
+"""Settings that run code of the user's: taken from the command line, never from a file."""
+
+OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--help")
+"""Flags of every command that are not fields."""
+
+
+class Command(NamedTuple, Generic[Model]):
+    """The flags of one command: which fields of its configuration have one."""
+
+    prog: str
+    description: str
+    model: type[Model]
+    paths: Sequence[str]  # config paths that have a flag of their own; --set reaches the others
+    switches: Mapping[str, tuple[str, str]]  # flag without a value -> (path, value) that it stands for
+    answers: Mapping[str, str]  # flag of YOLOv5 that is refused -> what to do instead
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Every flag by the path that it sets, or by its own name where it sets none."""
+        set_by = {flag: path for path in self.paths for flag in spell(path)}
+        return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
+            flag: flag for flag in (*self.answers, *OPTIONS)}
+
+
+class Parsed(NamedTuple, Generic[Model]):
+    """A command line, read: `origins` tells where each value came from, by config path."""
+
+    config: Model
+    origins: dict[str, str]
+    dry_run: bool
+
+
+def spell(path: str) -> tuple[str, ...]:
+    """The flags of a field: its own name with hyphens (nested fields have none), then YOLOv5's."""
+    own = () if "." in path else (f"--{path.replace('_', '-')}",)
+    return own + ALIASES.get(path, ())
+
+
+def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
+    """A command line's configuration: defaults <- --config <- --hyp <- flags <- --set, validated once.
+
+    Raises:
+        InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    for word in words:
+        if word.startswith("-") and word.endswith("=--"):  # which argparse takes for no value at all, and fails
+            raise InputError(f"{word.removesuffix('=--')}: a value cannot be '--'; see {command.prog} --help")
+    options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
+    if unknown:
+        raise InputError(_explain_unknown(unknown, command))
+    given: dict[str, Given] = {}
+    for flag in FILES:
+        if path := getattr(options, flag.strip("-")):
+            given |= _allowed(read_config_file(path), flag, config_fields(command.model))
+    given |= options.given | dict(map(_read_assignment, options.set))
+    config, origins = resolve_config(command.model, given)
+    return Parsed(config, origins, options.dry_run)
+
+
+def _allowed(given: Mapping[str, Given], flag: str, fields: Mapping[str, ConfigField]) -> Mapping[str, Given]:
+    """What a file gives: files are passed from hand to hand, so none runs code, and hyper-parameters decide only what
+    is trained, not where it is trained, written and reported.
+
+    Raises:
+        ConfigError: naming the line of a setting that this kind of file must not hold.
+    """
+    for path, item in given.items():
+        spelled = spell(path)[0] if spell(path) else f"--set {path}"
+        if path in CODE and item.value not in (None, ""):  # as a dry run prints it
+            raise ConfigError(f"{item.origin}: {path} runs code, which no file may ask for; give it as {spelled}")
+        if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
+            raise ConfigError(f"{item.origin}: {path} is no setting of the recipe, and --hyp takes no others; "
+                              f"give it as {spelled}, or in a --config file")
+    return given
+
+
+def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
+    """The argparse parser of a command: it fills `given` of its namespace with values as they were written."""
+    parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
+                     usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]",
+                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, text in FILES.items():
+        parser.add_argument(flag, metavar="FILE", help=text)
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="one setting, over all else")
+    parser.add_argument("--dry-run", action="store_true", help="check all that needs no cluster, print every setting "
+                        "with its origin, and stop")
+    fields = config_fields(command.model)
+    flagged = {path: fields[path] for path in command.paths}
+    titles = dict.fromkeys(_title(field) for field in flagged.values())
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    for path, field in flagged.items():
+        _add_field(groups[_title(field)], path, field)
+    _add_other_flags(parser.add_argument_group("other flags of YOLOv5"), command)
+    nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
+    if nested:
+        parser.add_argument_group("settings without a flag, for --set and files", "\n".join(nested))
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+class _Record(argparse.Action):
+    """Notes the value as it was written, with the flag as it was spelled."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        value = self.const if self.nargs == 0 else values
+        if self.dest == "imgsz":
+            value = _one_size(value, option_string)
+        elif isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        namespace.given[self.dest] = Given(value, str(option_string))
+
+
+def _one_size(sizes: list[str], flag: str | None) -> str:
+    """YOLOv5's train and test size, which here are one."""
+    if len(set(sizes)) > 1:
+        raise InputError(f"{flag} {' '.join(sizes)}: training and validation use one size; give one number")
+    return sizes[0]
+
+
+class _Device(argparse.Action):
+    """YOLOv5's --device: Ray decides which GPUs a worker sees, so only 'cpu' and '' can be meant.
+
+    `const` says whether the command can use GPUs at all.
+    """
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        if values == "cpu" and self.const:
+            namespace.given["gpus_per_worker"] = Given("0", "--device cpu")
+        elif values not in ("cpu", ""):
+            advice = ("Ray chooses the devices; say how many with --num-workers and --gpus-per-worker" if self.const
+                      else "this command runs on the CPU; leave it out")
+            raise InputError(f"--device {values}: {advice}")
+
+
+class _Answer(argparse.Action):
+    """Refuses a flag; its help says what to do instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        raise InputError(f"{option_string}: {self.help}")
+
+
+def _title(field: ConfigField) -> str:
+    """The help section of a field: recipe, placement, or one for all others."""
+    return field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
+
+
+def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) -> None:
+    shape: dict[str, Any] = {"metavar": "|".join(field.choices) or "VALUE"}
+    if field.types == (bool,):
+        shape = {"nargs": 0, "const": "true"}
+    elif path in ALONE:
+        shape |= {"nargs": "?", "const": ALONE[path]}
+    elif path in SEVERAL:
+        shape |= {"nargs": "+"}
+    group.add_argument(*spell(path), dest=path, action=_Record, help=_help(field), **shape)
+
+
+def _help(field: ConfigField) -> str:
+    """A field's docstring, and its default if that says something."""
+    text = field.info.description or ""
+    default = "" if field.info.is_required() else str(field.info.default)
+    return text if default in ("", "None", "()", "False") else f"{text} [{default}]"
+
+
+def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
+    for flag, (path, value) in command.switches.items():
+        group.add_argument(flag, dest=path, action=_Record, nargs=0, const=value, help=f"same as --set {path}={value}")
+    gpus = "gpus_per_worker" in config_fields(command.model)
+    group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
+                       "GPUs itself" if gpus else "cpu is all that this command uses")
+    for flag, answer in command.answers.items():
+        group.add_argument(flag, action=_Answer, nargs="?", metavar="X", help=answer)
+
+
+def _read_assignment(text: str) -> tuple[str, Given]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02")
+    return canonical(key), Given(None if value == "null" else value, f"--set {key}")
+
+
+def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
+    """What to say of words that are no flags of the command: one of them, the first that looks like a flag."""
+    word = next((word for word in words if word.startswith("-")), words[0])
+    flag = word.partition("=")[0]
+    if not flag.startswith("-"):
+        follow = f"values follow their flags, see {command.prog} --help"
+        return f"unexpected {short(word)}; {f'write --set {shlex.quote(word)}' if '=' in word else follow}"
+    path = canonical(flag.strip("-").replace("-", "_"))
+    if path in config_fields(command.model) and path not in command.paths:
+        return f"{flag} is not a flag; write --set {path}=VALUE"
+    return f"unknown flag {flag}{did_you_mean(flag, {name: name for name in command.flags})}"

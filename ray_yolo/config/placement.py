@@ -1,0 +1,118 @@
+"""Where a training runs, and the one configuration tree: `RunConfig = Recipe + Placement`.
+
+The recipe decides the weights; the placement decides where they are trained. A checkpoint stores the recipe and
+resumes under any placement.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import Frozen
+
+
+class Placement(Frozen):
+    """Where the recipe is trained and where its results go. Nothing here changes the weights."""
+
+    num_workers: int | tuple[int, int] = 1
+    """Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray."""
+    gpus_per_worker: float | Literal["auto"] = "auto"
+    """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
+    cpus_per_worker: float = Field(1.0, gt=0.0, le=4096.0)
+    """CPUs of each worker."""
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Ray's placement of workers over nodes."""
+    accelerator_type: str = ""
+    """Kind of GPU to ask for, in Ray's words (A100, H100, ...)."""
+    address: str = ""
+    """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
+    workers: int = Field(-1, ge=-1, le=256)
+    """Loader processes of each worker; -1: min(8, cpus_per_worker - 1)."""
+    cache: Literal["none", "ram", "disk"] = "none"
+    """Keep decoded images, once per node, in memory or on disk."""
+    project: str = "runs/train"
+    """Folder of runs."""
+    name: str = ""
+    """Run name; '': continue the newest unfinished run of the same recipe, else a new expN."""
+    exist_ok: bool = False
+    """Start a finished --name over; the old run is moved aside, never overwritten."""
+    storage_path: str = ""
+    """Folder on storage that every node sees, under which `project` lies; '': a `project` given in full, else the
+    current folder (~/ray-yolo where that is Ray's copy of a job's files)."""
+    resume: str = ""
+    """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
+    mlflow_uri: str = ""
+    """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
+    registered_name: str = ""
+    """Name under which the best weights are put into MLflow's model registry, with the alias 'best'."""
+    callbacks: str = ""
+    """Functions of yours that the driver calls: package.module[:object] or file.py[:object] with any of
+    on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
+    max_failures: int = Field(3, ge=-1)
+    """Restarts after worker failures in a row without a new checkpoint; -1: no limit."""
+    wait_for_resources: float = Field(15.0, ge=0.0)
+    """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
+    save_period: int = Field(-1, ge=-1)
+    """Keep epochN.pt, with N counted from 0, every so many epochs; -1: never."""
+    save_steps: int = Field(0, ge=0)
+    """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints kept on storage."""
+    nosave: bool = False
+    """Write a checkpoint only at the end."""
+    noplots: bool = False
+    """Draw no plots."""
+    timeout_seconds: float = Field(600.0, gt=0.0)
+    """A collective operation that takes longer counts as a failure."""
+
+    @field_validator("num_workers", mode="before")
+    @classmethod
+    def _read_range(cls, value: object) -> object:
+        if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", value)):
+            return int(match[1]), int(match[2])
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("num_workers")
+    @classmethod
+    def _check_workers(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
+        low, high = value if isinstance(value, tuple) else (value, value)
+        if low < 0 or high > 4096 or low > high or (isinstance(value, tuple) and low < 1):
+            raise ValueError("must be 0 (no Ray), a number up to 4096, or a range such as 2-8")
+        return value
+
+    @field_validator("gpus_per_worker")
+    @classmethod
+    def _check_gpus(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value < 0:
+            raise ValueError("must be 0 or more, or auto")
+        return value
+
+    @field_validator("name", "registered_name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        allowed = all(c.isascii() and (c.isalnum() or c in "._-") for c in value)
+        if value and not (allowed and value[0].isalnum() and len(value) <= 63):
+            raise ValueError("a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter or "
+                             "digit; folders go into --project")
+        return value
+
+    @property
+    def max_workers(self) -> int:
+        """Largest number of workers asked for (at least 1: no Ray counts as one)."""
+        return max(1, self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers)
+
+    @property
+    def loader_processes(self) -> int:
+        """Loader processes per worker."""
+        return self.workers if self.workers >= 0 else max(0, min(8, int(self.cpus_per_worker) - 1))
+
+
+class RunConfig(Frozen):
+    """One training: what (`recipe`) and where (`placement`)."""
+
+    recipe: Recipe = Recipe()
+    placement: Placement = Placement()

@@ -1,0 +1,294 @@
+"""The recipe: everything that decides the trained weights, validated once and frozen afterwards.
+
+Search spaces may name its fields only. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. Nothing here
+imports torch or ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+
+from ray_yolo.config.changes import Change
+from ray_yolo.config.sections import (
+    AugmentConfig,
+    EvaluateConfig,
+    Frozen,
+    LossConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+)
+from ray_yolo.errors import ConfigError
+
+MAX_LAYERS = 1000
+AUTO_BATCH = -1
+BATCH_PER_WORKER = 16
+QUAD = 4  # images that --quad merges into one
+STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
+
+_FIELDS_0_1_0 = (
+    "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
+    "single_cls multi_scale rect quad image_weights autoanchor noval strict changes")
+_SECTIONS_0_1_0 = {
+    "optimizer": "name lr0 momentum weight_decay nominal_batch clip_norm",
+    "schedule": "lrf cos_lr warmup_epochs warmup_min_batches warmup_momentum warmup_bias_lr ema_decay ema_ramp",
+    "loss": "box obj cls obj_pw cls_pw anchor_t fl_gamma label_smoothing",
+    "augment": "hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr mosaic mixup copy_paste "
+               "close_mosaic",
+    "evaluate": "confidence iou max_detections batch_size",
+}
+
+
+_WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
+_THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
+
+
+def _freeze_list(value: object) -> object:
+    """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them, `--freeze 10 10` the one."""
+    return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
+
+
+def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(value)))
+
+
+def _list_one(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _in_order(value: tuple[Change, ...]) -> tuple[Change, ...]:
+    return tuple(sorted(value, key=lambda change: change.epoch))
+
+
+class Recipe(Frozen):
+    """Everything that decides the trained weights."""
+
+    data: str = "shapes"
+    """Data set: a YAML file, or a built-in one (shapes, shapes8, shapes1k)."""
+    model: str = "yolov5s"
+    """Architecture: yolov5{n,s,m,l,x}, yolov5{n,s,m,l,x}u, yolov8{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a
+    YOLOv5-style YAML file."""
+    weights: str = ""
+    """Initial weights: a file of plain tensors; '' starts from scratch."""
+    epochs: int = Field(100, ge=1)
+    """Passes over the training images."""
+    batch_size: int | None = Field(None, ge=-1, le=2**17)
+    """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as the memory of the
+    smallest worker's GPU holds, for each worker (16 without GPUs)."""
+    microbatch: int | None = Field(None, ge=1, le=2**17)
+    """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
+    Left out: the largest divisor of batch_size that gives every worker one at the first start."""
+    imgsz: int = Field(640, ge=2 * STRIDE, le=8192)
+    """Long side of the network input in pixels; a multiple of 32."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Decides initial weights, order of samples and every augmentation."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of forward and backward; auto: bf16 on GPU, fp32 on CPU."""
+    sync_bn: bool = False
+    """Spread each batch over all workers with common BatchNorm statistics and loss means."""
+    exact: bool = False
+    """Fix what else decides the bits: arithmetic threads (see `threads`), and deterministic kernels or none."""
+    threads: int = Field(0, ge=0, le=1024)
+    """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
+    patience: int = Field(100, ge=0)
+    """Stop after so many epochs without a better fitness; 0: never."""
+    freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list),
+                      AfterValidator(_each_once)] = ()
+    """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
+    single_cls: bool = False
+    """Treat every label as class 0."""
+    multi_scale: bool = False
+    """Draw each step's image size from [0.5, 1.5) x imgsz."""
+    rect: bool = False
+    """Rectangular batches by aspect ratio; no shuffling, no mosaic."""
+    quad: bool = False
+    """Merge groups of four images into one of twice the size."""
+    image_weights: bool = False
+    """Draw images in proportion to how badly their classes are detected."""
+    autoanchor: bool = True
+    """Replace the anchors when they fit the labels badly."""
+    noval: bool = False
+    """Validate after the last epoch only."""
+    strict: bool = False
+    """Refuse a data set in which any image or label has to be left out."""
+    allow_empty: bool = False
+    """Train also where a split holds no box at all."""
+    changes: Annotated[tuple[Change, ...], BeforeValidator(_list_one), AfterValidator(_in_order)] = ()
+    """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
+    trained epochs on. Best weights and patience count anew from there."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loss: LossConfig = LossConfig()
+    augment: AugmentConfig = AugmentConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gains_of_the_family(cls, tree: object) -> object:
+        """A model without anchors has gains of its own where the user has not given any."""
+        if not isinstance(tree, dict) or not _WITHOUT_ANCHORS.fullmatch(os.path.basename(str(tree.get("model", "")))):
+            return tree
+        loss = tree.get("loss", {})
+        return {**tree, "loss": {**_THEIR_GAINS, **loss}} if isinstance(loss, dict) else tree
+
+    @field_validator("batch_size")
+    @classmethod
+    def _some_images(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be 1 or more, or -1 for as many as the workers' memory holds")
+        return value
+
+    @field_validator("imgsz")
+    @classmethod
+    def _on_the_grid(cls, value: int) -> int:
+        if value % STRIDE:
+            low = value // STRIDE * STRIDE
+            raise ValueError(f"must be a multiple of {STRIDE}; nearest: {low} or {low + STRIDE}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if self.exact and self.sync_bn:
+            raise ValueError("exact and sync_bn exclude each other: synchronised statistics are sums whose rounding "
+                             "depends on the worker count; drop one of them")
+        if self.exact and self.precision == "fp16":
+            raise ValueError("exact needs fp32 or bf16: fp16 scales the loss by its own history")
+        if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
+            raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
+                             f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
+        for one, other in (("quad", "rect"), ("quad", "sync_bn"), ("rect", "image_weights")):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other} exclude each other; drop one of them")
+        for size in (self.batch_size, self.microbatch):
+            if self.quad and size and size != AUTO_BATCH and size % QUAD:
+                raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
+                                 f"{QUAD}, not {size}")
+        if self.changes and self.changes[-1].epoch >= self.epochs:
+            raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs would never hold; "
+                             "drop them, or raise epochs")
+        return self
+
+    def at(self, epoch: int) -> Recipe:
+        """The settings that hold in an epoch (from 0), as a recipe without changes."""
+        tree = self.model_dump(exclude={"changes"})
+        for change in self.changes:
+            for path, value in change.settings.items() if change.epoch <= epoch else ():
+                section, name = path.split(".")
+                tree[section][name] = value
+        return Recipe.model_validate(tree)
+
+    def last_change(self, epoch: int) -> int:
+        """The epoch from which the settings of an epoch have held: that of its last change, or 0."""
+        return max((change.epoch for change in self.changes if change.epoch <= epoch), default=0)
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a positive number, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Identity of a recipe: the digest of what differs from the defaults.
+
+    A field that is added later, at its default, leaves it as it is.
+    """
+    return _digest(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def is_digest_of(digest: str, recipe: Recipe) -> bool:
+    """Whether a recorded digest is this recipe's; 0.1.0 also took those of its fields that were at their defaults."""
+    whole = recipe.model_dump(mode="json")
+    tree = recipe.model_dump(mode="json", exclude_defaults=True)
+    tree |= {name: whole[name] for name in _FIELDS_0_1_0.split()}
+    for section, names in _SECTIONS_0_1_0.items():
+        tree[section] = tree.get(section, {}) | {name: whole[section][name] for name in names.split()}
+    return digest in (recipe_digest(recipe), _digest(tree))
+
+
+def _digest(tree: Mapping[str, object]) -> str:
+    """The first 16 hex digits of the SHA-256 of canonical JSON."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | None = None,
+            images_per_worker: int = BATCH_PER_WORKER) -> Recipe:
+    """The recipe with everything the user left open decided for a first start.
+
+    batch_size becomes 16 x num_workers (under AutoBatch images_per_worker or microbatch x num_workers); microbatch the
+    largest divisor of batch_size that leaves each worker at least one, also where a batch is the whole data set
+    (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
+
+    Args:
+        num_images: of the training set; None where it is not known yet.
+        images_per_worker: what AutoBatch has found under `batch_size: -1`.
+
+    Raises:
+        ConfigError: if a full step has fewer microbatches than there are workers.
+    """
+    batch = recipe.batch_size or BATCH_PER_WORKER * num_workers
+    if batch == AUTO_BATCH:  # only a microbatch is in memory at once
+        batch = (recipe.microbatch or images_per_worker) * num_workers
+    micro = batch if recipe.sync_bn else recipe.microbatch
+    if micro is None:
+        room = min(batch, num_images or batch) // num_workers
+        least = QUAD if recipe.quad else 1
+        micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
+    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
+    resolved = recipe.model_copy(update={
+        "batch_size": batch, "microbatch": micro, "precision": precision,
+        "threads": recipe.threads or int(recipe.exact),
+    })
+    check_workers(resolved, num_workers)
+    return resolved
+
+
+def check_workers(recipe: Recipe, num_workers: int) -> None:
+    """Refuse a worker count that a full step of a resolved recipe cannot occupy.
+
+    Raises:
+        ConfigError: naming the legal numbers and the ways out.
+    """
+    batch, micro = resolved_batch(recipe)
+    if batch % micro:
+        raise ConfigError(f"microbatch: {micro} does not divide batch size {batch}; "
+                          f"legal: {', '.join(map(str, divisors(batch)))}")
+    units = batch if recipe.sync_bn else accumulate_batches(recipe) * batch // micro
+    if num_workers > units:
+        raise ConfigError(
+            f"num_workers: {num_workers} workers, but a step of batch size {batch} and microbatch {micro} has only "
+            f"{units} parts; use 1 to {units} workers, a smaller --microbatch, a larger --batch-size, or --sync-bn")
+
+
+def resolved_batch(recipe: Recipe) -> tuple[int, int]:
+    """(batch_size, microbatch) of a resolved recipe."""
+    assert recipe.batch_size, "the recipe is not resolved"
+    assert recipe.microbatch, "the recipe is not resolved"
+    return recipe.batch_size, recipe.microbatch
+
+
+def accumulate_batches(recipe: Recipe) -> int:
+    """Batches per optimiser step after warm-up: max(round(nominal_batch / batch_size), 1)."""
+    return max(round(recipe.optimizer.nominal_batch / resolved_batch(recipe)[0]), 1)
+
+
+def warmup_batches(recipe: Recipe, batches_per_epoch: int) -> int:
+    """Batches of warm-up: max(round(warmup_epochs x batches per epoch), warmup_min_batches); 0 if there is none."""
+    schedule = recipe.schedule
+    if schedule.warmup_epochs == 0:
+        return 0
+    return max(round(schedule.warmup_epochs * batches_per_epoch), schedule.warmup_min_batches)
+
+
+def batches_per_epoch(recipe: Recipe, num_images: int) -> int:
+    """Batches of one epoch; the last may be short."""
+    return math.ceil(num_images / resolved_batch(recipe)[0])

@@ -1,0 +1,194 @@
+"""Data-set YAML as its users have it, turned into one frozen value with absolute paths.
+
+Knows the YOLOv5 keys (path, train, val, test, names, nc) and the habits around them: names as a list or
+by number, splits as folders, list files, patterns or lists of those, Roboflow's `../train/images`.
+Nothing is ever downloaded and no code from a description is run.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from ray_yolo.data.folders import matching
+from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
+from ray_yolo.errors import DatasetError
+from ray_yolo.structures import Finding
+
+Where = Callable[..., str]  # keys from the top -> "file:line"
+_ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would tear the tables of results apart
+MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public data sets name some 20,000
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """Where a data set's images are and what its classes are called.
+
+    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none. `findings`
+    is what there was to say about the description itself.
+    """
+
+    file: str
+    root: Path
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    test: tuple[str, ...]
+    names: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+
+    def split(self, name: str) -> tuple[str, ...]:
+        """Sources of `train`, `val` or `test`.
+
+        Raises:
+            DatasetError: if the description has no such split.
+        """
+        sources: tuple[str, ...] = {"train": self.train, "val": self.val, "test": self.test}[name]
+        if not sources:
+            raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
+        return sources
+
+
+def read_description(source: str | Path) -> DatasetDescription:
+    """The description of a built-in data set (drawn if need be) or of a YAML file.
+
+    Raises:
+        DatasetError: if there is no such data set or its description cannot be used.
+    """
+    from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
+
+    path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
+    if os.path.isdir(path) and os.path.isfile(path / "data.yaml"):
+        path = path / "data.yaml"
+    if not os.path.isfile(path):
+        raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
+                           f"({', '.join(BUILT_IN)}); give the path of a data-set YAML")
+    content = load_text_yaml(path)
+    return describe(content.data, path, content.where)
+
+
+def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:
+    """The description in an already loaded YAML mapping.
+
+    Args:
+        path: the file that it came from; its folder is what `path:` starts from.
+        where: gives `file:line` of a key for messages; the file alone by default.
+
+    Raises:
+        DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
+    """
+    where = where or (lambda *_: str(path))
+    names = _names(content, where)
+    folder = _text(content.get("path") or ".", where("path"), "path")
+    root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
+    splits = {key: _sources(content, key, root, where) for key in ("train", "val", "test")}
+    if not splits["train"] and not splits["val"]:
+        raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
+                           "add lines such as `train: images/train`")
+    findings = (*_unrun(content, where), *_doubles(names, where("names")))
+    return DatasetDescription(str(path), root, names=names, findings=findings, **splits)
+
+
+def _unrun(content: Mapping[str, Any], where: Where) -> list[Finding]:
+    """Code under `download` is never run, which is said so that nobody believes it; an address says so itself."""
+    download = content.get("download")
+    if not download or (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
+        return []
+    return [Finding(where("download"), "download: holds code, which is never run here; the data are there", False)]
+
+
+def _doubles(names: tuple[str, ...], where: str) -> list[Finding]:
+    """A word on every name that several classes have."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    for number, name in enumerate(names):
+        numbers[name].append(str(number))
+    return [Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); labels "
+                           "that say the name belong to the first", False)
+            for name, same in numbers.items() if len(same) > 1]
+
+
+def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
+    value, count = content.get("names"), _count(content.get("nc"), where("nc"))
+    if value is None and count is not None:
+        return tuple(f"class{number}" for number in range(count))
+    if isinstance(value, Mapping):
+        value = _by_number(value, where("names"))
+    if not isinstance(value, list) or not value:
+        raise DatasetError(f"{where('names')}: names: must list the classes, such as `names: [cat, dog]` or `0: cat`")
+    if len(value) > MAX_CLASSES:
+        raise DatasetError(f"{where('names')}: names: {len(value)} classes are more than {MAX_CLASSES}")
+    for name in value:
+        if isinstance(name, bool) or not isinstance(name, (str, int, float)) or not str(name).strip():
+            raise DatasetError(f"{where('names')}: names: {short(name)} is not a class name; put it in quotes")
+        if _CONTROL.search(str(name).strip()):
+            raise DatasetError(f"{where('names')}: names: {short(name)} holds line ends or control characters")
+    if count is not None and count != len(value):
+        raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
+                           "make them agree or drop nc")
+    return tuple(str(name).strip() for name in value)
+
+
+def _count(value: object, where: str) -> int | None:
+    if value is None:
+        return None
+    count = _number(value)
+    if not 1 <= count <= MAX_CLASSES:
+        raise DatasetError(f"{where}: nc: must be a number of classes from 1 to {MAX_CLASSES}, not {short(value)}")
+    return count
+
+
+def _number(value: object) -> int:
+    """A whole number as it may be written; -1 for anything else."""
+    plain = not isinstance(value, bool) and str(value).isdecimal() and len(str(value)) < 10
+    return int(str(value)) if plain else -1
+
+
+def _by_number(value: Mapping[Any, Any], where: str) -> list[Any]:
+    numbers = {_number(key): name for key, name in value.items()}
+    if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
+        raise DatasetError(f"{where}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
+    return [numbers[number] for number in range(len(value))]
+
+
+def _text(value: object, where: str, key: str) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise DatasetError(f"{where}: {key}: expected a path, found {short(value)}")
+    return value.strip()
+
+
+def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where) -> tuple[str, ...]:
+    value = content.get(key)
+    if value is None or value in ("", []):
+        return ()
+    entries = value if isinstance(value, list) else [value]
+    return tuple(_locate(_text(entry, where(key), key), key, root, content, where) for entry in entries)
+
+
+def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
+    """The place that an entry means: below `root`, or there without Roboflow's leading `../`."""
+    plain = entry
+    while plain.startswith("../"):
+        plain = plain[3:]
+    tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
+    for candidate in tried:
+        if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):
+            return candidate
+    if key == "test":  # many descriptions name a test split that was never shipped; it is missed when asked for
+        return tried[0]
+    raise DatasetError(f"{where(key)}: {key}: {entry!r} is not there; looked for {' and '.join(tried)}"
+                       f"{_to_fetch(content)}; correct the entry or `path`")
+
+
+def _to_fetch(content: Mapping[str, Any]) -> str:
+    """What a message about missing data says of the `download` entry, if there is one."""
+    if not (download := content.get("download")):
+        return ""
+    addresses = list(dict.fromkeys(_ADDRESS.findall(str(download))))[:5]
+    return f" (`download` is never run here: fetch the data yourself{''.join(f', {each}' for each in addresses)})"

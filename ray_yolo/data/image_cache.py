@@ -1,0 +1,213 @@
+"""Decoded images at the network's size, kept once per node and shared by every process on it.
+
+One file holds all images of a split back to back, in memory (`/dev/shm`) or on disk; workers and loader
+processes map it read-only, so N processes need the memory of one and a restarted worker finds it again. The
+file is named by what it was made from, built once under a lock, and appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+
+from ray_yolo.data.augment import GREY
+from ray_yolo.data.images import UnreadableImageError, read_image
+from ray_yolo.data.index_cache import state_of
+from ray_yolo.data.user_cache import cache_folder
+from ray_yolo.structures import AnnotationIndex
+
+Mode = Literal["none", "ram", "disk"]
+FORMAT = 1  # of the kept file; raise it when a pixel of it would change
+SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
+_MARGIN = 1.1  # of free space, so that others can breathe
+_log = logging.getLogger(__name__)
+
+
+def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
+    """Sizes after the long side became `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
+    return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
+
+
+class ImageStore:
+    """Images of an index with their long side at `imgsz`, decoded when asked for or once per node.
+
+    Pickling it is cheap: another process maps the same file.
+
+    Args:
+        mode: none decodes at every call; ram and disk keep one file per node.
+        directory: folder of the kept file; by default shared memory (ram) or the user's cache (disk).
+        smooth: shrink by area averaging (validation) instead of linearly (training).
+    """
+
+    def __init__(self, index: AnnotationIndex, imgsz: int, mode: Mode = "none", directory: Path | None = None, *,
+                 smooth: bool = False) -> None:
+        self.paths = index.paths
+        self.sizes = loaded_sizes(index.sizes, imgsz)
+        self.file: Path | None = None
+        self._smooth = smooth
+        self._original = index.sizes
+        self._mapped: np.ndarray | None = None
+        lengths = self.sizes.prod(axis=1) * 3
+        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
+        if folder:
+            self.file = folder / f"{self._key(imgsz)}.rgb"
+            self._mapped = self._build(self.file)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}
+
+    def load(self, image: int) -> np.ndarray:
+        """(height, width, 3) uint8 RGB, long side `imgsz`; read-only where it is kept.
+
+        Raises:
+            UnreadableImageError: if the file no longer holds the picture that the index describes.
+        """
+        if self.file is None:
+            return self._decode(image)
+        if self._mapped is None:
+            self._mapped = _map(self.file)
+        if not self._mapped[self._starts[-1] + image]:
+            raise UnreadableImageError("could not be decoded when the images were kept")
+        pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
+        height, width = self.sizes[image].tolist()
+        return pixels.reshape(height, width, 3)
+
+    def load_or_grey(self, image: int) -> np.ndarray:
+        """The same, or grey of its size if it was damaged since the check: its labels then count as missed."""
+        try:
+            return self.load(image)
+        except UnreadableImageError as error:
+            _log.warning("%s: %s; a grey picture takes its place", self.paths[image], error)
+            height, width = self.sizes[image].tolist()
+            return np.full((height, width, 3), GREY, np.uint8)
+
+    def close(self) -> None:
+        """Give the file back; in shared memory the last one to leave removes it."""
+        self._mapped = None
+        if self.file is not None and SHARED_MEMORY in self.file.parents:
+            _remove_unused(self.file)
+
+    def _decode(self, image: int) -> np.ndarray:
+        picture = read_image(self.paths[image])
+        if picture.shape[:2] != tuple(self._original[image].tolist()):
+            raise UnreadableImageError("has changed its size since the data set was checked")
+        height, width = self.sizes[image].tolist()
+        if picture.shape[:2] == (height, width):
+            return picture
+        shrinks = height < picture.shape[0] or width < picture.shape[1]
+        method = cv2.INTER_AREA if self._smooth and shrinks else cv2.INTER_LINEAR
+        return cv2.resize(picture, (width, height), interpolation=method)
+
+    def _key(self, imgsz: int) -> str:
+        digest = hashlib.sha256(f"{FORMAT} {imgsz} {self._smooth}\n".encode())
+        digest.update(np.ascontiguousarray(self._original).tobytes())
+        for path in self.paths:
+            digest.update(state_of(path).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:32]
+
+    def _build(self, file: Path) -> np.ndarray:
+        """The file's bytes, made first if need be. Mapped under the lock: what nobody maps counts as left behind."""
+        with _only_one(file.with_suffix(".lock")):
+            if file.exists():
+                return _map(file)
+            for other in file.parent.glob("*.rgb"):
+                if SHARED_MEMORY in other.parents:
+                    _remove_unused(other)
+            temporary = file.with_suffix(".part")  # the lock makes us its only writer
+            try:
+                self._fill(temporary)
+                temporary.replace(file)
+            finally:
+                temporary.unlink(missing_ok=True)
+            return _map(file)
+
+    def _fill(self, temporary: Path) -> None:
+        total = int(self._starts[-1]) + len(self)
+        temporary.unlink(missing_ok=True)  # left by a kill, or a link
+        with temporary.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
+        content = np.memmap(temporary, np.uint8, "r+", shape=(total,))
+
+        def keep(image: int) -> None:
+            with suppress(UnreadableImageError):
+                content[self._starts[image]:self._starts[image + 1]] = self._decode(image).reshape(-1)
+                content[self._starts[-1] + image] = 1
+
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            list(pool.map(keep, range(len(self)), chunksize=8))
+        content.flush()
+
+
+def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
+    """Where the images fit: shared memory, else disk, else nowhere (with a warning)."""
+    private = f"ray_yolo-{os.getuid()}"
+    disk = directory or cache_folder() / "images"
+    places = [disk]
+    if mode == "ram":
+        places = [directory or SHARED_MEMORY / private, disk]
+    for number, place in enumerate(places):
+        with suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if place.parent == SHARED_MEMORY and not _is_private(place):
+                _log.warning("%s is not this user's alone (another user made it, or may write to it): memory is not "
+                             "used; remove it, or give --cache disk", place)
+                continue
+            if min(shutil.disk_usage(place).free, _free_memory(place)) > num_bytes * _MARGIN:
+                if number:
+                    _log.warning("decoded images need %.1f GB, more than memory has free: kept in %s",
+                                 num_bytes / 1e9, place)
+                return place
+    _log.warning("decoded images need %.1f GB, more than is free in %s: nothing is cached", num_bytes / 1e9, places[-1])
+    return None
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether nobody else can have put a file or a link there: shared memory is everybody's, its names are known."""
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
+
+
+def _free_memory(place: Path) -> float:
+    """Bytes that a file may take from main memory; no limit for a file on disk."""
+    if SHARED_MEMORY not in place.parents:
+        return float("inf")
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return float(fields["MemAvailable"].split()[0]) * 1024
+
+
+@contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _map(path: Path) -> np.ndarray:
+    """The file's bytes, read-only. A shared lock, as long-lived as the mapping, tells others that it is in use."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _remove_unused(path: Path) -> None:
+    with suppress(OSError), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()

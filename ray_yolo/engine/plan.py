@@ -1,0 +1,146 @@
+"""The plan of an epoch: which images form which batch, microbatch and optimiser step.
+
+A pure function of the recipe and the number of images. Nothing here knows which workers exist until a shard is
+asked for, and any number of workers shares out the same microbatches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset, DistributedSampler
+
+from ray_yolo.config.recipe import Recipe, batches_per_epoch, resolved_batch, warmup_batches
+from ray_yolo.ops import schedule, sharding
+from ray_yolo.ops.seeding import epoch_order
+from ray_yolo.structures import SampleKey
+
+
+class Step(NamedTuple):
+    """One optimiser step: positions `images` of the epoch's order; `batch` is its last batch over all epochs."""
+
+    images: range
+    batch: int
+
+
+class Microbatch(NamedTuple):
+    """A worker's part of one microbatch: its number within the step and the positions the worker forwards."""
+
+    number: int
+    images: range
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a training walks over its images."""
+
+    recipe: Recipe
+    num_images: int
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch."""
+        return batches_per_epoch(self.recipe, self.num_images)
+
+    @property
+    def warmup(self) -> int:
+        """Batches of warm-up."""
+        return warmup_batches(self.recipe, self.batches)
+
+    def steps(self, epoch: int) -> list[Step]:
+        """The steps of an epoch, in order.
+
+        A step ends once it holds as many batches as accumulation asks for at its last batch, and always with the
+        epoch: nothing is dropped and nothing carried over. The last one may be short.
+        """
+        batch_size, _ = resolved_batch(self.recipe)
+        steps, first, held = [], 0, 0
+        for number in range(self.batches):
+            batch = epoch * self.batches + number
+            held += 1
+            wanted = schedule.accumulation(batch, self.warmup, batch_size, self.recipe.optimizer.nominal_batch)
+            if held >= wanted or number == self.batches - 1:
+                end = min((number + 1) * batch_size, self.num_images)
+                steps.append(Step(range(first, end), batch))
+                first, held = end, 0
+        return steps
+
+    def microbatches(self, step: Step) -> int:
+        """Number of microbatches of a step; the epoch's last one may be short."""
+        return math.ceil(len(step.images) / resolved_batch(self.recipe)[1])
+
+    def shard(self, step: Step, worker: int, num_workers: int) -> list[Microbatch]:
+        """What a worker forwards of a step: whole microbatches, contiguous.
+
+        Under sync_bn every worker takes part in every microbatch with its stride of the images (maybe none), so
+        that a worker's part of a short batch is never larger than of a full one.
+        """
+        _, size = resolved_batch(self.recipe)
+        numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)
+        if not self.recipe.sync_bn:
+            numbers, part = sharding.shard(len(numbers), worker, num_workers), slice(None)
+        return [Microbatch(number, step.images[number * size : (number + 1) * size][part]) for number in numbers]
+
+    def shard_sizes(self, step: Step, num_workers: int) -> list[int]:
+        """The number of microbatches in each worker's shard."""
+        count = self.microbatches(step)
+        if self.recipe.sync_bn:
+            return [count] * num_workers
+        return [len(sharding.shard(count, worker, num_workers)) for worker in range(num_workers)]
+
+    def loader_batch(self, num_workers: int, worker: int) -> int:
+        """Images of a worker's full microbatch, the batch size of its loader."""
+        _, size = resolved_batch(self.recipe)
+        return len(range(worker, size, num_workers)) if self.recipe.sync_bn else size
+
+    def rates(self, step: Step, epoch: int) -> schedule.Rates:
+        """Learning rates and momentum of a step: warm-up at its last batch, decay by the integer epoch."""
+        optimizer, plan = self.recipe.optimizer, self.recipe.schedule
+        lr = optimizer.lr0 * schedule.decay_factor(epoch, self.recipe.epochs, plan.lrf, cosine=plan.cos_lr)
+        return schedule.warm_rates(step.batch, self.warmup, lr, plan.warmup_bias_lr, optimizer.momentum,
+                                   plan.warmup_momentum)
+
+
+class _Positions(Dataset[int]):
+    """Only a length: all that DistributedSampler asks of a data set."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class ShardSampler(DistributedSampler[SampleKey]):
+    """Sample keys of one worker for the rest of one epoch, in the order its microbatches need them.
+
+    Subclasses DistributedSampler so that `prepare_data_loader` keeps it. Call `start` before iterating.
+    """
+
+    def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None) -> None:
+        super().__init__(_Positions(plan.num_images), num_replicas=num_workers, rank=worker, shuffle=False)
+        self._plan, self._worker, self._num_workers = plan, worker, num_workers
+        self._fixed_order = fixed_order
+        self._keys: list[SampleKey] = []
+
+    def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
+        """Queue an epoch's keys from a step boundary on; `weights` draws images by weight."""
+        order = self._fixed_order
+        if order is None:
+            order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
+        self._keys = [
+            SampleKey(epoch, position, int(order[position]))
+            for step in self._plan.steps(epoch) if step.images.start >= images_done
+            for microbatch in self._plan.shard(step, self._worker, self._num_workers)
+            for position in microbatch.images
+        ]
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)

@@ -1,0 +1,40 @@
+"""Who does what: integers in, integers out. Every worker computes the same answer, so nobody has to ask.
+
+Also the shape of the binary tree in which gradients are summed. A node (start, size) covers the
+microbatches start .. start + size - 1, size a power of two and start a multiple of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """A subtree of the sum over microbatches."""
+
+    start: int
+    size: int
+
+
+def shard(count: int, worker: int, num_workers: int) -> range:
+    """The worker's contiguous part of `count` things; parts differ by at most one and cover each thing once."""
+    return range(count * worker // num_workers, count * (worker + 1) // num_workers)
+
+
+def aligned_nodes(part: range) -> Iterator[Node]:
+    """The fewest aligned nodes that cover a contiguous range, from left to right."""
+    start = part.start
+    while start < part.stop:
+        size = start & -start or 1 << (part.stop - 1).bit_length()
+        while start + size > part.stop:
+            size //= 2
+        yield Node(start, size)
+        start += size
+
+
+def parent(left: Node, right: Node) -> Node | None:
+    """The node above two neighbours, or None if they are not its two halves."""
+    if left.size == right.size and left.start % (2 * left.size) == 0:
+        return Node(left.start, 2 * left.size)
+    return None

@@ -1,0 +1,254 @@
+"""The story of a training in lines of text, told from its events. Nothing is printed here."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.config.recipe import Recipe, accumulate_batches, resolved_batch
+from ray_yolo.data.survey import first_places
+from ray_yolo.redact import printable
+from ray_yolo.runlog.events import Event, best_row, epoch_rows, surviving
+from ray_yolo.runlog.mlflow import read_run_file
+from ray_yolo.runlog.results_files import TERMS, number_at
+
+CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
+
+_METRICS = {"P": "precision", "R": "recall", "mAP50": "mAP50", "mAP50-95": "mAP50-95"}
+_CLASSES_TOLD = 20  # on the console; the event log has all
+_SMOOTHING = 0.9  # of images per second, over step events
+
+
+class Narrator:
+    """Turns events into lines.
+
+    Args:
+        live: the lines are for a terminal: tables under a header, as YOLOv5 has them; else one line for each epoch.
+    """
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._num_val_images = 0
+        self._batch_size, self._batches = 1, 1  # batches per epoch
+        self._epochs = 1
+        self._terms: Sequence[str] = TERMS
+        self._epoch = 0
+        self._batch: int | None = None  # batches done over all epochs; None before the first step after a start
+        self._losses: list[list[float]] = []  # of this epoch's step events
+        self._images_per_second: float | None = None
+        self._memory_gb: float | None = None
+        self._told_by_workers: set[str] = set()  # what one has warned of, others often do
+
+    def observe(self, event: Event) -> list[str]:
+        """The lines that an event is worth; none for an event of a type unknown here."""
+        tell: Callable[[Event], list[str]] | None = getattr(self, f"_on_{event['type']}", None)
+        return tell(event) if tell else []
+
+    def progress(self) -> str:
+        """One line: where training is now, with the time that is left. Empty while that is not known."""
+        if self._batch is None or not self._images_per_second or self._epoch >= self._epochs:
+            return ""
+        means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
+        percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
+        images_left = (self._epochs * self._batches - self._batch) * self._batch_size
+        left = _duration(images_left / self._images_per_second)
+        losses: Sequence[float | None] = means or (None,) * len(self._terms)
+        if self._live:
+            return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
+        return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(self._terms, losses)}  "
+                f"{_number(self._images_per_second)} images/s")
+
+    def _on_run(self, event: Event) -> list[str]:
+        recipe = event["recipe"]
+        self._num_val_images = event["num_val_images"]
+        self._batch_size = recipe["batch_size"]
+        self._batches = max(math.ceil(event["num_images"] / self._batch_size), 1)
+        return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
+                f"({event['num_images']} images, {event['num_val_images']} for validation, "
+                f"{len(event['names'])} classes)", settings_line(Recipe.model_validate(recipe))]
+
+    def _on_dataset(self, event: Event) -> list[str]:
+        return dataset_table(event["splits"], event["names"])
+
+    def _on_start(self, event: Event) -> list[str]:
+        self._epochs, self._terms = event["epochs"], event.get("terms", TERMS)
+        self._begin_epoch(event["epoch"])
+        self._batch = None
+        workers = f"{event['num_workers']} worker{'s' if event['num_workers'] != 1 else ''}"
+        told = f"training on {workers}"
+        if event["step"] > 0:
+            told = f"going on with {workers} from step {event['step']}, epoch {event['epoch'] + 1}"
+        return [told, "", train_header(self._terms)] if self._live else [told]
+
+    def _on_step(self, event: Event) -> list[str]:
+        if event["epoch"] != self._epoch:
+            self._begin_epoch(event["epoch"])
+        self._batch = event["batch"] + 1
+        if rate := event["images_per_second"]:
+            old = self._images_per_second or rate
+            self._images_per_second = _SMOOTHING * old + (1 - _SMOOTHING) * rate
+        if None not in event["loss"]:
+            self._losses.append(event["loss"])
+        return []
+
+    def _on_epoch(self, event: Event) -> list[str]:
+        if event["epoch"] < self._epoch:
+            return []  # a restart tells the last epoch again, in case it was lost
+        self._epoch, self._memory_gb = event["epoch"], event["memory_gb"]
+        lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
+        self._begin_epoch(event["epoch"] + 1)
+        self._batch = self._epoch * self._batches
+        return lines
+
+    def _on_warning(self, event: Event) -> list[str]:
+        worker, text = event.get("worker"), event["message"]
+        if worker is None:
+            return [f"WARNING: {text}"]
+        if text in self._told_by_workers:
+            return []
+        self._told_by_workers.add(text)
+        return [f"WARNING: worker {worker}: {text}"]
+
+    def _on_end(self, event: Event) -> list[str]:
+        self._batch = None
+        return []
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._losses = []
+
+    def _epoch_table(self, event: Event) -> list[str]:
+        losses = [number_at(event, ("train", name)) for name in event["train"]]
+        lines = [self._train_row("", losses, event["images_per_second"], _duration(event["seconds"]))]
+        if event["metrics"]:
+            labels = sum(row["labels"] for row in event["per_class"])
+            total = {"name": "all", "images": self._num_val_images, "labels": labels, **event["metrics"]}
+            lines += [CLASS_HEADER, class_row(total)]
+            lines += ["", train_header(self._terms)] if event["epoch"] + 1 < self._epochs else []
+        return lines
+
+    def _epoch_line(self, event: Event) -> str:
+        losses = [number_at(event, ("train", name)) for name in event["train"]]
+        metrics = [number_at(event, ("metrics", name)) for name in _METRICS.values()]
+        memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
+        return (f"epoch {event['epoch'] + 1}/{self._epochs}{_named(event['train'], losses)}"
+                f"{_named(_METRICS, metrics)}  {_number(event['images_per_second'])} images/s{memory}  "
+                f"{_duration(event['seconds'])}"
+                f"{'  best' if event['best'] else ''}")
+
+    def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
+                   duration: str) -> str:
+        """One row under `train_header`: 77 columns for three terms, to fit a terminal of 80."""
+        epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
+        memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
+        return _cells(epoch, memory, *map(_number, losses), _number(images_per_second), duration)
+
+
+def dataset_table(splits: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """What there is in the splits of a data set (by name, see `survey`): counts, boxes of each class, places of labels.
+
+    Of many classes the most frequent ones are told, and those that no box has.
+    """
+    counts = ("images", "boxes", "empty_file", "no_file", "images_left_out", "rows_left_out")
+    lines = [DATA_HEADER, *(("%11s" * 7) % (name, *(split[key] for key in counts)) for name, split in splits.items())]
+    columns = list(zip(*(split["per_class"] for split in splits.values()), strict=True))
+    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_TOLD]
+    lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
+    lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
+    if len(names) > len(shown):
+        lines.append(f"{len(names) - len(shown):>15} more classes")
+    for name, split in splits.items():
+        if missing := [names[number] for number, boxes in enumerate(split["per_class"]) if not boxes]:
+            first = ", ".join(missing[:_CLASSES_TOLD])
+            lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
+        lines.append(printable(f"labels of {name}: looked for in {first_places(split['looked_for'])}"))
+    return lines
+
+
+def train_header(terms: Sequence[str]) -> str:
+    """The names over a live table's columns."""
+    return _cells("Epoch", "GPU_mem", *(f"{term}_loss" for term in terms), "images/s", "time")
+
+
+def _cells(*words: str) -> str:
+    return "".join(f"{word:>11}" for word in words)
+
+
+def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
+    """What a user wants to know at the end: what came of it, where everything is, and how to look at it.
+
+    Several lines: the per-class table of the best epoch, the outcome, and the places with the commands that open them.
+    """
+    rows = epoch_rows(surviving(events))
+    end = next((event for event in reversed(events) if event["type"] == "end"), None)
+    best = best_row(rows)
+    lines = [_outcome(end, rows)]
+    if best:
+        table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]
+        metrics = [best["metrics"][name] for name in _METRICS.values()]
+        lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}",
+                 f"             (epoch {best['epoch']} in results.csv and other records, which count from 0)"]
+    return "\n".join([*lines, *_places(Path(run_dir))])
+
+
+def settings_line(recipe: Recipe) -> str:
+    """What decides a step, in one line; settings that are still open say what decides them."""
+    rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
+    precision = f"precision {recipe.precision}{' (bf16 on GPU, fp32 on CPU)' if recipe.precision == 'auto' else ''}"
+    if recipe.microbatch is None:
+        return f"batch as large as the GPUs' memory holds, {precision}, {rate}"
+    batch, micro = resolved_batch(recipe)
+    batches = accumulate_batches(recipe)
+    return f"batch {batch}, microbatch {micro}, accumulation {batches} ({batch * batches} images per step), " + (
+        f"{precision}, {rate}")
+
+
+def class_row(row: Event) -> str:
+    """One row under CLASS_HEADER: name, images, labels and the four metrics."""
+    numbers = [_number(row[name]) for name in _METRICS.values()]
+    return ("%22s" + "%11s" * 6) % (row["name"], row.get("images", "-"), row["labels"], *numbers)
+
+
+def _outcome(end: Event | None, rows: Sequence[Event]) -> str:
+    told = f"{len(rows)} epoch{'s' if len(rows) != 1 else ''} in {_duration(sum(row['seconds'] for row in rows))}"
+    if end is None:
+        return f"interrupted after {told}; the same command continues"
+    reason = f" ({end['reason']})" if end["reason"] else ""
+    return f"{end['status']}: {told}{reason}" + ("" if end["status"] == "done" else "; the same command continues")
+
+
+def _places(run_dir: Path) -> list[str]:
+    """Where things are, and the command that opens each."""
+    lines = [f"results      {run_dir}"]
+    weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
+    if weights:
+        lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
+    if (run_dir / "results.png").exists():
+        lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
+    about = read_run_file(run_dir)
+    if about is None:
+        return lines
+    uri, run_id = about["uri"].rstrip("/"), about["run_id"]
+    if uri.startswith("http"):
+        return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
+
+
+def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
+    """'  name number' for each number that there is."""
+    pairs = zip(names, numbers, strict=True)
+    return "".join(f"  {name} {_number(number)}" for name, number in pairs if number is not None)
+
+
+def _number(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

@@ -1,0 +1,339 @@
+"""Run folders: which one a command continues, which one it makes, and who holds it.
+
+    <storage>/<project>/<name>/run.json    what was asked for and what was resolved, written at the first start
+    <storage>/<project>/<name>/.lock       held by the driver while it lives (the kernel lets go when it dies)
+    <storage>/<project>/<name>/finished    exists once the training has ended and all is told (or noted as owed)
+
+Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
+exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok, or
+unless the caller finds that there is more to do.
+
+Looking for a run (`find_run`) and making one (`begin_run`) are two steps, with all other checks of a start between
+them: one that is refused leaves nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, is_digest_of
+from ray_yolo.engine.checkpoint import write_durably
+from ray_yolo.errors import InputError
+
+RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """A run folder that this process holds."""
+
+    folder: Path
+    lock: IO[str]
+    record: dict[str, Any]  # contents of run.json
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether it is a sweep's, not a training's."""
+        return "space" in self.record
+
+    def finish(self) -> None:
+        """Mark the run as ended."""
+        write_durably(self.folder / "finished", b"")
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        self.lock.close()
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Tells what storage refuses as the user's to mend."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a path
+        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        raise InputError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
+                         "that runs can be written to") from None
+
+
+def lasting_folder() -> Path:
+    """The current folder; ~/ray-yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
+    here = Path.cwd()
+    return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
+
+
+def storage_folder(placement: Placement) -> Path:
+    """Absolute folder of all that is stored: --storage-path, else a --project given in full, else what lasts."""
+    in_full = placement.project if Path(placement.project).is_absolute() else ""
+    return lasting_folder() / (placement.storage_path or in_full)
+
+
+def project_folder(placement: Placement) -> Path:
+    """Absolute folder of runs.
+
+    Raises:
+        InputError: for remote URIs, which have neither appending nor atomic renames; mount the bucket instead.
+    """
+    if "://" in placement.storage_path or "://" in placement.project:
+        raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that "
+                         "all nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
+    return storage_folder(placement) / placement.project
+
+
+@contextmanager
+def storage_probe(placement: Placement) -> Iterator[Path]:
+    """A file, for as long as this lasts, on the storage where a new run would lie; no folder is made for it.
+
+    Raises:
+        InputError: if storage cannot be written to, or its files cannot be locked.
+    """
+    with ExitStack() as stack:
+        with _storage():
+            project = project_folder(placement)
+            place = next(path for path in (project, *project.parents) if path.exists())
+            probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place))
+            lock_file(probe)
+        yield Path(probe.name)
+
+
+@_storage()
+def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None) -> Run | None:
+    """The run that this command continues, locked; None if it shall begin one. Nothing is made.
+
+    Args:
+        extends: of a sweep: whether there is more to do for the named one of a folder, although it is finished. None
+            for a training.
+
+    Raises:
+        InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
+    """
+    project = project_folder(placement)
+    if placement.resume:
+        return _resumed(project, placement.resume)
+    with storage_probe(placement):
+        pass
+    if placement.name:
+        return _named(project / placement.name, recipe, placement.exist_ok, extends)
+    for run in _unfinished(project, sweeps=extends is not None):
+        if is_digest_of(run.record["digest"], recipe):
+            return run
+        run.release()
+    return None
+
+
+@_storage()
+def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
+    """A new run, locked, with its record: of the name asked for, or expN. With `exist_ok` an old one is moved aside.
+
+    Raises:
+        InputError: if the name has come into use, or storage cannot be written to.
+    """
+    project = project_folder(placement)
+    folder = project / placement.name if placement.name else _exclusive(project, "exp")
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _open(folder)
+    if run.record:
+        run.release()
+        if not placement.exist_ok:
+            raise InputError(f"name: another process has begun {folder} just now; choose another --name")
+        _move_aside(folder)
+        return begin_run(placement, record)
+    run.record = record
+    try:
+        write_durably(folder / ".run.json", json.dumps(record, indent=1).encode())
+        (folder / ".run.json").replace(folder / "run.json")
+    except OSError:
+        with suppress(OSError):  # it may hold what is somebody's
+            (folder / ".run.json").unlink(missing_ok=True)
+            (folder / ".lock").unlink()
+            folder.rmdir()
+        run.release()
+        raise
+    return run
+
+
+def _resumed(project: Path, resume: str) -> Run:
+    """The run of `--resume`: its folder, a file in it, or the newest unfinished one for 'auto'."""
+    if resume == "auto":
+        if run := next(_unfinished(project, sweeps=False), None):
+            return run
+        raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
+    path = Path(resume).absolute()
+    holder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
+    if holder is None:
+        raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
+    if (holder / "finished").exists():
+        raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
+    run = _open(holder)
+    if run.is_sweep:
+        run.release()
+        raise InputError(f"resume: {holder} is a sweep; run the python -m ray_yolo.tune command again that began it "
+                         f"(--space {shlex.quote(run.record['space'])}), and it continues")
+    return run
+
+
+def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path], bool] | None) -> Run | None:
+    """The run of a name if it can go on; None if it has not begun, or may be moved aside."""
+    if not (folder / "run.json").exists():
+        return None
+    run = _open(folder)
+    other = run.is_sweep != (extends is not None)
+    finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
+    if is_digest_of(run.record["digest"], recipe) and not finished and not other:
+        return run
+    run.release()
+    if exist_ok:
+        return None
+    kind = "a sweep" if run.is_sweep else "a training"
+    state = kind if other else "finished" if finished else "a run of another recipe"
+    raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
+                     f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+
+
+def _move_aside(folder: Path) -> Path:
+    """Free the name of a folder. Returns the new one, NAME.oldN."""
+    aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
+    return folder.rename(aside)
+
+
+def _go_on_from(folder: Path) -> str:
+    """The flag that starts from a run's weights, as a shell takes it."""
+    return f"--weights {shlex.quote(str(folder / 'weights' / 'last.pt'))}"
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process holds this run folder."""
+    if not folder.exists():
+        return False
+    with (folder / ".lock").open("a") as lock:
+        return not lock_file(lock)
+
+
+@_storage()
+def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
+    """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
+
+    With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
+
+    Args:
+        sources: absolute paths of what is read, which must not be moved.
+
+    Raises:
+        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training.
+    """
+    project = project_folder(placement)
+    if not (placement.name and placement.exist_ok):
+        return _exclusive(project, placement.name or "exp")
+    folder = project / placement.name
+    if folder.exists() and any(folder.iterdir()):
+        held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
+        if found := next(filter(os.path.exists, held), None):
+            raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
+                             "results; choose another --name or --project")
+        _logger.warning("%s: what it held lies in %s now", folder, _move_aside(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _exclusive(project: Path, stem: str) -> Path:
+    """A folder stem, stem2, stem3, ... made by exclusive create, so that two commands never share one."""
+    project.mkdir(parents=True, exist_ok=True)
+    matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)", path.name) for path in project.iterdir())
+    number = max((int(match[1] or 1) for match in matches if match), default=0)
+    while True:
+        number += 1
+        folder = project / f"{stem}{number if number > 1 else ''}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _unfinished(project: Path, *, sweeps: bool) -> Iterator[Run]:
+    """Sweeps, or trainings, that have begun, not ended, and that nobody holds, newest first by their records' order.
+
+    Each is locked: whoever does not want one releases it. One that cannot be opened is passed over with a warning.
+    """
+    begun = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
+    for folder in sorted(begun, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
+        try:
+            run = _try_open(folder)
+        except (InputError, PermissionError) as error:
+            _logger.warning("%s (until then this run is passed over)", error)
+            continue
+        if run is not None and run.is_sweep == sweeps:
+            yield run
+        elif run is not None:
+            run.release()
+
+
+def _try_open(folder: Path) -> Run | None:
+    """The run, or None if another process holds it."""
+    lock = (folder / ".lock").open("a+")
+    try:
+        if not lock_file(lock):
+            lock.close()
+            return None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.uname().nodename} {os.getpid()}\n")
+        lock.flush()
+        return Run(folder, lock, _read_record(folder / "run.json"))
+    except BaseException:
+        lock.close()
+        raise
+
+
+def lock_file(file: IO[Any]) -> bool:
+    """Lock a file until it is closed, or until this process dies. False if another process has locked it.
+
+    Raises:
+        InputError: if its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
+                         "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
+                         "or give a --storage-path on another one") from None
+    return True
+
+
+def _read_record(file: Path) -> dict[str, Any]:
+    """A run's record; empty if there is none yet."""
+    try:
+        record = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "digest" not in record:
+        raise InputError(f"{file}: is damaged; put it back from a copy, or move its folder away")
+    return record
+
+
+def _open(folder: Path) -> Run:
+    run = _try_open(folder)
+    if run is None:
+        holder = (folder / ".lock").read_text().strip()
+        raise InputError(f"{folder} is being trained by another process ({holder}); wait for it, or choose another "
+                         "--name")
+    return run

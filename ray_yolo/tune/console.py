@@ -1,0 +1,175 @@
+"""The progress of a sweep on the driver's console.
+
+On a terminal a live table of trials is redrawn, and other prints appear above it; elsewhere (job logs, files) there is
+one whole line for each trial that ends.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ray_yolo.tune.files import best_trial
+from ray_yolo.tune.ledger import State, Trial
+
+COLUMNS = ("trial", "state", "epoch", "fitness", "best")
+
+_STYLES = {"finished": "green", "failed": "red"}
+_RECENT = 5  # ended trials in the table
+_OTHER_LINES = 4  # of the terminal: header, blank line and summary, and one to spare
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a trial has come: epochs done, and the fitness of each that was seen."""
+
+    trial: int
+    state: State = "running"
+    epoch: int = 0
+    fitness: tuple[float, ...] = ()
+
+
+class SweepDisplay:
+    """Tells a stream what becomes of a sweep's trials, from its construction until `close()`. For one thread.
+
+    Args:
+        total: trials that the sweep shall have.
+        epochs: epochs of a trial that is not stopped early.
+        trials: the rows of the ledger that there are already.
+    """
+
+    def __init__(self, stream: TextIO, total: int, epochs: int, clock: Callable[[], float] = time.monotonic,
+                 trials: Sequence[Trial] = ()) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # reasons may have letters that the console does not have
+        self._total, self._epochs, self._clock, self._trials = total, epochs, clock, trials
+        self._running: dict[int, Standing] = {}
+        self._ended: list[Standing] = []  # newest first
+        self._begun: dict[int, float] = {}
+        self._durations: list[float] = []
+        self._slots = 0  # the most trials that have run at once
+        self._console = Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture,
+                          # what goes into a file shall stay there
+                          redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
+        if self._console.is_interactive:
+            self._live.start(refresh=True)
+
+    def close(self) -> None:
+        """Leave the last table where it is; what is said from now on follows below."""
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Tell whole lines, above the table where there is one."""
+        self._console.print(Text(text), soft_wrap=True)  # paths and commands stay whole for copying
+
+    def started(self, trial_number: int) -> None:
+        """A trial's training begins or goes on."""
+        self._running[trial_number] = Standing(trial_number)
+        self._begun[trial_number] = self._clock()
+        self._slots = max(self._slots, len(self._running))
+        self._draw()
+
+    def epoch(self, trial_number: int, epoch: int, fitness: float) -> None:
+        """A trial has done so many epochs, the last one with this fitness."""
+        before = self._running.get(trial_number, Standing(trial_number))
+        self._running[trial_number] = replace(before, epoch=epoch, fitness=(*before.fitness, fitness))
+        self._draw()
+
+    def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        """A trial has ended; `trials` are all rows of the ledger."""
+        if trial.fitness is not None:  # Ray Tune keeps the epoch at which a trial is stopped early to itself
+            self.epoch(trial.number, trial.epochs, trial.fitness)
+        self._trials = trials
+        self._durations.append(self._clock() - self._begun.pop(trial.number, self._clock()))
+        standing = self._running.pop(trial.number, Standing(trial.number))
+        self._ended = [replace(standing, state=trial.state), *self._ended][:_RECENT]
+        if trial.state == "failed" or not self._console.is_interactive:  # the table has no room for a reason
+            self.say(ended_line(trial, trials, self._total) + self._left())
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._console.is_interactive:
+            self._live.refresh()
+
+    def _picture(self) -> Group:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True, overflow="crop")
+        room = max(self._console.height - _OTHER_LINES, 1)
+        for row in table_rows(list(self._running.values()), self._ended, self._epochs, room):
+            table.add_row(*row, style=_STYLES.get(row[1]))
+        summary = summary_line(self._trials, self._total) + self._left()
+        return Group(table, "", Text(summary, no_wrap=True, overflow="crop"))
+
+    def _left(self) -> str:
+        now = self._clock()
+        ages = [now - begun for begun in self._begun.values()]
+        waiting = self._total - sum(trial.has_ended for trial in self._trials) - len(ages)
+        seconds = seconds_left(self._durations, ages, waiting, self._slots)
+        return "" if seconds is None else f"; about {timedelta(seconds=round(seconds))} left"
+
+
+def table_rows(running: Sequence[Standing], ended: Sequence[Standing], epochs: int, limit: int
+               ) -> list[tuple[str, ...]]:
+    """At most `limit` rows under COLUMNS: the running trials, then as many of the ended ones as there is room for."""
+    shown = running if len(running) <= limit else running[:limit - 1]
+    rows = [_cells(each, epochs) for each in shown]
+    if len(shown) < len(running):
+        rows.append(("...", f"{len(running) - len(shown)} more", "", "", ""))
+    return rows + [_cells(each, epochs) for each in ended[:limit - len(rows)]]
+
+
+def _cells(standing: Standing, epochs: int) -> tuple[str, ...]:
+    seen = standing.fitness
+    numbers = (f"{seen[-1]:.4f}", f"{max(seen):.4f}") if seen else ("-", "-")
+    return str(standing.trial), standing.state, f"{standing.epoch or '-'}/{epochs}", *numbers
+
+
+def summary_line(trials: Sequence[Trial], total: int) -> str:
+    """How far a sweep has come, and its best trial."""
+    ended, failed = sum(trial.has_ended for trial in trials), sum(trial.state == "failed" for trial in trials)
+    best = best_trial(trials)
+    return (f"{ended}/{total} trials ended" + (f", {failed} failed" if failed else "")
+            + (f"; best {best.fitness:.4f} (trial {best.number})" if best else ""))
+
+
+def ended_line(trial: Trial, trials: Sequence[Trial], total: int) -> str:
+    """What came of a trial that has ended, on one line."""
+    ended = sum(each.has_ended for each in trials)
+    best = best_trial(trials)
+    outcome = _one_line(trial.reason)
+    if trial.fitness is not None:
+        outcome = f"fitness {trial.fitness:.5g} after {trial.epochs} epochs"
+    lead = f"; best {best.fitness:.5g} (trial {best.number})" if best else ""
+    return f"{ended}/{total}  trial {trial.number} {trial.state}: {outcome}{lead}"
+
+
+def _one_line(text: str, limit: int = 160) -> str:
+    """A text without line breaks and colour codes, shortened."""
+    text = " ".join(Text.from_ansi(text).plain.split())
+    return text if len(text) <= limit else text[:limit - 3] + "..."
+
+
+def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting: int, slots: int) -> float | None:
+    """Seconds until all trials have ended, if each takes the mean of `durations`, those of the trials that have ended.
+
+    `ages` are the seconds that the running ones have run, `slots` how many run at once. None if no trial has ended
+    yet, or none is left.
+    """
+    if not durations or not num_waiting + len(ages):
+        return None
+    mean = math.fsum(durations) / len(durations)
+    work = num_waiting * mean + math.fsum(max(mean - age, 0.0) for age in ages)
+    return work / min(slots, num_waiting + len(ages))

@@ -1,0 +1,154 @@
+"""The files of a sweep that people and YOLOv5's tools know: evolve.csv and hyp_evolve.yaml, written and read.
+
+Those that are written are projections of the ledger and can be made again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.config.hyp import GENES
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sources import read_config_file
+from ray_yolo.config.yaml import read_scalar, to_yaml
+from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.errors import InputError
+from ray_yolo.runlog.results_files import TERMS, loss_places, replace_text
+from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
+from ray_yolo.tune.ledger import Trial
+from ray_yolo.tune.replay import replay_command, trained_recipe
+from ray_yolo.tune.search import Search
+from ray_yolo.tune.space import overlay, recipe_value, short_name
+
+METRICS = {"metrics/precision": "precision", "metrics/recall": "recall", "metrics/mAP_0.5": "mAP50",
+           "metrics/mAP_0.5:0.95": "mAP50-95"}
+"""YOLOv5's names of evolve.csv's first columns -> ours; losses and genes follow."""
+RUNG = "rung"
+
+
+def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
+    """The text of evolve.csv: YOLOv5's columns, then all its genes and whatever else was searched.
+
+    One row for each finished trial, by number; cells are right-aligned, numbers exact. Where some were stopped early a
+    last column says how many rungs each had reached: only numbers of one rung compare.
+    """
+    finished = [trial for trial in trials if trial.state == "finished"]
+    genes = _gene_names(finished)
+    rungs = [RUNG] if len({trial.rung for trial in finished}) > 1 else []
+    terms = list(finished[0].losses) if finished and finished[0].losses else list(TERMS)
+    lines = [[*METRICS, *loss_places("val", terms), *genes, *rungs]]
+    for trial in finished:
+        trained = overlay(recipe, trial.genes)
+        numbers = [trial.metrics.get(name) for name in METRICS.values()]
+        numbers += [trial.losses.get(name) for name in terms]
+        lines.append(["nan" if number is None else str(number) for number in numbers]
+                     + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.rung) for _ in rungs])
+    return "".join(",".join(f"{cell:>20}" for cell in line) + "\n" for line in lines)
+
+
+def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row, and how they changed on the way if they did.
+
+    None while no row has finished.
+    """
+    best = best_trial(trials)
+    if best is None:
+        return None
+    trained = trained_recipe(recipe, best.past)
+    metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items())
+    ended = sum(trial.has_ended for trial in trials)
+    values = {name: recipe_value(trained, name) for name in _gene_names([best])}
+    if trained.changes:
+        values["changes"] = [change.model_dump() for change in trained.changes]
+    return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
+            f"# {metrics}\n# {replay_command(recipe, best.past)}\n{to_yaml(values)}")
+
+
+def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
+    """Make evolve.csv and, once there is a best row, hyp_evolve.yaml anew."""
+    replace_text(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials))
+    if text := format_hyp_evolve(recipe, trials):
+        replace_text(Path(folder) / "hyp_evolve.yaml", text)
+
+
+def drop_weights(folder: str | os.PathLike[str]) -> None:
+    """Remove what is heavy from the run folder of a trial that nothing goes on from: its command trains it again."""
+    for name in ("checkpoints", "weights"):
+        shutil.rmtree(Path(folder) / name, ignore_errors=True)
+    (Path(folder) / DETECTIONS_FILE).unlink(missing_ok=True)
+
+
+def best_trial(trials: Iterable[Trial]) -> Trial | None:
+    """The finished trial of the highest fitness among those that were trained furthest; of equal ones the first."""
+    by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
+    best = best_rows((trial.row for trial in by_number.values()), 1)
+    return by_number[best[0].trial] if best else None
+
+
+def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
+    """The genes in an old evolve.csv (its five best rows by this search's objective), a hyp file, or each hyp file of a
+    folder, moved into the space; what a file does not say is as in the space's first start.
+
+    They are trained again, not believed: a fitness of another data set or schedule compares with nothing here.
+
+    Raises:
+        InputError: if the file is neither, or has no row to use.
+    """
+    rows = _read_csv(path, search) if path.endswith(".csv") else [_read_hyp(file) for file in _hyp_files(path)]
+    return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
+             for gene in space.genes} for row in rows]
+
+
+def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
+    """Genes of the best rows of an evolve.csv, best first."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [[cell.strip() for cell in line] for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    header = lines[0] if lines else []
+    if missing := [name for name in METRICS if name not in header]:
+        raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
+                         "ray_yolo.tune, or a hyp file")
+    rows = [dict(zip(header, map(_read_cell, line), strict=False)) for line in lines[1:]]
+    ranked = best_rows((Row(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
+                        for number, row in enumerate(rows)), NUM_PARENTS)
+    if not ranked:
+        raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")
+    return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]
+
+
+def _read_cell(text: str) -> GeneValue:
+    value = read_scalar(text)
+    return text if value is None else value
+
+
+def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
+    measured = {ours: row.get(name) for name, ours in METRICS.items()}
+    return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
+
+
+def _hyp_files(path: str) -> list[str]:
+    """The file itself, or the YAML files of a folder."""
+    if not os.path.isdir(path):
+        return [path]
+    files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
+    if not files:
+        raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
+    return files
+
+
+def _read_hyp(path: str) -> dict[str, Any]:
+    """Genes of a hyp file by the names that spaces use."""
+    written = {short_name(name): given.value for name, given in read_config_file(path).items()}
+    return {name: read_scalar(value) if isinstance(value, str) else value for name, value in written.items()}
+
+
+def _gene_names(trials: Iterable[Trial]) -> list[str]:
+    """YOLOv5's genes, then what else was searched."""
+    return list(dict.fromkeys([*GENES, *(name for trial in trials for name in trial.genes)]))

@@ -1,0 +1,75 @@
+"""Going on from another run's checkpoint under other hyper-parameters: the relay of population based training.
+
+Ray's schedulers exchange Tune checkpoints, which trials of ours do not have: theirs are the checkpoints of their own
+distributed trainings. So each report carries a pointer to one (`Origin`), and a trial that is told to exploit another
+begins a run folder of its own there. The old folder is not touched: its workers may live for a few seconds more.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.engine.checkpoint import read_state, save_checkpoint, write_durably
+from ray_yolo.errors import CheckpointError
+from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
+from ray_yolo.tune.evolution import GeneValue
+from ray_yolo.tune.ledger import Origin, trial_folder
+from ray_yolo.tune.replay import changed_recipe, train_command
+
+KEPT = (EVENTS_FILE, RUN_FILE)  # of the trial's history: one log and one tracked run through all its folders
+
+
+def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[str, GeneValue]) -> str:
+    """The name of the run folder in which trial `number` goes on from `origin` with `genes`; made if it is not there.
+
+    Raises:
+        CheckpointError: if the origin's file is gone, damaged, or not the one that was meant.
+    """
+    folders = [trials / trial_folder(number, 0)]
+    while (following := trials / trial_folder(number, len(folders))).joinpath("run.json").exists():
+        folders.append(following)
+    if origin is None:
+        return folders[0].name
+    for folder in reversed(folders[1:]):
+        record = json.loads((folder / "run.json").read_text())
+        if (record["origin"], record["genes"]) == (asdict(origin), genes):
+            return folder.name
+    _fork(origin, folders[-1], following, genes)
+    return following.name
+
+
+def asked_recipe(folder: Path) -> Recipe | None:
+    """What the training of a run folder was asked for; None if it has not begun."""
+    record = folder / "run.json"
+    return Recipe.model_validate(json.loads(record.read_text())["asked"]) if record.exists() else None
+
+
+def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneValue]) -> None:
+    """Fill `folder`; its run.json, written last, makes it count."""
+    source = Path(origin.state)
+    state = read_state(source)
+    manifest = json.loads(source.with_suffix(".json").read_text())
+    if manifest["sha256"] != origin.sha256:
+        raise CheckpointError(f"{source}: is not the checkpoint that was to be gone on from ({origin.sha256[:8]})")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name in KEPT:
+        if (before / name).exists():
+            shutil.copyfile(before / name, folder / name)
+    record = json.loads((source.parent.parent / "run.json").read_text())
+    asked, recipe = (changed_recipe(Recipe.model_validate(record[name]), origin.epoch, genes)
+                     for name in ("asked", "recipe"))
+    digest = recipe_digest(asked)
+    changed = {"digest": digest, "recipe": recipe.model_dump(mode="json")}
+    state["meta"] = json.dumps({**json.loads(state["meta"]), **changed, "last_epoch": None})  # which was the donor's
+    save_checkpoint(folder, state, manifest["step"], digest, ["last"])
+    record |= {**changed, "asked": asked.model_dump(mode="json"), "command": shlex.join(train_command(asked)),
+               "origin": asdict(origin), "genes": dict(genes)}
+    write_durably(folder / ".run.json", json.dumps(record, indent=1).encode())
+    (folder / ".run.json").replace(folder / "run.json")

@@ -1,0 +1,204 @@
+"""Between Ray Tune, which starts and stops trials, and the ledger, which says what to try and keeps what came of it.
+
+Ray's own saving and restoring of searches is not used: a restart opens the ledger. (It was measured to run finished
+trials again, and it unpickles.)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from ray_yolo.errors import ResourcesError
+from ray_yolo.runtime.cluster import free, held_by
+from ray_yolo.tune.console import SweepDisplay
+from ray_yolo.tune.files import best_trial, drop_weights, write_sweep_files
+from ray_yolo.tune.ledger import Ledger, Trial
+from ray_yolo.tune.schedulers import recall, recall_ended
+from ray_yolo.tune.trial import number_of, read_pointer
+
+_DEAD_SECONDS = 15.0  # after which a stopped trial's processes are gone
+_DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # the report of who could not make one
+
+
+def tune_config_of(trial: Trial) -> dict[str, Any]:
+    """What Tune hands to a trial; the number makes its name and is not read afterwards."""
+    origin = asdict(trial.origins[-1]) if trial.origins else None
+    return {"trial": trial.number, "genes": dict(trial.genes), "origin": origin}
+
+
+class LedgerSearcher(Searcher):
+    """Gives out the ledger's unfinished rows first, then proposals, until `num_trials` rows have been given out."""
+
+    def __init__(self, ledger: Ledger, num_trials: int) -> None:
+        super().__init__(metric="fitness", mode="max")
+        self._ledger, self._num_trials = ledger, num_trials
+        self._waiting = list(ledger.to_run)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """A row to train, or FINISHED."""
+        if self._waiting:
+            return tune_config_of(self._waiting.pop(0))
+        if len(self._ledger.trials) < self._num_trials:
+            return tune_config_of(self._ledger.propose())
+        return Searcher.FINISHED
+
+    def stop(self) -> None:
+        """Give out no more."""
+        self._waiting, self._num_trials = [], 0
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing: `LedgerCallback` hears of every scheduler's trials, also of those that no searcher made."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger is on disk."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: see the module."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Ray pickles searchers for its own restore, which is not used."""
+        return {}
+
+
+class LedgerCallback(Callback):
+    """Writes down what happens to trials, before anything follows from it, and shows it.
+
+    Args:
+        searcher: what gives out the trials, if that is ours.
+        drops: whether the checkpoints of trials that are beaten are removed at once.
+    """
+
+    def __init__(self, ledger: Ledger, display: SweepDisplay, scheduler: TrialScheduler,
+                 searcher: LedgerSearcher | None, *, drops: bool) -> None:
+        self._ledger, self._display, self._scheduler, self._drops = ledger, display, scheduler, drops
+        self._searcher = searcher
+        self._lacking = ""  # why there is no room for any trial
+        self._rungs = frozenset(ledger.rungs)
+        self._begun: set[int] = set()  # since the driver was started
+        self._lost: dict[int, dict[str, Any]] = {}  # last report of trials that something happened to
+        self._later: list[tuple[float, Callable[[], None]]] = []  # when to do what
+        recall_ended(scheduler, ledger)
+
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial's process is there and has not begun."""
+        number = number_of(str(trial))
+        pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
+        row = self._ledger.trials[number]
+        self._free_later(number)  # what an earlier attempt held
+        genes = dict(trial.config["genes"])
+        if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
+            self._ledger.exploit(number, genes, pointer)
+            self._display.say(f"trial {number} goes on from trial {pointer.trial} at epoch {pointer.epoch}")
+        if number not in self._begun:
+            recall(self._scheduler, trial, row.judged)
+        self._begun.add(number)
+        self._ledger.start(number)
+        self._display.started(number)
+
+    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any],
+                        **info: Any) -> None:
+        """A validated epoch, or the reason of a failure; the scheduler has said whether it goes on."""
+        number = number_of(str(trial))
+        if "lost" in result:
+            self._lost[number] = result
+        if "fitness" not in result:
+            return
+        if result["epoch"] in self._rungs and not result.get("done"):
+            self._ledger.judge(number, result["epoch"], result["fitness"])
+        self._display.epoch(number, result["epoch"], result["fitness"])
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial has ended or was stopped early: its last report counts."""
+        result = trial.last_result or {}
+        if "failed" in result or "fitness" not in result:
+            self._end(trial, result.get("failed") or "it ended before its first validation")
+            return
+        row, number = json.loads(result["row"]), number_of(str(trial))
+        self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"],
+                            stopped=not (self._folder(number) / "finished").exists())
+        self._tell(trial)
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """A trial was interrupted by no fault of its recipe, and Tune starts it again."""
+        number = number_of(str(trial))
+        reason = self._lost.pop(number, _DIED)["lost"]
+        self._ledger.lose(number, reason)
+        self._display.say(f"trial {number} is queued again: {reason}")
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """The same, once too often; where there is no room even for one trial the sweep ends, and the trial has not."""
+        last = self._lost.pop(number_of(str(trial)), _DIED)
+        if not last["lacking"]:
+            self._end(trial, last["lost"])
+            return
+        self._lacking = last["lost"]
+        if self._searcher:
+            self._searcher.stop()
+
+    def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        """Called by Tune every moment: give back what stopped trials held.
+
+        Ray's own cleaner does so within seconds, but not where the kill comes while a training ends. Not at once: a
+        controller that still lives would take the loss of its workers for a failure and ask for others.
+        """
+        now = time.monotonic()
+        for due, act in self._later:
+            if due <= now:
+                act()
+        self._later = [(due, act) for due, act in self._later if due > now]
+
+    def finish(self) -> None:
+        """Wait until everything is given back; nothing to wait for where no trial was stopped lately.
+
+        Raises:
+            ResourcesError: if trials are left for which there is no room.
+        """
+        while self._later:
+            time.sleep(0.5)
+            self.on_step_end(0, [])
+        if self._lacking:
+            raise ResourcesError(f"{self._lacking}; the same command continues")
+
+    def _folder(self, number: int) -> Path:
+        return self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
+
+    def _free_later(self, number: int) -> None:
+        if group := held_by(self._folder(number)):
+            self._later.append((time.monotonic() + _DEAD_SECONDS, partial(free, group)))
+
+    def _drop_later(self, number: int) -> None:
+        """Have the checkpoints removed that nothing needs any more: of the best trial so far, or of the one that has
+        ended and does not beat it. Workers that are dying may write some more until then.
+        """
+        rows = self._ledger.trials
+        before, best = (best_trial(each) for each in ([row for row in rows if row.number != number], rows))
+        beaten = rows[number] if best is not rows[number] else before
+        if self._drops and beaten is not None:
+            delay = _DEAD_SECONDS if held_by(self._folder(beaten.number)) else 0.0
+            self._later.append((time.monotonic() + delay, partial(drop_weights, self._folder(beaten.number))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Ray pickles callbacks for its own restore, which is not used."""
+        return {}
+
+    def _end(self, trial: TuneTrial, reason: str) -> None:
+        self._ledger.fail(number_of(str(trial)), reason)
+        self._tell(trial)
+
+    def _tell(self, trial: TuneTrial) -> None:
+        self._free_later(number_of(str(trial)))
+        self._drop_later(number_of(str(trial)))
+        trials = self._ledger.trials
+        write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
+        self._display.ended(trials[number_of(str(trial))], trials)

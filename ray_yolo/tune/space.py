@@ -1,0 +1,334 @@
+"""Search spaces: from what a user wrote to genes with limits, every one a field of the recipe.
+
+    search: {algorithm: evolve, scheduler: asha}      how to search (`tune_search`); every other key is a gene:
+    lr0: {low: 1e-5, high: 0.1, gain: 1}              a range; gain is how far evolution moves it
+    loss.box: {type: loguniform, low: 0.02, high: 0.2}
+    momentum: [0.6, 0.98]                             short for a range; [0.001, 0.1, log] for loguniform
+    optimizer.name: {type: choice, values: [SGD, AdamW]}
+    mosaic: {type: fixed, value: 1.0}
+
+A space is checked against the recipe that it will be laid over, so that no trial can fail for its values. Nothing
+here runs a trial.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from ray_yolo.config.changes import CHANGEABLE
+from ray_yolo.config.fields import canonical, config_fields, did_you_mean, explain_unknown
+from ray_yolo.config.hyp import GENES, LEGACY_GENES
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import Frozen
+from ray_yolo.config.yaml import load_yaml
+from ray_yolo.errors import ConfigError, InputError
+from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
+from ray_yolo.tune.search import SCHEDULERS, Search
+
+SHIPPED = Path(__file__).parents[1] / "tune_spaces"
+SEARCH = "search"
+SHORT_NAMES = {path: gene for gene, path in GENES.items()}
+
+_RECIPE = config_fields(Recipe)
+_PLACEMENT = config_fields(Placement)
+
+ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
+             "sync_bn", "quad", "rect", "image_weights")
+"""Fields that a recipe, or its share for each worker, checks against each other: genes of these are tried together."""
+_UNEVEN = ("imgsz", "batch_size", "microbatch")  # a whole number between two good ones may be a bad one
+_MAX_TRIED = 10_000  # combinations: a second or so
+_MAX_WHOLE = 2.0**53  # beyond it floats, which the limits are, leave whole numbers out
+
+Model = TypeVar("Model", bound=BaseModel)
+Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
+
+
+class TuneSpace(NamedTuple):
+    """What is searched and how; `warnings` are for the user and stop nothing."""
+
+    space: Space
+    search: Search
+    warnings: tuple[str, ...]
+
+
+class _Range(Frozen):
+    type: Literal["uniform", "loguniform", "int"]
+    low: float
+    high: float
+    gain: float = Field(1.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> _Range:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}; exchange them")
+        if self.type == "loguniform" and self.low <= 0:
+            raise ValueError(f"loguniform needs a low above 0, not {self.low:g}; raise it, or use uniform")
+        if self.type == "int" and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError(f"a whole number needs whole limits, not {self.low:g} and {self.high:g}")
+        if self.type == "int" and max(abs(self.low), abs(self.high)) > _MAX_WHOLE:
+            raise ValueError(f"whole limits go up to {_MAX_WHOLE:.0f}; lower them")
+        return self
+
+    def gene(self, name: str) -> Gene:
+        kind: Literal["int", "float"] = "int" if self.type == "int" else "float"
+        return Gene(name, kind, self.low, self.high, log=self.type == "loguniform", gain=self.gain)
+
+
+class _Choice(Frozen):
+    type: Literal["choice"]
+    values: tuple[GeneValue, ...] = Field(min_length=1)
+    gain: float = Field(1.0, ge=0.0)
+
+    def gene(self, name: str) -> Gene:
+        return Gene(name, "choice", gain=self.gain, values=self.values)
+
+
+class _Fixed(Frozen):
+    type: Literal["fixed"]
+    value: GeneValue
+
+    def gene(self, name: str) -> Gene:
+        return Gene(name, "choice", gain=0.0, values=(self.value,))
+
+
+_FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
+    "uniform": _Range, "loguniform": _Range, "int": _Range, "choice": _Choice, "fixed": _Fixed}
+
+
+def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
+    """The space of a YAML file, or of that name among the shipped ones, checked against the recipe; see `read_space`.
+
+    Raises:
+        InputError: also if the file cannot be read as YAML.
+    """
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
+    path = shipped.get(str(path), Path(path))
+    if not os.path.exists(path):
+        raise InputError(f"space: {path} is no file; give a YAML file, or one of {', '.join(shipped)}")
+    file = load_yaml(path)
+
+    def where(*keys: str | int) -> str:
+        """The line of the key, or of the nearest one around it (a short list has no key `low`)."""
+        return file.where(*next(keys[:n] for n in range(len(keys), -1, -1) if keys[:n] in file.lines or n == 0))
+
+    return read_space(file.data, recipe, where)
+
+
+def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
+    """The space of a mapping in the form shown at the top of this module.
+
+    Trial 0 is the recipe as it is, each gene moved to the nearest value that the space allows.
+
+    Raises:
+        ConfigError: for the first entry that cannot be used, with its place.
+    """
+    search = _read_settings(Search, data.get(SEARCH) or {}, lambda *keys: where(SEARCH, *keys), SEARCH)
+    genes: dict[str, Gene] = {}
+    for key in data:
+        if key == SEARCH:
+            continue
+        gene = _read_gene(str(key), data[key], lambda *keys, key=key: where(key, *keys))
+        if gene.name in genes:
+            raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
+        for value in _ends(gene):
+            _check_overlay(recipe, {gene.name: value}, where(key))
+        _check_between(recipe, gene, where(key))
+        if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
+            raise ConfigError(f"{where(key)}: {key} cannot change in the middle of a training, as population based "
+                              "training changes it; remove it, or use another scheduler")
+        genes[gene.name] = gene
+    if not genes:
+        raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
+    _check_together(recipe, genes.values(), where)
+    start = {gene.name: nearest(gene, recipe_value(recipe, gene.name)) for gene in genes.values()}
+    space = Space(tuple(genes.values()), (start,), search.algorithm, search.parent, search.random_first,
+                  search.random_share)
+    _check_algorithm(space, where())
+    return TuneSpace(space, search, tuple(_warnings(space, search, recipe)))
+
+
+def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
+    """The recipe with the genes (YOLOv5's names or dotted paths) in place of its own values.
+
+    Raises:
+        ValidationError: pydantic's, if that is no recipe.
+    """
+    tree = recipe.model_dump()
+    for name, value in genes.items():
+        *sections, last = canonical(name).split(".")
+        functools.reduce(dict.__getitem__, sections, tree)[last] = value
+    return Recipe.model_validate(tree)
+
+
+def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
+    """The values of entangled genes in every combination; one without values where there are none."""
+    entangled = [gene for gene in genes if canonical(gene.name) in ENTANGLED]
+    for values in itertools.product(*map(_tried, entangled)):
+        yield dict(zip((gene.name for gene in entangled), values, strict=True))
+
+
+def short_name(key: str) -> str:
+    """The name that a gene has in spaces, ledgers and tables: YOLOv5's where there is one, else its path."""
+    return SHORT_NAMES.get(canonical(key), canonical(key))
+
+
+def recipe_value(recipe: Recipe, name: str) -> Any:
+    """The recipe's own value of a gene."""
+    return functools.reduce(getattr, canonical(name).split("."), recipe)
+
+
+def _read_gene(key: str, raw: Any, where: Where) -> Gene:
+    path = canonical(key)
+    if path in _PLACEMENT or key.partition(".")[0] == "placement":
+        raise ConfigError(f"{where()}: {key} decides where a trial is trained, not what; a space names fields of the "
+                          "recipe only (every trial has the placement of the command line)")
+    if key in LEGACY_GENES:
+        raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
+    if path not in _RECIPE:
+        raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
+    if path == "data" or path.startswith("objective."):
+        raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
+    whole = _RECIPE[path].types == (int,)
+    entry = _spelled_out(raw, whole)
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where()}: {key}: got {short(raw)}; write {{low: 0.1, high: 0.9}}, [0.1, 0.9], "
+                          "[0.001, 0.1, log], or a mapping with a type")
+    if (kind := entry["type"]) not in _FORMS:
+        raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
+    gene = _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
+    if gene.kind != "choice" and _RECIPE[path].types == (bool,):  # which 0 and 1 can be, and nothing between them
+        raise ConfigError(f"{where()}: {key}: is true or false; write {{type: choice, values: [true, false]}}")
+    if whole and gene.kind == "float":
+        raise ConfigError(f"{where('type')}: {key}: the field takes whole numbers; write type: int")
+    return gene
+
+
+def _spelled_out(raw: Any, whole: bool) -> Any:
+    """An entry with its type; without one, a range is of whole numbers where the field is."""
+    if isinstance(raw, (list, tuple)) and len(raw) == 3 and raw[2] == "log":
+        return {"type": "loguniform", "low": raw[0], "high": raw[1]}
+    if isinstance(raw, (list, tuple)) and len(raw) == 2:
+        raw = {"low": raw[0], "high": raw[1]}
+    return {"type": "int" if whole else "uniform", **raw} if isinstance(raw, Mapping) else raw
+
+
+def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Model:
+    """A mapping as a model; the first thing wrong with it as a ConfigError."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+    # Pydantic puts the scheduler's name among the keys of an error in its settings; the user did not.
+    keys = [str(key) for key in detail["loc"] if key not in SCHEDULERS]
+    owner = next((SCHEDULERS[str(key)] for key in detail["loc"] if key in SCHEDULERS), model)
+    if detail["type"] == "extra_forbidden":
+        text = "unknown key" + did_you_mean(keys[-1], {field: field for field in owner.model_fields})
+    elif detail["type"] == "missing":
+        text = "is missing"
+    elif detail["type"] == "value_error":
+        text = str(detail["ctx"]["error"])
+    else:
+        text = f"got {short(detail['input'])}: {detail['msg']}"
+    raise ConfigError(f"{where(*keys)}: {'.'.join((name, *keys))}: {text}")
+
+
+def _ends(gene: Gene) -> tuple[GeneValue, ...]:
+    """The extreme values of a range, all values of a choice."""
+    if gene.kind == "choice":
+        return gene.values
+    return (int(gene.low), int(gene.high)) if gene.kind == "int" else (gene.low, gene.high)
+
+
+def _tried(gene: Gene) -> Collection[GeneValue]:
+    """The values of a gene that stand for all of them: a range's ends, but where it has holes every whole number."""
+    return range(int(gene.low), int(gene.high) + 1) if _is_uneven(gene) else _ends(gene)
+
+
+def _is_uneven(gene: Gene) -> bool:
+    return gene.kind == "int" and canonical(gene.name) in _UNEVEN
+
+
+def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
+    """Refuse a range of whole numbers some of which make no recipe, with the choice of those that do."""
+    if not _is_uneven(gene):
+        return
+    _check_count([gene], where)
+    good = [value for value in _tried(gene) if _makes_recipe(recipe, {gene.name: value})]
+    if len(good) < len(_tried(gene)):
+        values = ", ".join(map(str, good)) if len(good) < 20 else f"{good[0]}, {good[1]}, ..., {good[-1]}"
+        raise ConfigError(f"{where}: {gene.name}: a range takes every whole number from {gene.low:g} to {gene.high:g}, "
+                          f"and not each of them makes a recipe; write {{type: choice, values: [{values}]}}")
+
+
+def _check_count(genes: Collection[Gene], where: str) -> None:
+    """Refuse more values to try than a start has time for."""
+    if math.prod(len(_tried(gene)) for gene in genes) > _MAX_TRIED:
+        raise ConfigError(f"{where}: {', '.join(gene.name for gene in genes)}: more than {_MAX_TRIED:,} values or "
+                          "combinations, too many to check; use choices of fewer values")
+
+
+def _check_together(recipe: Recipe, genes: Collection[Gene], where: Where) -> None:
+    """Refuse genes whose values exclude each other, or what is decided for all trials before there are any."""
+    names = {gene.name for gene in genes}
+    for name in ("batch_size", "microbatch"):
+        if names & {"batch_size", "microbatch", "quad"} and name not in names and (getattr(recipe, name) or -1) < 0:
+            raise ConfigError(f"{where()}: {' and '.join(sorted(names & {'batch_size', 'microbatch', 'quad'}))} can be "
+                              f"searched with a {name} that is given or searched too; add --{name.replace('_', '-')}")
+    _check_count([gene for gene in genes if canonical(gene.name) in ENTANGLED], where())
+    for values in combinations(genes):
+        _check_overlay(recipe, values, where())
+
+
+def _makes_recipe(recipe: Recipe, genes: Mapping[str, GeneValue]) -> bool:
+    try:
+        overlay(recipe, genes)
+    except ValidationError:
+        return False
+    return True
+
+
+def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -> None:
+    """Refuse genes that make no recipe: one gene outside its field's bounds, or values that exclude each other."""
+    try:
+        overlay(recipe, genes)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+    else:
+        return
+    if len(genes) == 1 and detail["loc"]:
+        (name, value), = genes.items()
+        field = _RECIPE[canonical(name)]
+        raise ConfigError(f"{where}: {name}: {short(value)} is outside of the recipe's bounds: {canonical(name)} is "
+                          f"{field.expected}")
+    values = ", ".join(f"{name} {value}" for name, value in genes.items())
+    raise ConfigError(f"{where}: {values} make no recipe: {detail['msg'].removeprefix('Value error, ')}")
+
+
+def _check_algorithm(space: Space, where: str) -> None:
+    ranges = [gene.name for gene in space.genes if gene.kind == "float"]
+    if space.algorithm == "grid" and ranges:
+        raise ConfigError(f"{where}: {ranges[0]}: a grid needs points, and this is a range; write {{type: choice, "
+                          "values: [...]}")
+    if space.algorithm == "evolve" and not any(can_move(gene, space.starts[0][gene.name]) for gene in space.genes):
+        raise ConfigError(f"{where}: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or has "
+                          "gain 0; start from other values (--hyp, --set) or use algorithm: random")
+
+
+def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
+    if warning := search.rung_warning(recipe.epochs):
+        yield warning
+    zeros = [gene.name for gene in space.genes
+             if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
+    if space.algorithm == "evolve" and zeros:
+        yield (f"evolve: {', '.join(zeros)} start at 0 and stay there, because mutation multiplies; give them another "
+               "start (--hyp, --set) to search them")

@@ -1,0 +1,219 @@
+"""One trial, as Ray Tune's function: a distributed training in a thread, its epochs reported as they are recorded.
+
+A trial is known by its name, trialN: its configuration is another trial's, mutated, once it has exploited one.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray.exceptions
+import ray.tune
+
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
+from ray_yolo.runlog.events import Event, follow, read_events
+from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.run_dir import is_held
+from ray_yolo.runtime.trainer import fit
+from ray_yolo.tune.ledger import LEDGER_FILE, Origin, read_trials
+from ray_yolo.tune.pbt import asked_recipe, open_fork
+from ray_yolo.tune.replay import train_command
+from ray_yolo.tune.search import Search
+from ray_yolo.tune.space import overlay
+
+POINTER_FILE = "origin.json"
+_POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
+
+
+def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+    """Train the trial that this Tune process is for, or go on with it, and report every validated epoch.
+
+    Args:
+        config: `genes`, and `origin` where an earlier start of the sweep has noted one.
+        wire: what is the same for all trials, as plain JSON.
+    """
+    number = number_of(ray.tune.get_context().get_trial_name())
+    run_config = trial_config(wire, number, config["genes"])
+    search = Search.model_validate(wire["search"])
+    exchanges = search.scheduler.name == "pbt"
+    if exchanges:
+        checkpoint = ray.tune.get_checkpoint()
+        pointer = read_pointer(checkpoint) if checkpoint else None
+        trials = Path(wire["placement"]["project"])
+        name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
+        recipe = asked_recipe(trials / name) or run_config.recipe
+        run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
+    folder = Path(run_config.placement.project) / run_config.placement.name
+    _wait_until_released(folder)
+    past = read_events(folder / EVENTS_FILE)
+    seen = past if exchanges else past[:_count_judged(past, folder, number)]
+    log = follow(folder / EVENTS_FILE, after_seq=seen[-1]["seq"] if seen else -1)
+    newest = partial(_newest_pointer, folder, number, run_config.recipe.epochs)
+    reports = _Reports(search, newest, next((event for event in reversed(seen) if event["type"] == "epoch"), None))
+    outcome = _start(run_config, folder, wire["link"])
+    over = False
+    while not over:  # the log is read once more after the end
+        over = bool(wait([outcome], _POLL_SECONDS).done)
+        reports.take(next(log))
+    reports.finish()
+    if error := outcome.exception():
+        _report_failure(error)
+
+
+def number_of(name: str) -> int:
+    """The number in a trial's name."""
+    return int(name.removeprefix("trial"))
+
+
+def trial_config(wire: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
+    """The training of a trial: the base recipe with its genes, in a run folder of its own under its own name."""
+    config = RunConfig.model_validate({"recipe": wire["recipe"], "placement": wire["placement"]})
+    return _renamed(RunConfig(recipe=overlay(config.recipe, genes), placement=config.placement), f"trial{number}")
+
+
+def read_pointer(checkpoint: ray.tune.Checkpoint) -> Origin:
+    """What a Tune checkpoint of ours points to."""
+    with checkpoint.as_directory() as folder:
+        return Origin(**json.loads((Path(folder) / POINTER_FILE).read_text()))
+
+
+def _renamed(config: RunConfig, name: str) -> RunConfig:
+    return config.model_copy(update={"placement": config.placement.model_copy(update={"name": name})})
+
+
+def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
+               genes: Mapping[str, Any]) -> str:
+    """The name of the folder that a trial trains in under population based training.
+
+    Args:
+        pointer: what Ray gives the trial to go on from: another trial's checkpoint, or its own if it was only paused.
+        noted: what the ledger has, for the first start after a restart of the sweep.
+    """
+    if pointer and pointer.trial == number:
+        return Path(pointer.state).parent.parent.name
+    origin = pointer or (Origin(**noted) if noted else None)
+    return open_fork(trials, number, origin, genes)
+
+
+def _wait_until_released(folder: Path) -> None:
+    """Wait for the process that trained this trial before; a paused one takes a moment to end."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while is_held(folder) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
+    """How many of a trial's events the scheduler has had, as the sweep's ledger knows: not to be judged again."""
+    judged = read_trials(read_events(folder.parent.parent / LEDGER_FILE))[number].judged
+    if not judged:
+        return 0
+    return next((count for count, event in enumerate(past, 1)
+                 if event["type"] == "epoch" and event["epoch"] + 1 == judged[-1][0]), 0)
+
+
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> Future[None]:
+    """Train in a thread."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            fit(config, quiet=True, link=link, command=train_command(config.recipe))
+            outcome.set_result(None)
+        except KeyboardInterrupt:  # told to stop, as the whole sweep: its driver ends this process
+            return
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    if (folder / "finished").exists():  # it ended, and the driver died before it could note that
+        outcome.set_result(None)
+    else:
+        threading.Thread(target=run, daemon=True).start()
+    return outcome
+
+
+def _report_failure(error: BaseException) -> None:
+    """Report why a training failed, if that is the recipe's own fault.
+
+    Raises:
+        TrainingError: if it is not: so Tune starts the trial again.
+    """
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if not is_bad_luck(error):
+        ray.tune.report({"failed": text})
+        return
+    ray.tune.report({"lost": text, "lacking": isinstance(error, ResourcesError)})
+    raise TrainingError(text)
+
+
+def is_bad_luck(error: BaseException) -> bool:
+    """Whether a training failed by what its recipe can do nothing for: no room, or a process or node that died."""
+    return isinstance(error, (ResourcesError, LostWorkersError, ray.exceptions.RayError))
+
+
+class _Reports:
+    """Reports epochs to Tune once they are checkpointed, which is right after.
+
+    Args:
+        newest: gives a pointer to what others may go on from.
+        last: the last epoch that was reported before; again, where no other follows, as Tune wants to hear of one.
+    """
+
+    def __init__(self, search: Search, newest: Callable[[], Origin | None], last: Event | None) -> None:
+        self._search, self._newest, self._last = search, newest, last
+        self._held: Event | None = None  # waits for its checkpoint
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What has happened since."""
+        for event in events:
+            if self._held and event["type"] in ("epoch", "checkpoint", "end"):
+                self._send(self._held, self._newest())
+                self._held = None
+            if event["type"] == "epoch":
+                self._held, self._last = event, None
+
+    def finish(self) -> None:
+        """Nothing follows; under --nosave only the last epoch is checkpointed."""
+        if last := self._held or self._last:
+            self._send(last, None)
+
+    def _send(self, event: Event, pointer: Origin | None) -> None:
+        fitness = self._search.fitness(event["metrics"])
+        if fitness is not None:
+            _report(event, fitness, pointer)
+
+
+def _report(event: Event, fitness: float, pointer: Origin | None) -> None:
+    """Report one epoch to Tune."""
+    # as text: Tune would flatten what is nested
+    row = {"fitness": fitness, "epoch": event["epoch"] + 1,
+           "row": json.dumps({"metrics": event["metrics"], "losses": event["val"]})}
+    if pointer is None:
+        ray.tune.report(row)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / POINTER_FILE).write_text(json.dumps(asdict(pointer)))
+        ray.tune.report(row, checkpoint=ray.tune.Checkpoint.from_directory(folder))
+
+
+def _newest_pointer(folder: Path, number: int, epochs: int) -> Origin | None:
+    """A pointer to the newest of the checkpoints that are kept for good (`save_period`) and have epochs left to train.
+
+    None if there is none.
+    """
+    manifests = (folder / "weights").glob("epoch*.json")  # written after what they describe
+    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in manifests}
+    trained = max((count for count in kept if count < epochs), default=None)
+    if trained is None:
+        return None
+    manifest = json.loads(kept[trained].read_text())
+    return Origin(number, trained, str(kept[trained].with_suffix(".pt")), manifest["sha256"])

@@ -1,0 +1,289 @@
+"""Flags: which there are, what they mean, what wins, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL, parse_export, parse_predict, parse_train, parse_val
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+from ray_yolo.config.fields import config_fields
+from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.errors import InputError
+
+TRAIN_FLAGS = frozenset([
+    "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",
+    "--img", "--img-size", "--seed", "--precision", "--sync-bn", "--exact", "--threads", "--patience", "--freeze",
+    "--changes",
+    "--single-cls", "--multi-scale", "--rect", "--quad", "--image-weights", "--noautoanchor", "--noval", "--notest",
+    "--strict", "--allow-empty", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
+    "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
+    "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
+    "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
+    "--noplots", "--timeout-seconds", "--register", "--registered-name", "--callbacks", "--bucket", "--evolve",
+    "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
+    "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--help",
+])
+
+VAL_FLAGS = frozenset([
+    "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
+    "--gpus-per-worker", "--cpus-per-worker", "--address", "--workers", "--project", "--name", "--exist-ok",
+    "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
+])
+
+PREDICT_FLAGS = frozenset([
+    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
+    "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
+    "--save-json", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker", "--address", "--project",
+    "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
+    "--set", "--dry-run", "--device", "--help",
+])
+
+EXPORT_FLAGS = frozenset([
+    "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
+    "--nms", "--opset", "--confidence", "--conf-thres", "--iou", "--iou-thres", "--max-detections", "--max-det",
+    "--agnostic-nms", "--data", "--half", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
+    "--help",
+])
+
+COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT]
+
+
+def origins_of(argv: list[str]) -> dict[str, str]:
+    return {path: origin for path, origin in parse_train(argv).origins.items() if origin != "default"}
+
+
+def test_the_flags_are_these() -> None:
+    assert set(TRAIN.flags) == TRAIN_FLAGS
+    assert set(VAL.flags) == VAL_FLAGS
+    assert set(PREDICT.flags) == PREDICT_FLAGS
+    assert set(EXPORT.flags) == EXPORT_FLAGS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_names_a_field_and_the_parser_knows_no_other(command: Command[Any]) -> None:
+    fields = config_fields(command.model)
+    parser_knows = set(build_parser(command)._option_string_actions) - {"-h"}
+    assert parser_knows == set(command.flags)
+    assert {path for path in command.flags.values() if path not in fields} == {*OPTIONS, *command.answers}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_every_field_that_can_be_given(command: Command[Any]) -> None:
+    text = " ".join(build_parser(command).format_help().split())
+    for path, field in config_fields(command.model).items():
+        if "." in path or path in command.paths:
+            assert " ".join((field.info.description or "").split()) in text, path
+
+
+def test_every_alias_is_of_a_field_that_some_command_has() -> None:
+    assert set(ALIASES) <= {path for command in COMMANDS for path in command.paths}
+    assert set(SEVERAL) <= {*TRAIN.paths, *PREDICT.paths}
+
+
+@pytest.mark.parametrize(("yolov5", "ours"), [
+    ("--img 320", "--imgsz 320"), ("--img-size 320 320", "--imgsz 320"), ("--imgsz 320 320", "--imgsz 320"),
+    ("--batch 8", "--batch-size 8"), ("--cfg yolov5n", "--model yolov5n"), ("--notest", "--noval"),
+    ("--cache-images", "--cache ram"), ("--cache", "--cache ram"), ("--cache-images disk", "--cache disk"),
+    ("--resume", "--resume auto"), ("--noautoanchor", "--set autoanchor=false"), ("--cos-lr", "--set cos_lr=yes"),
+    ("--optimizer AdamW", "--set optimizer.name=AdamW"), ("--sync-bn", "--set sync_bn=true"),
+    ("--label-smoothing 0.1", "--set loss.label_smoothing=0.1"), ("--device cpu", "--gpus-per-worker 0"),
+    ("--device=", ""), ("--freeze 10", "--freeze 0 1 2 3 4 5 6 7 8 9"), ("--freeze 2", "--set freeze=2"),
+    ("--exist-ok --nosave --rect", "--set exist_ok=1 --set nosave=on --set rect=true"),
+    ("--batch-size 8", "--set batch_size=8"), ("--set lr0=0.02", "--set optimizer.lr0=0.02"),
+    ("--set batch_size=null", ""), ("--multi-scale --single-cls", "--set multi_scale=t --set single_cls=True"),
+])
+def test_yolov5s_spelling_means_ours(yolov5: str, ours: str) -> None:
+    ours = ours.replace("cos_lr", "schedule.cos_lr")
+    assert parse_train(yolov5.split()).config == parse_train(ours.split()).config
+
+
+@pytest.mark.parametrize(("yolov5", "changes"), [
+    ("--conf-thres 0.1", {"evaluate": {"confidence": 0.1}}), ("--iou-thres 0.5", {"evaluate": {"iou": 0.5}}),
+    ("--max-det 9", {"evaluate": {"max_detections": 9}}), ("--batch 4", {"evaluate": {"batch_size": 4}}),
+    ("--task test", {"split": "test"}), ("--half", {"precision": "fp16"}), ("--img 320", {"imgsz": 320}),
+    ("--device cpu --name x", {"placement": {"gpus_per_worker": 0, "name": "x"}}),
+])
+def test_validation_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
+    config = parse_val(["--weights", "w.pt", *yolov5.split()]).config
+    assert config == ValConfig.model_validate({"weights": "w.pt", **changes})
+
+
+@pytest.mark.parametrize(("yolov5", "changes"), [
+    ("--conf-thres 0.1 --iou-thres 0.5", {"confidence": 0.1, "iou": 0.5}), ("--max-det 9", {"max_detections": 9}),
+    ("--classes 0", {"classes": (0,)}), ("--classes 0 2", {"classes": (0, 2)}), ("--half", {"precision": "fp16"}),
+    ("--img 320 --save-txt --save-conf", {"imgsz": 320, "save_txt": True, "save_conf": True}),
+    ("--agnostic-nms --nosave", {"agnostic_nms": True, "placement": {"nosave": True}}),
+    ("--device cpu", {"placement": {"gpus_per_worker": 0}}),
+])
+def test_prediction_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
+    config = parse_predict(["--weights", "w.pt", "--source", "s", *yolov5.split()]).config
+    assert config == PredictConfig.model_validate({"weights": "w.pt", "source": "s", **changes})
+
+
+@pytest.mark.parametrize(("yolov5", "changes"), [
+    ("--include torchscript", {"format": "torchscript"}), ("--batch 4 --dynamic", {"batch_size": 4, "dynamic": True}),
+    ("--nms --iou-thres 0.5", {"nms": True, "iou": 0.5}), ("--device cpu", {}),
+])
+def test_export_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> None:
+    config = parse_export(["--weights", "w.pt", *yolov5.split()]).config
+    assert config == ExportConfig.model_validate({"weights": "w.pt", **changes})
+
+
+def test_a_command_without_gpus_says_so() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_export(["--weights", "w.pt", "--device", "0"])
+    assert str(caught.value) == "--device 0: this command runs on the CPU; leave it out"
+
+
+def test_validation_runs_in_this_process_unless_asked_otherwise() -> None:
+    placement = parse_val(["--weights", "w.pt", "--name", "x"]).config.placement
+    assert (placement.num_workers, placement.project) == (0, "runs/val")
+
+
+def test_later_sources_win_and_each_value_knows_its_own(tmp_path: Path) -> None:
+    config, hyp = tmp_path / "c.yaml", tmp_path / "h.yaml"
+    config.write_text("epochs: 1\nseed: 1\nlr0: 0.1\nimgsz: 64\nproject: c\npatience: 1\n")
+    hyp.write_text("seed: 2\nlr0: 0.2\nimgsz: 96\npatience: 2\n")
+    argv = ["--set", "imgsz=160", "--img", "128", "--set", "lr0=0.3", "--hyp", str(hyp), "--config", str(config),
+            "--seed", "3"]
+    parsed = parse_train(argv)
+    recipe = parsed.config.recipe
+    assert (recipe.epochs, recipe.seed, recipe.optimizer.lr0, recipe.imgsz, recipe.patience) == (1, 3, 0.3, 160, 2)
+    assert origins_of(argv) == {"epochs": f"{config}:1", "seed": "--seed", "optimizer.lr0": "--set lr0",
+                                "imgsz": "--set imgsz", "project": f"{config}:5", "patience": f"{hyp}:4"}
+
+
+@pytest.mark.parametrize(("argv", "origin"), [
+    ("--img 64", {"imgsz": "--img"}), ("--cache", {"cache": "--cache"}), ("--device cpu",
+     {"gpus_per_worker": "--device cpu"}), ("--noautoanchor", {"autoanchor": "--noautoanchor"}), ("", {}),
+    ("--epochs 3 --epochs=4", {"epochs": "--epochs"}),
+])
+def test_an_origin_is_the_flag_as_it_was_spelled(argv: str, origin: dict[str, str]) -> None:
+    assert origins_of(argv.split()) == origin
+
+
+def test_a_dry_run_is_asked_for_by_flag() -> None:
+    assert parse_train(["--dry-run"]).dry_run
+    assert not parse_train([]).dry_run
+
+
+MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
+HELP = "see python -m ray_yolo.train --help"
+REFUSED = {
+    "--epoch 5": "unknown flag --epoch; did you mean --epochs?",
+    "--epoch=5": "unknown flag --epoch; did you mean --epochs?",
+    "--batch_size 5": "unknown flag --batch_size; did you mean --batch-size?",
+    "--zzzzzz": "unknown flag --zzzzzz",
+    "--lr0 0.1": "--lr0 is not a flag; write --set optimizer.lr0=VALUE",
+    "--autoanchor": "--autoanchor is not a flag; write --set autoanchor=VALUE",
+    "epochs=100": "unexpected 'epochs=100'; write --set epochs=100",
+    "data=$HOME/d.yaml": "unexpected 'data=$HOME/d.yaml'; write --set 'data=$HOME/d.yaml'",
+    "yolov5s": f"unexpected 'yolov5s'; values follow their flags, {HELP}",
+    "--epochs": f"--epochs: expected one argument; {HELP}",
+    "--freeze": f"--freeze: expected at least one argument; {HELP}",
+    "--epochs=--": f"--epochs: a value cannot be '--'; {HELP}",
+    "--img=--": f"--img: a value cannot be '--'; {HELP}",
+    "--rect=1": f"--rect: ignored explicit argument '1'; {HELP}",
+    "--set epochs": "--set epochs: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02",
+    "--set epoch=3": "--set epoch: unknown setting 'epoch'; did you mean epochs?",
+    "--set =3": "--set : unknown setting ''",
+    "--set optimizer.lr0=2": "--set optimizer.lr0: got '2'; expected a number >= 1e-06 and <= 1.0",
+    "--set lr0=2": "--set lr0: optimizer.lr0: got '2'; expected a number >= 1e-06 and <= 1.0",
+    "--epochs ten": "--epochs: got 'ten'; expected a whole number >= 1",
+    "--epochs 0": "--epochs: got '0'; expected a whole number >= 1",
+    "--workers 1e6": "--workers: got '1e6'; expected a whole number >= -1 and <= 256",
+    "--img 100": "--img: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
+    "--img-size 640 320": "--img-size 640 320: training and validation use one size; give one number",
+    "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
+    "--cache no": "--cache: got 'no'; expected one of none, ram, disk",
+    "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
+                                 "legal: 1, 2, 5, 10",
+    "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
+    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",
+    "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
+                   "letter or digit; folders go into --project",
+    "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
+    "--device 0": "--device 0: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
+    "--device 0,1": "--device 0,1: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
+    "--bucket b": "--bucket: use --storage-path FOLDER, with the bucket mounted there on every node",
+    "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
+    "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
+    "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",
+    "--evolve_population x": "--evolve_population: use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, "
+                             "hyp file, or folder",
+    "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once, with --num-workers N",
+    "--entity me": f"--entity: {MLFLOW}",
+    "--upload_dataset": f"--upload_dataset: {MLFLOW}",
+    "--bbox_interval -1": f"--bbox_interval: {MLFLOW}",
+    "--artifact_alias latest": f"--artifact_alias: {MLFLOW}",
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_a_bad_flag_is_answered_in_one_line(argv: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_train(argv.split())
+    assert str(caught.value) == REFUSED[argv]
+
+
+def test_every_refused_flag_is_in_the_table() -> None:
+    assert set(TRAIN.answers) <= {argv.replace("=", " ").split()[0] for argv in REFUSED}
+
+
+def test_validation_needs_weights() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_val([])
+    assert str(caught.value) == "weights is needed: Weights to validate, such as runs/train/exp/weights/best.pt."
+
+
+WORDS = st.sampled_from([
+    *sorted(TRAIN_FLAGS - {"--help"}), "-", "--", "-x", "", "0", "-1", "1e-3", "nan", "9" * 400, "ten", "yes", "null",
+    "auto", "2-4", "²-3", "640", "10", "cpu", "lr0=0.1", "epochs=3", "optimizer=SGD", "=", "a\0b", "\udc80", "%s",
+]) | st.text(st.characters(exclude_characters="h"), max_size=6)
+
+
+def outcome(argv: list[str]) -> Parsed[RunConfig] | InputError:
+    try:
+        return parse_train(argv)
+    except InputError as error:
+        return error
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(WORDS, max_size=6))
+def test_any_command_line_is_a_configuration_or_an_input_error(argv: list[str]) -> None:
+    result = outcome(argv)
+    if isinstance(result, InputError):
+        assert result.exit_code == 2
+        assert str(result)
+    else:
+        assert isinstance(result.config, RunConfig)
+        assert set(result.origins) == set(config_fields(RunConfig))
+
+
+@pytest.mark.parametrize(("setting", "flag"), [
+    ("callbacks: evil.py", "--callbacks"), ("address: 10.0.0.1:6379", "--address"),
+    ("mlflow_uri: http://elsewhere", "--mlflow-uri"), ("storage_path: /elsewhere", "--storage-path"),
+    ("placement: {storage_path: /elsewhere}", "--storage-path"),
+])
+def test_a_hyp_file_holds_settings_of_the_recipe_only(tmp_path: Path, setting: str, flag: str) -> None:
+    (tmp_path / "hyp.yaml").write_text(f"lr0: 0.02\n{setting}\n")
+    with pytest.raises(InputError, match=rf"hyp\.yaml:2: .* {flag}"):
+        parse_train(["--hyp", str(tmp_path / "hyp.yaml")])
+
+
+def test_no_file_runs_code(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text("epochs: 3\nproject: elsewhere\n")
+    assert parse_train(["--config", str(tmp_path / "all.yaml")]).config.placement.project == "elsewhere"
+    (tmp_path / "all.yaml").write_text("epochs: 3\ncallbacks: evil.py\n")
+    with pytest.raises(InputError, match=r"all\.yaml:2: callbacks runs code.*--callbacks"):
+        parse_train(["--config", str(tmp_path / "all.yaml")])
+    assert parse_train(["--callbacks", "mine.py"]).config.placement.callbacks == "mine.py"

@@ -1,0 +1,199 @@
+"""The YAML reader: what scalars mean, where every key stands, and everything that it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ray_yolo.config import yaml as yaml_files
+from ray_yolo.config.yaml import MAX_BYTES, MAX_DEPTH, load_text_yaml, load_yaml, to_yaml
+from ray_yolo.errors import InputError
+
+SHARED_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+# text without surrogates (not encodable) and without the leading BOM that the reader drops
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-10**17, 10**17) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | st.integers(0, 99), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def load(tmp_path: Path, content: str | bytes) -> yaml_files.YamlFile:
+    path = tmp_path / "f.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return load_yaml(path)
+
+
+@pytest.mark.parametrize(("written", "value"), [
+    ("1e-3", 0.001), ("1.", 1.0), (".5", 0.5), ("-3", -3), ("+1", 1), ("007", 7), ("1E+2", 100.0), ("10.0", 10.0),
+    ("123456789012345678901", 123456789012345678901.0),
+    ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+    ("no", "no"), ("yes", "yes"), ("on", "on"), ("off", "off"), ("y", "y"), ("12:30:00", "12:30:00"),
+    ("2026-01-02", "2026-01-02"), ("0x10", "0x10"), ("1_000", "1_000"), (".inf", ".inf"), (".nan", ".nan"),
+    ("1e999", "1e999"), ("'1'", "1"), ('"no"', "no"), ("'null'", "null"), ("=", "="), ("<<", "<<"),
+])
+def test_scalars_mean_what_yaml_1_2_says(tmp_path: Path, written: str, value: object) -> None:
+    read = load(tmp_path, f"key: {written}").data["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_text_reading_keeps_the_spelling_and_only_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("names: {0: true, 01: 007, 2: 1e5, 3: no, 4: null, 5: 'null'}")
+    assert load_text_yaml(path).data == {
+        "names": {"0": "true", "01": "007", "2": "1e5", "3": "no", "4": None, "5": "null"}}
+
+
+def test_every_key_and_item_keeps_its_line(tmp_path: Path) -> None:
+    file = load(tmp_path, "# comment\nlr0: 1\n\nloss:\n  box: 2\n  cls:\n    3\nrows:\n- a\n-\n  - b\n")
+    assert file.lines == {("lr0",): 2, ("loss",): 4, ("loss", "box"): 5, ("loss", "cls"): 6, ("rows",): 8,
+                          ("rows", 0): 9, ("rows", 1): 11, ("rows", 1, 0): 11}
+    assert file.where("loss", "cls") == f"{tmp_path / 'f.yaml'}:6"
+    assert file.where("absent") == f"{tmp_path / 'f.yaml'}:1"
+
+
+@pytest.mark.parametrize("content", ["", "# only a comment\n", "---\n", "---\n...\n", "null", "{}", "\ufeff"])
+def test_an_empty_file_is_an_empty_mapping(tmp_path: Path, content: str) -> None:
+    assert load(tmp_path, content).data == {}
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
+    assert load(tmp_path, b"\xef\xbb\xbfepochs: 3\r\nimgsz: 64\r\n").data == {"epochs": 3, "imgsz": 64}
+
+
+REFUSED: dict[str, tuple[str | bytes, str]] = {
+    "code": ("a: !!python/object/apply:os.system ['touch hacked']", "1: tag 'tag:yaml.org...ply:os.system': tags "
+             "are not read; remove it (quote what is to be text)"),
+    "standard tag": ("a: 1\nb: !!binary aGk=", "2: tag 'tag:yaml.org,2002:binary': tags are not read; remove it "
+                     "(quote what is to be text)"),
+    "own tag": ("!thing\na: 1", "1: tag '!thing': tags are not read; remove it (quote what is to be text)"),
+    "tagged key": ("!!str a: 1", "1: tag 'tag:yaml.org,2002:str': tags are not read; remove it (quote what is to be "
+                   "text)"),
+    "bomb": ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "2: alias *a: write the value out instead"),
+    "merge": ("a: &a {x: 1}\nb:\n  <<: *a", "3: alias *a: write the value out instead"),
+    "alias as key": ("a: &a x\n*a : 1", "2: alias *a: write the value out instead"),
+    "alias of itself": ("a: &a [*a]", "1: alias *a: write the value out instead"),
+    "deep list": ("a: " + "[" * 100_000, f"1: nested deeper than {MAX_DEPTH} levels"),
+    "deep mapping": ("{a: " * 100_000, f"1: nested deeper than {MAX_DEPTH} levels"),
+    "duplicate": ("lr0: 1\nlrf: 2\nlr0: 3", "3: key 'lr0' is given twice, first in line 1"),
+    "duplicate below": ("a:\n  b: 1\n  b: 2", "3: key 'b' is given twice, first in line 2"),
+    "duplicate number": ("a: {1: x, 01: y}", "1: key 1 is given twice, first in line 1"),
+    "list key": ("? [a]\n: 1", "1: a key must be text or a whole number; quote it if it is meant to be text"),
+    "boolean key": ("true: 1", "1: a key must be text or a whole number; quote it if it is meant to be text"),
+    "null key": ("a: 1\n~: 1", "2: a key must be text or a whole number; quote it if it is meant to be text"),
+    "float key": ("1.5: 1", "1: a key must be text or a whole number; quote it if it is meant to be text"),
+    "list": ("- a\n- b", "1: the file must consist of `key: value` lines"),
+    "word": ("\nhello", "2: the file must consist of `key: value` lines"),
+    "two documents": ("a: 1\n---\nb: 2", "2: a second document starts here; one file holds one"),
+    "latin-1": (b"a: 1\nname: caf\xe9", "2: not UTF-8; save the file as UTF-8"),
+    "utf-16": ("epochs: 3".encode("utf-16"), "1: not UTF-8; save the file as UTF-8"),
+    "nul": (b"a: 1\nb: \x00", "2: not YAML: control character '\\x00'; is this a text file?"),
+    "escape": (b"a: \x1b[31m", "1: not YAML: control character '\\x1b'; is this a text file?"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
+def test_hostile_files_are_refused_in_one_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, parser: type) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(yaml_files, "_PARSER", parser)
+    content, message = REFUSED[name]
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, content)
+    assert str(caught.value) == f"{tmp_path / 'f.yaml'}:{message}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.yaml"]
+
+
+@pytest.mark.parametrize(("content", "line"), [
+    ("a: [1, 2\nb: 3", 2), ("a: 'x", 1), ("a: b: c", 1), ("a: 1\n b: 2", 2), ("%YAML 3.0\n---\na: 1", 1), ("a: @x", 1),
+])
+@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
+def test_a_syntax_error_names_its_line(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, line: int, parser: type) -> None:
+    monkeypatch.setattr(yaml_files, "_PARSER", parser)
+    with pytest.raises(InputError, match=rf"f\.yaml:{line}: not YAML: \w[^\n]+$"):
+        load(tmp_path, content)
+
+
+@pytest.mark.parametrize("parser", [yaml_files._PARSER, yaml.SafeLoader])
+def test_an_escape_of_no_character_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parser: type) -> None:
+    monkeypatch.setattr(yaml_files, "_PARSER", parser)
+    for escape in ("UFFFFFFFF", "U00110000"):
+        with pytest.raises(InputError, match=r"f\.yaml:?1?: not YAML: "):
+            load(tmp_path, f'a: "\\{escape}"')
+
+
+def test_a_tab_as_indentation_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"f\.yaml:2: not YAML: [^\n]+; indent with spaces, not tabs$"):
+        load(tmp_path, "loss:\n\tbox: 1\n")
+
+
+def test_the_deepest_legal_file_is_read(tmp_path: Path) -> None:
+    value = load(tmp_path, "a: " + "[" * MAX_DEPTH + "]" * MAX_DEPTH).data["a"]
+    for _ in range(MAX_DEPTH - 1):
+        (value,) = value
+    assert value == []
+
+
+def test_size_is_limited(tmp_path: Path) -> None:
+    assert load(tmp_path, b"a: 1\n#".ljust(MAX_BYTES, b"x")).data == {"a": 1}
+    with pytest.raises(InputError, match=r"f\.yaml: larger than 4 MiB, which no YAML file here should be$"):
+        load(tmp_path, b"a: 1\n#".ljust(MAX_BYTES + 1, b"x"))
+
+
+def test_the_number_of_values_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_files, "MAX_VALUES", 5)
+    assert load(tmp_path, "a: [1, 2, 3, 4]").data == {"a": [1, 2, 3, 4]}
+    with pytest.raises(InputError, match=r"f\.yaml:2: more than 5 values$"):
+        load(tmp_path, "a: [1, 2, 3, 4,\n5]")
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("absent.yaml", "No such file or directory"), ("", "Is a directory"), ("a\0b", "embedded null byte"),
+])
+def test_an_unreadable_path_is_one_line(tmp_path: Path, name: str, message: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(InputError) as caught:
+        load_yaml(path)
+    assert str(caught.value) == f"{path}: cannot be read: {message}"
+
+
+@SHARED_PATH
+@given(st.dictionaries(TEXT, PLAIN, max_size=4))
+def test_what_is_written_is_read_back_here_and_by_yaml_1_1(tmp_path: Path, values: dict[str, object]) -> None:
+    (tmp_path / "f.yaml").write_text(to_yaml(values), encoding="utf-8")
+    assert load_yaml(tmp_path / "f.yaml").data == values
+    assert yaml.safe_load(to_yaml(values)) == values
+
+
+def test_order_is_kept_and_every_value_stays_on_one_line() -> None:
+    shared = [1, 2]
+    assert to_yaml({"b": shared, "a": shared, "c": (), "name": "1e3"}) == 'b: [1, 2]\na: [1, 2]\nc: []\nname: "1e3"\n'
+    assert to_yaml({"text": "a\nb " + 50 * "long "}) == f'text: "a\\nb {50 * "long "}"\n'
+
+
+def outcome(tmp_path: Path, content: str | bytes) -> yaml_files.YamlFile | InputError:
+    try:
+        return load(tmp_path, content)
+    except InputError as error:
+        return error
+
+
+@SHARED_PATH
+@given(st.binary(max_size=200) | st.text(st.sampled_from("ab01.-:#?&*!|>'\"%@`{}[], \n\t~<\\"), max_size=60))
+def test_any_bytes_are_a_mapping_or_an_input_error(tmp_path: Path, content: bytes | str) -> None:
+    result = outcome(tmp_path, content)
+    if isinstance(result, InputError):
+        assert "\n" not in str(result)
+    else:
+        assert isinstance(result.data, dict)
+        assert all(math.isfinite(value) for value in result.data.values() if isinstance(value, float))

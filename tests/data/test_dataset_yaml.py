@@ -1,0 +1,148 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
+from ray_yolo.errors import DatasetError, InputError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        (tmp_path / split / "images").mkdir(parents=True)
+    (tmp_path / "train.txt").write_text("images/train/a.jpg\n")
+    return tmp_path
+
+
+def read(root: Path, **keys: Any) -> DatasetDescription:
+    content = {"train": "images/train", "val": "images/val", "names": ["cat", "dog"], **keys}
+    return describe({key: value for key, value in content.items() if value is not None}, root / "data.yaml")
+
+
+def test_splits_are_absolute_and_names_in_order(root: Path) -> None:
+    description = read(root)
+    assert description.train == (str(root / "images/train"),)
+    assert description.val == (str(root / "images/val"),)
+    assert description.test == ()
+    assert description.names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("names", [
+    ["cat", "dog"], {0: "cat", 1: "dog"}, {1: "dog", 0: "cat"}, {"0": "cat", "1": "dog"},
+])
+def test_names_may_be_a_list_or_numbered(root: Path, names: object) -> None:
+    assert read(root, names=names).names == ("cat", "dog")
+
+
+def test_nc_alone_numbers_the_classes(root: Path) -> None:
+    assert read(root, names=None, nc=2).names == ("class0", "class1")
+
+
+@pytest.mark.parametrize("keys", [
+    {"names": []}, {"names": None}, {"names": "cat"}, {"names": 2}, {"names": {0: "cat", 2: "dog"}},
+    {"names": {True: "cat", 0: "dog"}}, {"names": ["cat", None]}, {"names": ["cat", True]}, {"names": [["cat"]]},
+    {"names": ["cat", " "]}, {"names": {"cat": 0}}, {"nc": 3}, {"nc": 0}, {"nc": "many"}, {"nc": True}, {"nc": 1.5},
+    {"names": None, "nc": -1}, {"train": "nowhere"}, {"train": 3}, {"train": ["images/train", None]},
+    {"train": {"a": 1}}, {"path": "nowhere"}, {"path": 3}, {"train": "images\0train"}, {"train": None, "val": None},
+    {"train": "nothing/*.jpg"}, {"path": "~no-such-user/x"}, {"train": "~no-such-user/x"},
+    {"train": "x" * 5000}, {"nc": "9" * 5000}, {"names": None, "nc": 2**15 + 1}, {"names": ["x"] * (2**15 + 1)},
+    {"names": {"9" * 5000: "cat", 0: "dog"}}, {"names": ["a\nb"]}, {"names": ["\x1b[31m"]}, {"names": ["\ud800"]},
+    {"names": ["a\u2028b"]},
+])
+def test_what_cannot_be_meant_is_refused_with_the_file(root: Path, keys: dict[str, Any]) -> None:
+    with pytest.raises(DatasetError, match=r"data\.yaml"):
+        read(root, **keys)
+
+
+def test_messages_name_the_line_of_the_key(root: Path) -> None:
+    with pytest.raises(DatasetError, match=r"data\.yaml:7: nc is 3, but names has 2 entries"):
+        describe({"train": "images/train", "names": ["cat", "dog"], "nc": 3}, root / "data.yaml",
+                 lambda *keys: f"data.yaml:{7 if keys == ('nc',) else 1}")
+
+
+def test_a_download_address_is_never_followed(root: Path) -> None:
+    assert read(root, download="https://example.com/data.zip").names == ("cat", "dog")
+    with pytest.raises(DatasetError, match="fetch the data yourself"):
+        read(root, train="nowhere", download="https://example.com/data.zip")
+
+
+CODE = "import os\nurl = 'https://example.com/data'\nos.system(f'curl {url} https://example.com/images.zip')"
+
+
+@pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip",
+                                      ["https://example.com/images.zip"]])
+def test_code_to_download_is_ignored_with_a_word_where_the_data_are_there(root: Path, download: object) -> None:
+    """As in YOLOv5's own coco.yaml."""
+    (finding,) = read(root, download=download).findings
+    assert finding.dropped is False
+    assert finding.where.endswith("data.yaml")
+    assert "never run" in finding.what
+    assert read(root, download="https://example.com/images.zip").findings == read(root).findings == ()
+
+
+@pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip"])
+def test_where_data_are_missing_the_error_says_what_to_fetch(root: Path, download: str) -> None:
+    with pytest.raises(DatasetError, match=r"never run here: fetch the data yourself.* https://example\.com/images\.zip"):
+        read(root, train="nowhere", download=download)
+
+
+def test_names_that_several_classes_have_are_told(root: Path) -> None:
+    findings = read(root, names=["cat", "dog", "cat", "owl", "dog", "cat"]).findings
+    assert [(finding.what.partition(";")[0], finding.dropped) for finding in findings] == [
+        ("names: 'cat' is the name of 3 classes (0, 2, 5)", False),
+        ("names: 'dog' is the name of 2 classes (1, 4)", False)]
+
+
+def test_path_starts_from_the_file_and_may_be_absolute(root: Path, tmp_path: Path) -> None:
+    (root / "sub").mkdir()
+    content = {"train": "train", "names": ["cat"]}
+    for path in ("../images", str(root / "images")):
+        assert describe({**content, "path": path}, root / "sub" / "data.yaml").train == (str(root / "images/train"),)
+
+
+def test_the_file_may_be_named_relative_to_the_current_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    assert describe({"train": "train.txt", "names": ["cat"]}, Path("data.yaml")).train == (str(root / "train.txt"),)
+
+
+def test_roboflows_leading_dots_are_tried_both_ways(root: Path) -> None:
+    assert read(root, train="../train/images").train == (str(root / "train/images"),)
+    (root.parent / "train" / "images").mkdir(parents=True)
+    assert read(root, train="../train/images").train == (str(root.parent / "train/images"),)
+
+
+def test_splits_may_be_lists_of_folders_files_and_patterns(root: Path) -> None:
+    (root / "images" / "train" / "a.jpg").touch()
+    description = read(root, train=["images/train", "train.txt", "images/*/*.jpg"])
+    assert description.train == tuple(str(root / part) for part in ("images/train", "train.txt", "images/*/*.jpg"))
+
+
+def test_a_test_split_is_missed_only_when_asked_for(root: Path) -> None:
+    assert read(root, test="images/test").test == (str(root / "images/test"),)
+    with pytest.raises(DatasetError, match="no `test` split"):
+        read(root).split("test")
+
+
+def test_a_file_is_read_with_its_names_as_spelled(root: Path) -> None:
+    (root / "data.yaml").write_text("train: images/train\nval: images/val\nnc: 3\nnames: [yes, 007, true]\n")
+    assert read_description(root / "data.yaml").names == ("yes", "007", "true")
+    assert read_description(root) == read_description(root / "data.yaml")
+
+
+@pytest.mark.parametrize("source", ["~no-such-user/data.yaml", "x" * 5000, "a\0b", ""])
+def test_what_can_be_no_file_is_refused(source: str) -> None:
+    with pytest.raises(DatasetError, match="no such file"):
+        read_description(source)
+
+
+def test_an_unknown_data_set_is_refused_with_the_built_in_names(root: Path) -> None:
+    with pytest.raises(InputError, match="shapes8"):
+        read_description(root / "coco.yaml")
+
+
+def test_a_file_that_is_no_mapping_is_refused(root: Path) -> None:
+    (root / "data.yaml").write_text("- a\n- b\n")
+    with pytest.raises(InputError, match=r"data\.yaml"):
+        read_description(root / "data.yaml")

@@ -1,0 +1,233 @@
+import fcntl
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from ray_yolo.data import image_cache
+from ray_yolo.data.image_cache import ImageStore, loaded_sizes
+from ray_yolo.data.images import UnreadableImageError, read_image
+from ray_yolo.data.index import read_index
+from ray_yolo.structures import AnnotationIndex
+from tests.support.pictures import smooth_picture, write_dataset, write_image
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> AnnotationIndex:
+    description = write_dataset(tmp_path, dict.fromkeys("abcde"))
+    write_image(tmp_path / "images" / "b.png", smooth_picture(200, 150))
+    write_image(tmp_path / "images" / "c.png", smooth_picture(20, 30))
+    return read_index(description, "train")
+
+
+@pytest.mark.parametrize(("size", "imgsz", "loaded"), [
+    ((480, 640), 320, (240, 320)), ((640, 480), 320, (320, 240)), ((100, 300), 64, (21, 64)), ((10, 5000), 64, (1, 64)),
+    ((30, 20), 64, (64, 43)),
+])
+def test_the_long_side_becomes_the_image_size(size: tuple[int, int], imgsz: int, loaded: tuple[int, int]) -> None:
+    assert loaded_sizes(np.array([size]), imgsz).tolist() == [list(loaded)]
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_all_modes_load_the_same_pixels(index: AnnotationIndex, smooth: bool) -> None:
+    stores = [ImageStore(index, 64, mode, smooth=smooth) for mode in ("none", "ram", "disk")]
+    for image in range(len(index)):
+        first, *others = (store.load(image) for store in stores)
+        assert first.shape == (*stores[0].sizes[image], 3)
+        assert all(np.array_equal(first, other) for other in others)
+
+
+def test_training_resamples_linearly_and_validation_shrinks_by_area(index: AnnotationIndex) -> None:
+    large, small = read_image(index.paths[1]), read_image(index.paths[2])
+    assert np.array_equal(ImageStore(index, 64).load(1), cv2.resize(large, (48, 64), interpolation=cv2.INTER_LINEAR))
+    assert np.array_equal(ImageStore(index, 64, smooth=True).load(1),
+                          cv2.resize(large, (48, 64), interpolation=cv2.INTER_AREA))
+    for smooth in (False, True):
+        assert np.array_equal(ImageStore(index, 64, smooth=smooth).load(2),
+                              cv2.resize(small, (64, 43), interpolation=cv2.INTER_LINEAR))
+
+
+def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: AnnotationIndex, own_cache: Path,
+                                                              tmp_path: Path) -> None:
+    ram, disk, own = (ImageStore(index, 64, "ram").file, ImageStore(index, 64, "disk").file,
+                      ImageStore(index, 64, "disk", tmp_path / "own").file)
+    assert ram is not None
+    assert ram.is_relative_to(image_cache.SHARED_MEMORY)
+    assert disk is not None
+    assert disk.is_relative_to(own_cache)
+    assert own is not None
+    assert own.parent == tmp_path / "own"
+
+
+@pytest.mark.parametrize("trap", ["link", "writable", "other owner"])
+def test_shared_memory_that_another_user_prepared_is_not_used(
+        index: AnnotationIndex, tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture,
+        trap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, aim = image_cache.SHARED_MEMORY / f"ray_yolo-{os.getuid()}", tmp_path / "aim"
+    aim.mkdir(mode=0o700)
+    if trap == "link":
+        private.symlink_to(aim)
+    else:
+        private.mkdir()
+        private.chmod(0o777 if trap == "writable" else 0o700)
+        owner = os.getuid()
+        if trap == "other owner":
+            monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+            private.rename(image_cache.SHARED_MEMORY / f"ray_yolo-{owner + 1}")
+    file = ImageStore(index, 64, "ram").file
+    assert file is not None
+    assert file.is_relative_to(own_cache)
+    assert not list(aim.iterdir())
+    assert "not this user's alone" in caplog.text
+
+
+def test_a_link_in_the_place_of_a_kept_file_is_not_followed(index: AnnotationIndex, tmp_path: Path) -> None:
+    folder, mine = tmp_path / "kept", tmp_path / "mine.txt"
+    named = ImageStore(index, 64, "ram", folder).file
+    assert named is not None
+    for path in folder.iterdir():
+        path.unlink()
+    mine.write_text("precious")
+    named.with_suffix(".part").symlink_to(mine)
+    ImageStore(index, 64, "ram", folder)
+    named.unlink()
+    named.with_suffix(".lock").unlink()
+    named.with_suffix(".lock").symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic"):
+        ImageStore(index, 64, "ram", folder)
+    assert mine.read_text() == "precious"
+
+
+def test_kept_images_are_read_only_and_shared(index: AnnotationIndex) -> None:
+    store = ImageStore(index, 64, "ram")
+    image = store.load(0)
+    assert not image.flags.writeable
+    assert np.shares_memory(image, store.load(0))
+
+
+def test_a_second_store_does_not_decode_again(index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ImageStore(index, 64, "disk").load(3).copy()
+    monkeypatch.setattr(image_cache, "read_image", None)
+    assert np.array_equal(ImageStore(index, 64, "disk").load(3), expected)
+
+
+def test_another_size_method_or_content_has_another_file(index: AnnotationIndex) -> None:
+    files = {ImageStore(index, 64, "disk").file, ImageStore(index, 96, "disk").file,
+             ImageStore(index, 64, "disk", smooth=True).file}
+    write_image(Path(index.paths[0]), smooth_picture(48, 64, seed=77))
+    files.add(ImageStore(index, 64, "disk").file)
+    assert len(files) == 4
+
+
+def test_a_pickled_store_is_small_and_maps_the_same_file(index: AnnotationIndex) -> None:
+    store = ImageStore(index, 64, "disk")
+    store.load(0)
+    copy = pickle.loads(pickle.dumps(store))
+    assert len(pickle.dumps(store)) < 4000
+    assert np.array_equal(copy.load(4), store.load(4))
+
+
+def _first_pixels(index: AnnotationIndex) -> list[int]:
+    return ImageStore(index, 64, "disk").load(0)[0, 0].tolist()
+
+
+def test_many_processes_build_one_file(index: AnnotationIndex, own_cache: Path) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        results = list(pool.map(_first_pixels, [index] * 6))
+    assert results == [ImageStore(index, 64).load(0)[0, 0].tolist()] * 6
+    assert len(list((own_cache / "images").glob("*.rgb"))) == 1
+    assert list((own_cache / "images").glob("*.part")) == []
+
+
+def test_a_maker_that_was_killed_leaves_nothing_in_the_way(index: AnnotationIndex, own_cache: Path) -> None:
+    store = ImageStore(index, 64, "disk")
+    assert store.file is not None
+    store.file.rename(store.file.with_suffix(".part"))
+    store.file.with_suffix(".part").write_bytes(b"half")
+    assert np.array_equal(ImageStore(index, 64, "disk").load(0), ImageStore(index, 64).load(0))
+
+
+@pytest.mark.parametrize("mode", ["none", "ram", "disk"])
+def test_a_picture_that_broke_after_the_check_is_missed_when_asked_for(index: AnnotationIndex,
+                                                                      mode: image_cache.Mode) -> None:
+    Path(index.paths[1]).write_bytes(b"broken")
+    store = ImageStore(index, 64, mode)
+    store.load(0)
+    with pytest.raises(UnreadableImageError):
+        store.load(1)
+
+
+def test_a_picture_of_another_size_is_not_taken_for_the_old_one(index: AnnotationIndex) -> None:
+    write_image(Path(index.paths[0]), smooth_picture(50, 70))
+    with pytest.raises(UnreadableImageError, match="changed its size"):
+        ImageStore(index, 64).load(0)
+
+
+def fits_only(*names: str) -> Callable[[Path], object]:
+    class Usage:
+        def __init__(self, free: int) -> None:
+            self.free = free
+
+    return lambda place: Usage(10**12 if any(name in str(place) for name in names) else 0)
+
+
+def test_memory_that_is_too_small_falls_back_to_disk_and_then_to_nothing(
+        index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", fits_only("user-cache"))
+    file = ImageStore(index, 64, "ram").file
+    assert file is not None
+    assert "user-cache" in str(file)
+    assert "more than memory has free" in caplog.text
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", fits_only())
+    store = ImageStore(index, 64, "ram")
+    assert store.file is None
+    assert "nothing is cached" in caplog.text
+    assert store.load(0).shape == (48, 64, 3)
+
+
+def test_closing_removes_from_memory_what_nobody_else_uses(index: AnnotationIndex) -> None:
+    first, second = ImageStore(index, 64, "ram"), ImageStore(index, 64, "ram")
+    assert first.file is not None
+    first.load(0)
+    second.load(0)
+    first.close()
+    assert first.file.exists()
+    second.close()
+    assert not first.file.exists()
+
+
+def test_disk_outlives_closing_and_others(index: AnnotationIndex) -> None:
+    store = ImageStore(index, 64, "disk")
+    store.close()
+    ImageStore(index, 96, "disk")
+    assert store.file is not None
+    assert store.file.exists()
+
+
+def test_building_in_memory_clears_what_is_left_of_others_but_not_what_is_in_use(index: AnnotationIndex) -> None:
+    left = ImageStore(index, 64, "ram").file  # the store itself is gone at once
+    assert left is not None
+    assert left.exists()
+    used = ImageStore(index, 96, "ram")
+    assert not left.exists()
+    ImageStore(index, 128, "ram")
+    assert used.file is not None
+    assert used.file.exists()
+
+
+def test_a_lock_held_by_another_builder_is_waited_for(index: AnnotationIndex) -> None:
+    store = ImageStore(index, 64, "disk")
+    assert store.file is not None
+    store.file.unlink()
+    with store.file.with_suffix(".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = pool.submit(ImageStore, index, 64, "disk")
+        assert not waiting.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert waiting.result().load(0).shape == (48, 64, 3)

@@ -1,0 +1,100 @@
+"""The plan of an epoch: nothing dropped, nothing twice, for any number of workers."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.engine.plan import Plan, ShardSampler, Step
+from ray_yolo.errors import ConfigError
+
+
+def make_plan(num_images: int = 37, **recipe: object) -> Plan:
+    fields = {"batch_size": 16, "microbatch": 4, **recipe}
+    return Plan(resolve(Recipe.model_validate(fields), 1, gpu=False), num_images)
+
+
+def test_hand_worked_epochs() -> None:
+    plan = make_plan()
+    assert plan.batches == 3
+    assert plan.warmup == 100  # at least 100 batches
+    assert plan.steps(0) == [Step(range(0, 16), 0), Step(range(16, 32), 1), Step(range(32, 37), 2)]
+    assert plan.steps(40) == [Step(range(0, 37), 122)]  # 4 batches wanted, 3 in the epoch
+    assert plan.microbatches(plan.steps(0)[2]) == 2  # 4 + 1 images
+
+
+@pytest.mark.parametrize(("num_images", "epoch"), itertools.product([1, 16, 37, 100, 333], [0, 1, 7, 50]))
+def test_steps_partition_the_epoch(num_images: int, epoch: int) -> None:
+    steps = make_plan(num_images).steps(epoch)
+    assert [i for step in steps for i in step.images] == list(range(num_images))
+
+
+@pytest.mark.parametrize("sync_bn", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_shares_partition_every_step(workers: int, sync_bn: bool) -> None:
+    plan = make_plan(sync_bn=sync_bn, **({"microbatch": None} if sync_bn else {}))
+    for epoch, step in ((e, s) for e in (0, 20, 60) for s in plan.steps(e)):
+        shares = [plan.shard(step, worker, workers) for worker in range(workers)]
+        images = sorted(i for part in shares for microbatch in part for i in microbatch.images)
+        assert images == list(step.images), epoch
+        assert plan.shard_sizes(step, workers) == [len(part) for part in shares]
+
+
+def test_microbatches_do_not_depend_on_the_number_of_workers() -> None:
+    plan = make_plan(100)
+    for step in plan.steps(60):
+        whole = {m.number: m.images for m in plan.shard(step, 0, 1)}
+        for workers in (2, 3, 4, 7):
+            shared = {m.number: m.images for w in range(workers) for m in plan.shard(step, w, workers)}
+            assert shared == whole
+
+
+@pytest.mark.parametrize("sync_bn", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_loader_cuts_the_samplers_keys_where_the_plan_cuts_microbatches(workers: int, sync_bn: bool) -> None:
+    plan = make_plan(sync_bn=sync_bn, **({"microbatch": None} if sync_bn else {}))
+    for worker, epoch in itertools.product(range(workers), (0, 60)):
+        sampler = ShardSampler(plan, worker, workers)
+        sampler.start(epoch)
+        keys = list(sampler)
+        size = plan.loader_batch(workers, worker)
+        cut = [[key.position for key in keys[i : i + size]] for i in range(0, len(keys), size)]
+        wanted = [list(m.images) for step in plan.steps(epoch) for m in plan.shard(step, worker, workers) if m.images]
+        assert cut == wanted
+
+
+def test_resuming_inside_an_epoch_continues_the_same_order() -> None:
+    plan = make_plan()
+    sampler = ShardSampler(plan, 0, 1)
+    sampler.start(3)
+    whole = list(sampler)
+    sampler.start(3, images_done=16)
+    assert list(sampler) == whole[16:]
+    assert sorted(key.image for key in whole) == list(range(37))
+
+
+def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:
+    sampler = ShardSampler(make_plan(), 0, 1)
+    sampler.start(0, weights=np.eye(37)[5] + 1e-9)
+    keys = list(sampler)
+    assert [key.position for key in keys] == list(range(37))
+    assert len({key.image for key in keys}) < 5
+
+
+@pytest.mark.parametrize(("fields", "most"), [({}, 4), ({"microbatch": 16}, 1), ({"microbatch": 1}, 16),
+                                              ({"sync_bn": True, "microbatch": None}, 16)])
+def test_as_many_workers_as_a_full_step_has_parts_are_legal(fields: dict[str, object], most: int) -> None:
+    recipe = Recipe.model_validate({"batch_size": 16, "microbatch": 4, "optimizer": {"nominal_batch": 16}, **fields})
+    assert resolve(recipe, most, gpu=False).batch_size == 16
+    with pytest.raises(ConfigError, match=f"only {most} parts"):
+        resolve(recipe, most + 1, gpu=False)
+
+
+def test_rates_use_the_steps_last_batch_and_the_integer_epoch() -> None:
+    plan = make_plan(epochs=100)
+    step = plan.steps(60)[0]
+    rates = plan.rates(step, 60)
+    assert rates.lr == pytest.approx((0.01 * (0.4 * 0.99 + 0.01),) * 3)
+    first = plan.rates(plan.steps(0)[0], 0)
+    assert first.lr == pytest.approx((0.1, 0.0, 0.0))

@@ -1,0 +1,42 @@
+"""Shares cover everything once; the tree of gradients is the same however it is cut."""
+
+from functools import reduce
+from itertools import pairwise
+
+import pytest
+
+from ray_yolo.ops.sharding import Node, aligned_nodes, parent, shard
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 37])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_shares_cover_each_thing_once_in_order_and_differ_by_at_most_one(count: int, workers: int) -> None:
+    parts = [shard(count, worker, workers) for worker in range(workers)]
+    assert [i for part in parts for i in part] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("start", range(0, 20, 3))
+@pytest.mark.parametrize("stop", range(20, 40, 3))
+def test_aligned_nodes_cover_a_range_with_aligned_powers_of_two(start: int, stop: int) -> None:
+    nodes = list(aligned_nodes(range(start, stop)))
+    assert [i for node in nodes for i in range(node.start, node.start + node.size)] == list(range(start, stop))
+    assert all(node.size & (node.size - 1) == 0 and node.start % node.size == 0 for node in nodes)
+    assert all(parent(a, b) is None for a, b in pairwise(nodes))  # none could be merged
+
+
+def test_hand_worked_nodes() -> None:
+    assert list(aligned_nodes(range(0, 6))) == [Node(0, 4), Node(4, 2)]
+    assert list(aligned_nodes(range(3, 9))) == [Node(3, 1), Node(4, 4), Node(8, 1)]
+    assert list(aligned_nodes(range(5, 5))) == []
+
+
+def test_pushing_leaves_and_merging_siblings_gives_the_aligned_nodes() -> None:
+    def push(stack: list[Node], number: int) -> list[Node]:
+        node = Node(number, 1)
+        while stack and (above := parent(stack[-1], node)):
+            stack, node = stack[:-1], above
+        return [*stack, node]
+
+    for start, stop in [(0, 16), (0, 13), (5, 11), (7, 8)]:
+        assert reduce(push, range(start, stop), []) == list(aligned_nodes(range(start, stop)))

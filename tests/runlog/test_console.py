@@ -1,0 +1,97 @@
+import io
+import re
+
+import pytest
+
+from ray_yolo.runlog.console import Display, ProgressDisplay
+from ray_yolo.runlog.results_files import EVENTS_FILE
+from tests.support import run_log
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns that keeps what it is sent, and can say what its user sees."""
+
+    def isatty(self):
+        return True
+
+    @property
+    def screen(self):
+        return [line.rpartition("\r\x1b[K")[2] for line in self.getvalue().split("\n")]
+
+
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+BEGIN = run_log.numbered([run_log.run(), run_log.start()])
+
+
+def test_a_file_gets_whole_lines_without_carriage_returns():
+    stream = io.StringIO()
+    display = Display(stream)
+    display.update(BEGIN)
+    for number in range(1, 11):
+        display.update(run_log.numbered([run_log.step(number)]))
+    display.update(run_log.numbered([run_log.epoch(0)]))
+    display.close()
+    assert re.search(r"[\r\x1b]", stream.getvalue()) is None
+    assert len(stream.getvalue().splitlines()) == 4
+    assert stream.getvalue().endswith("\n")
+
+
+def test_a_long_epoch_is_told_every_half_minute():
+    stream, now = io.StringIO(), [0.0]
+    display = Display(stream, clock=lambda: now[0])
+    display.update(BEGIN)
+    for number in range(1, 10):
+        now[0] += 10.0
+        display.update(run_log.numbered([run_log.step(number)]))
+    progress = [line for line in stream.getvalue().splitlines() if "left" in line]
+    assert [re.search(r"\d+ %", line)[0] for line in progress] == ["30 %", "60 %", "90 %"]
+
+
+def test_a_terminal_shows_one_live_line_that_is_redrawn():
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    for number in (1, 2):
+        display.update(run_log.numbered([run_log.step(number)]))
+    assert "20%" in terminal.screen[-1]
+    assert not any("10%" in line for line in terminal.screen)
+    display.update(run_log.numbered([{"type": "warning", "message": "disk slow"}]))
+    assert terminal.screen[-2] == "WARNING: disk slow"
+    assert "20%" in terminal.screen[-1]
+    display.close()
+    assert terminal.screen[-1] == ""
+
+
+def test_a_live_line_never_wraps(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    display.update(run_log.numbered([run_log.step(1)]))
+    assert len(terminal.screen[-1]) == 59
+
+
+def test_letters_that_the_console_does_not_have_do_no_harm():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    Display(stream).update(run_log.numbered([run_log.run(name="Möwe")]))
+    assert raw.getvalue().startswith(b"M?we: ")
+
+
+def test_of_the_past_only_the_run_is_told(tmp_path):
+    terminal, warnings = Terminal(), []
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)])
+    display = ProgressDisplay(tmp_path, terminal, warnings.append)
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.start(10), run_log.epoch(1)])
+    display.finish()
+    assert terminal.screen[0].startswith("exp: yolov5s")
+    assert terminal.screen[1].startswith("batch 8, microbatch 4, accumulation 8")
+    assert terminal.screen[2] == "going on with 2 workers from step 10, epoch 2"
+    (row,) = (line.split() for line in terminal.screen if "all" in line)
+    assert row[1] == "16"  # validation images, known from the past only
+    assert not any("1/3" in line for line in terminal.screen)
+    assert warnings == []

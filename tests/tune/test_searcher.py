@@ -1,0 +1,295 @@
+"""What Ray Tune is told and what the ledger remembers of it, on a clock without trainings."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import TrialScheduler
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.errors import ResourcesError
+from ray_yolo.runlog.events import read_events
+from ray_yolo.tune import searcher
+from ray_yolo.tune.console import SweepDisplay
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.ledger import LEDGER_FILE, Ledger, Sweep, verify
+from ray_yolo.tune.schedulers import build_scheduler
+from ray_yolo.tune.search import Asha, MedianStop, Search
+from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher
+
+SPACE = Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},), algorithm="random")
+EPOCHS = 12
+SCHEDULERS = [Asha(grace_epochs=2, reduction=2), MedianStop(grace_epochs=2, min_trials=2)]
+ROW = '{"metrics": {}, "losses": {}}'
+
+
+@dataclass(eq=False)
+class TuneTrial:
+    """As much of Ray Tune's trial as is asked for."""
+
+    config: dict[str, Any]
+    trial_id: str
+    checkpoint: None = None
+    last_result: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"trial{self.config['trial']}"
+
+
+class Tune:
+    """The order in which Ray Tune's controller calls its searcher, its scheduler and its callbacks."""
+
+    def __init__(self, folder: Path, search: Search, trials: int = 8, *, drops: bool = True) -> None:
+        sweep = Sweep(SPACE, search, Recipe(epochs=EPOCHS), "0123")
+        self.ledger = Ledger(folder / LEDGER_FILE, sweep, sweep.recipe)
+        self.said = io.StringIO()
+        self.searcher = LedgerSearcher(self.ledger, trials)
+        self.scheduler = build_scheduler(search, SPACE, EPOCHS)
+        display = SweepDisplay(self.said, trials, EPOCHS)
+        self.callback = LedgerCallback(self.ledger, display, self.scheduler, self.searcher, drops=drops)
+        self.starts = 0
+
+    def start(self) -> TuneTrial | None:
+        config = self.searcher.suggest("")
+        if not isinstance(config, dict):
+            return None
+        self.starts += 1
+        trial = TuneTrial(config, f"{id(self)}-{self.starts}")
+        self.scheduler.on_trial_add(None, trial)
+        self.callback.on_trial_start(0, [], trial)
+        return trial
+
+    def report(self, trial: TuneTrial, result: dict[str, Any]) -> bool:
+        """Whether the trial goes on."""
+        goes_on = self.scheduler.on_trial_result(Controller(), trial, result) == TrialScheduler.CONTINUE
+        result |= {} if goes_on else {"done": True}
+        self.callback.on_trial_result(0, [], trial, result)
+        trial.last_result = result
+        if not goes_on:
+            self.end(trial)
+        return goes_on
+
+    def end(self, trial: TuneTrial) -> None:
+        self.scheduler.on_trial_complete(None, trial, trial.last_result)
+        self.callback.on_trial_complete(0, [], trial)
+
+    def train(self, trial: TuneTrial, fitness: float, epochs: int = EPOCHS) -> bool:
+        """Report so many epochs of a training, from where it is known to be."""
+        number = trial.config["trial"]
+        first = max((epoch for epoch, _ in self.ledger.trials[number].judged), default=0) + 1
+        return all(self.report(trial, {"epoch": epoch, "fitness": fitness * epoch, "row": ROW})
+                   for epoch in range(first, epochs + 1))
+
+
+class Controller:
+    """Ray Tune's, which nobody waits for."""
+
+    def get_live_trials(self) -> list[TuneTrial]:
+        return []
+
+
+def heights(count: int) -> list[float]:
+    """Fitness per epoch of trials, better and worse ones in turn."""
+    return [abs(math.sin(7 * number + 1)) for number in range(count)]
+
+
+def interleaved(tune: Tune, running: dict[int, TuneTrial], moves: Iterator[tuple[int, int]]) -> list[tuple[Any, ...]]:
+    """Let two trials take turns, an epoch each; returns what the scheduler decided."""
+    decided = []
+    for slot, epoch in moves:
+        trial = running.get(slot)
+        if trial is None or epoch > EPOCHS:
+            continue
+        number = trial.config["trial"]
+        goes_on = tune.report(trial, {"epoch": epoch, "fitness": heights(9)[number] * epoch, "row": ROW})
+        decided.append((number, epoch, goes_on))
+        if not goes_on:
+            del running[slot]
+        elif epoch == EPOCHS:
+            tune.end(running.pop(slot))
+    return decided
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=["asha", "median"])
+def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path, scheduler: Asha | MedianStop) -> None:
+    """Six trials in pairs, an epoch in turn; killed at one of fourteen places."""
+    search = Search(scheduler=scheduler)
+
+    def run(folder: Path, kill_after: int) -> tuple[list[tuple[Any, ...]], bytes]:
+        tune, decided, moves = Tune(folder, search, 6), [], 0
+        for _ in range(3):
+            running = {slot: trial for slot in range(2) if (trial := tune.start())}
+            for epoch in range(1, EPOCHS + 1):
+                for slot in range(2):
+                    decided += interleaved(tune, running, iter([(slot, epoch)]))
+                    moves += 1
+                    if moves == kill_after:
+                        tune.ledger.close()
+                        tune = Tune(folder, search, 6)
+                        running = restarted(tune, running)
+        tune.ledger.close()
+        return decided, verify(read_events(folder / LEDGER_FILE))
+
+    def restarted(tune: Tune, running: dict[int, TuneTrial]) -> dict[int, TuneTrial]:
+        again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}
+        return {slot: again[trial.config["trial"]] for slot, trial in running.items()}
+
+    calm, _ = run(tmp_path / "calm", -1)
+    assert any(not goes_on for _, _, goes_on in calm)
+    assert any(epoch == EPOCHS for _, epoch, _ in calm)
+    for kill_after in range(1, 6 * EPOCHS, 5):
+        killed, problems = run(tmp_path / str(kill_after), kill_after)
+        assert problems == []
+        assert killed == calm, kill_after
+
+
+def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 2)
+    first, second = tune.start(), tune.start()
+    assert first
+    assert second
+    assert tune.train(first, 0.5)
+    tune.end(first)
+    assert not tune.report(second, {"epoch": 2, "fitness": 0.9, "row": ROW})  # below the other's 1.0 at its rung
+    assert [(row.rung, row.epochs) for row in tune.ledger.trials] == [(4, EPOCHS), (1, 2)]
+
+
+def test_a_training_whose_patience_was_over_came_to_its_end(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
+    trial = tune.start()
+    assert trial
+    assert tune.train(trial, 0.5, epochs=5)
+    make(tmp_path / "trials" / "trial0", "finished")
+    tune.end(trial)
+    assert (tune.ledger.trials[0].rung, tune.ledger.trials[0].epochs) == (4, 5)
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+class TestLosses:
+    """Failures that are not the recipe's."""
+
+    def test_a_lost_trial_is_queued_again_and_said_to_be(self, tmp_path: Path) -> None:
+        tune = Tune(tmp_path, Search(), 1)
+        trial = tune.start()
+        assert trial
+        tune.report(trial, {"lost": "ControllerError: a node has gone", "lacking": False})
+        tune.callback.on_trial_recover(0, [], trial)
+        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == (
+            "proposed", "ControllerError: a node has gone")
+        assert "trial 0 is queued again: ControllerError: a node has gone" in tune.said.getvalue()
+        tune.callback.on_trial_start(0, [], trial)
+        tune.callback.on_trial_recover(0, [], trial)  # this time without a word
+        assert tune.ledger.trials[0].reason == "its process died"
+        tune.callback.on_trial_start(0, [], trial)
+        assert tune.train(trial, 0.5)
+        tune.end(trial)
+        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].attempts) == ("finished", 3)
+
+    def test_lost_once_too_often_it_has_failed(self, tmp_path: Path) -> None:
+        tune = Tune(tmp_path, Search(), 1)
+        trial = tune.start()
+        assert trial
+        tune.callback.on_trial_error(0, [], trial)
+        assert (tune.ledger.trials[0].state, tune.ledger.trials[0].reason) == ("failed", "its process died")
+
+    def test_where_there_is_no_room_for_any_the_sweep_ends_and_its_rows_do_not(self, tmp_path: Path) -> None:
+        tune = Tune(tmp_path, Search(), 2)
+        trial = tune.start()
+        assert trial
+        tune.report(trial, {"lost": "ResourcesError: 2 workers need 2 CPU", "lacking": True})
+        tune.callback.on_trial_error(0, [], trial)
+        assert tune.searcher.suggest("") == LedgerSearcher.FINISHED
+        with pytest.raises(ResourcesError, match="2 workers need 2 CPU; the same command continues"):
+            tune.callback.finish()
+        assert [row.number for row in tune.ledger.to_run] == [0]
+
+    def test_a_recipes_own_failure_is_recorded_at_once(self, tmp_path: Path) -> None:
+        tune = Tune(tmp_path, Search(), 1)
+        trial = tune.start()
+        assert trial
+        tune.report(trial, {"failed": "TrainingError: the loss stays non-finite"})
+        tune.end(trial)
+        assert tune.ledger.trials[0].reason == "TrainingError: the loss stays non-finite"
+
+
+class TestWeights:
+    """Of losers they are removed, once their processes are gone."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [0.0]
+        monkeypatch.setattr(searcher.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(searcher, "free", lambda group: None)
+        return now
+
+    def run(self, tune: Tune, fitness: float, *, stopped: bool = False) -> None:
+        trial = tune.start()
+        assert trial
+        folder = tune.ledger.path.parent / "trials" / str(trial)
+        make(folder, "weights/best.pt", "checkpoints/step-1/state.pt")
+        (folder / "events.jsonl").write_text(json.dumps({"seq": 0, "type": "placement", "group": "ab"}) + "\n")
+        if not stopped:
+            make(folder, "finished")
+        trial.last_result = {"epoch": 1 if stopped else EPOCHS, "fitness": fitness, "row": ROW}
+        tune.callback.on_trial_complete(0, [], trial)
+
+    def kept(self, tune: Tune) -> list[int]:
+        tune.callback.on_step_end(0, [])
+        trials = tune.ledger.path.parent / "trials"
+        return [row.number for row in tune.ledger.trials
+                if [(trials / row.folder_name / name).exists() for name in ("weights", "checkpoints")] == [True] * 2]
+
+    def test_the_best_so_far_keeps_its_own(self, tmp_path: Path, clock: list[float]) -> None:
+        tune = Tune(tmp_path, Search())
+        for fitness, kept in ((0.5, [0]), (0.25, [0]), (0.75, [2]), (0.75, [2])):
+            self.run(tune, fitness)
+            assert self.kept(tune) == kept
+
+    def test_a_stopped_trials_are_removed_when_its_workers_are_gone(self, tmp_path: Path, clock: list[float]) -> None:
+        tune = Tune(tmp_path, Search())
+        self.run(tune, 0.5)
+        self.run(tune, 0.25, stopped=True)
+        assert self.kept(tune) == [0, 1]
+        clock[0] = 16.0
+        assert self.kept(tune) == [0]
+
+    def test_a_trial_that_has_not_ended_keeps_its_own(self, tmp_path: Path, clock: list[float]) -> None:
+        tune = Tune(tmp_path, Search())
+        trial = tune.start()
+        make(tmp_path / "trials" / str(trial), "weights/best.pt", "checkpoints/step-1/state.pt")
+        self.run(tune, 0.5)
+        self.run(tune, 0.75)
+        assert self.kept(tune) == [0, 2]
+
+    def test_all_are_kept_where_that_is_asked_for(self, tmp_path: Path, clock: list[float]) -> None:
+        tune = Tune(tmp_path, Search(), drops=False)
+        for fitness in (0.5, 0.25, 0.75):
+            self.run(tune, fitness)
+        assert self.kept(tune) == [0, 1, 2]
+
+
+def test_a_ledger_of_0_1_0_gives_a_scheduler_what_it_knows(tmp_path: Path) -> None:
+    """It did not say at what rungs a trial had gone on: only where one was stopped."""
+    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 4)
+    for _ in range(2):
+        assert tune.start()
+    tune.ledger.finish(0, 9.0, {}, {}, EPOCHS)
+    tune.ledger.finish(1, 0.8, {}, {}, 2, stopped=True)
+    tune.ledger.close()
+    later = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 4)
+    trial = later.start()
+    assert trial
+    assert not later.report(trial, {"epoch": 2, "fitness": 0.7, "row": ROW})
+    assert replace(later.ledger.trials[2], pasts={}).rung == 1

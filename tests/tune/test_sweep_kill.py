@@ -1,0 +1,171 @@
+"""kill -9 of a sweep's driver, again and again, on a cluster that lives on: nothing lost, nothing run twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from ray_yolo.config.yaml import to_yaml
+from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.runlog.events import read_events
+from ray_yolo.tune.config import TuneConfig
+from ray_yolo.tune.ledger import Trial, read_trials, verify
+from ray_yolo.tune.tuner import search
+from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
+
+TRIALS, KILLS = 5, 5
+EPOCHS = 8
+SPACE = "lr0: {low: 0.002, high: 0.05, gain: 3}\nscale: {low: 0.0, high: 0.9, gain: 3}\n"
+RECIPE = {"epochs": EPOCHS, "noval": False, "batch_size": 8, "exact": True,  # learns enough for trials to differ
+          "optimizer": {"name": "AdamW", "lr0": 0.01, "nominal_batch": 8}, "augment": {"mosaic": 0.0, "scale": 0.1},
+          "schedule": {"warmup_epochs": 0, "ema_ramp": 10}}
+PAUSE_SECONDS = 4.0  # a kill comes so long, or less, after the ledger has got some new events
+
+
+def command(config: TuneConfig, folder: Path) -> list[str]:
+    """The command line of a sweep that `make_sweep` made."""
+    placement = {"storage_path": str(folder), "project": "runs/evolve", "noplots": True,
+                 "mlflow_uri": config.placement.mlflow_uri}
+    (folder / "config.yaml").write_text(to_yaml({
+        "recipe": config.recipe.model_dump(mode="json"), "placement": placement,
+        "sweep": config.sweep.model_dump(mode="json")}))
+    return [sys.executable, "-m", "ray_yolo.tune", "--config", str(folder / "config.yaml")]
+
+
+def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:
+    """kill -9 of the driver alone, a while after the ledger has got so many more events."""
+    wanted = len(read_events(ledger)) + num_events
+    while len(read_events(ledger)) < wanted:
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.05)
+    time.sleep(pause_seconds)
+    process.kill()
+    process.communicate()
+
+
+def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
+    argv, rng, ledger = command(config, folder), random.Random(1), folder / "runs" / "evolve" / "exp" / "ledger.jsonl"
+    for _ in range(KILLS):
+        kill_later(start(argv, folder), ledger, rng.randint(1, 4), rng.random() * PAUSE_SECONDS)
+    process = start(argv, folder)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors.decode()
+    events = read_events(ledger)
+    assert verify(events) == []
+    assert [event["trial"] for event in events if event["type"] == "proposed"] == list(range(TRIALS))
+    assert sorted(event["trial"] for event in events if event["type"] == "finished") == list(range(TRIALS))
+    check_tracking(folder)
+    trials = read_trials(events)
+    assert len({trial.fitness for trial in trials.values()}) > 1
+    return trials
+
+
+def check_tracking(folder: Path) -> None:
+    """One parent, a child for each trial, one point for each key and epoch."""
+    from mlflow import MlflowClient
+
+    client, runs = MlflowClient(f"sqlite:///{folder}/mlflow.db"), tracked_runs(folder)
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert (len(children), len(runs)) == (TRIALS, TRIALS + 1)
+    for run in children:
+        for key in ("metrics/mAP50", "train/box_loss"):
+            points = Counter(point.step for point in client.get_metric_history(run.info.run_id, key))
+            assert points == dict.fromkeys(range(EPOCHS), 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, status: int) -> None:
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        pytest.skip("started in the background, where this signal is ignored")
+    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=2, max_concurrent=1)
+    argv, ledger = command(config, tmp_path), tmp_path / "runs" / "evolve" / "exp" / "ledger.jsonl"
+    process = start(argv, tmp_path)
+    log = ledger.parent / "trials" / "trial1" / "events.jsonl"
+    while len(steps_in(log)) < 3:
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.05)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, (ledger.parent / "finished").exists()) == (status, False), errors.decode()
+    assert "RUNNING" not in tracked_states(tmp_path)
+    assert tracked_states(tmp_path) == {"FINISHED": 1, "KILLED": 2}  # the second trial's and the sweep's own
+    process = start(argv, tmp_path)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors.decode()
+    assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
+    assert tracked_states(tmp_path) == {"FINISHED": 3}
+    assert_cpus_return()
+
+
+def steps_in(log: Path) -> list[int]:
+    return [event["step"] for event in read_events(log) if event["type"] == "step"]
+
+
+def repeat(number: int, folder: Path) -> Path:
+    """Train a row again by the command in the ledger, with one worker. Returns the run folder."""
+    events = read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
+    [row] = [event for event in events if event["type"] == "proposed" and event["trial"] == number]
+    words = shlex.split(row["command"])
+    name = f"again{number}"
+    process = start([sys.executable, *words[1:], "--num-workers", "1", "--storage-path", str(folder), "--name", name,
+                     "--mlflow-uri", "off", "--noplots"], folder)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors.decode()
+    return folder / "runs" / "train" / name
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("ray_session")
+def test_a_killed_sweep_on_one_slot_is_the_calm_sweep(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("calm", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    sweeps = [make_sweep(folder, SPACE, recipe=RECIPE, trials=TRIALS, max_concurrent=1) for folder in folders]
+    calm = search(sweeps[0], quiet=True)
+    killed = run_with_kills(sweeps[1], folders[1])
+    for trial in calm.trials:
+        other = killed[trial.number]
+        assert (trial.genes, trial.seen) == (other.genes, other.seen)
+        assert trial.fitness == pytest.approx(other.fitness, abs=1e-6)
+    assert_cpus_return()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("ray_session")
+def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(tmp_path: Path) -> None:
+    config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=TRIALS, workers_per_trial=2, keep_weights=True)
+    killed = run_with_kills(config, tmp_path)
+    trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
+    for number in random.Random(2).sample(range(TRIALS), 2):
+        again = repeat(number, tmp_path)
+        [last] = [event for event in read_events(again / "events.jsonl") if event["type"] == "epoch"][-1:]
+        assert last["fitness"] == pytest.approx(killed[number].fitness, abs=1e-6)
+        first, second = (read_state(folder / "weights" / "last.pt") for folder in (trials / f"trial{number}", again))
+        for part in ("model", "ema"):
+            assert all(torch.equal(tensor, second[part][name]) for name, tensor in first[part].items())
+    assert_cpus_return()

@@ -1,0 +1,148 @@
+"""One trial's process, without Ray: what it reports, and whose fault a failure is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray.exceptions
+import ray.tune
+
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, TrainingError
+from ray_yolo.runlog.events import EventLog
+from ray_yolo.tune import trial
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.ledger import LEDGER_FILE, Ledger, Origin, Sweep
+from ray_yolo.tune.search import Asha, Search
+from ray_yolo.tune.trial import is_bad_luck, train_trial
+
+EPOCHS = 6
+SEARCH = Search(scheduler=Asha(grace_epochs=2, reduction=2), objective={"recall": 1.0})
+
+
+class Trained:
+    """A sweep of one trial, whose trainings are epochs written down."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        space = Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},))
+        self.folder = folder / "trials" / "trial0"
+        self.ledger = Ledger(folder / LEDGER_FILE, Sweep(space, SEARCH, Recipe(epochs=EPOCHS), "0"),
+                             Recipe(epochs=EPOCHS, objective=SEARCH.recipe_objective))
+        self.ledger.propose()
+        self.reports: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        self.asked: list[RunConfig] = []
+        monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
+        monkeypatch.setattr(ray.tune, "report", self.reports.append)
+        monkeypatch.setattr(trial, "fit", self.fit)
+        monkeypatch.setattr(trial, "_POLL_SECONDS", 0.01)
+
+    def write(self, *epochs: int) -> None:
+        log = EventLog(self.folder / "events.jsonl")
+        for epoch in epochs:
+            log.append("epoch", epoch=epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10})
+            log.append("checkpoint", step=epoch)
+        log.close()
+
+    def fit(self, config: RunConfig, **_: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.asked.append(config)
+        if self.error:
+            raise self.error
+        self.write(*range(self.begun + 1, EPOCHS + 1))
+
+    def train(self, begun: int = 0) -> list[int | None]:
+        """The epochs that are reported by a process that goes on after so many."""
+        self.begun = begun
+        wire = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {},
+                "placement": {"project": str(self.folder.parent)}, "search": SEARCH.model_dump(mode="json")}
+        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, wire)
+        return [report.get("epoch") for report in self.reports]
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    return Trained(tmp_path, monkeypatch)
+
+
+def test_every_epoch_is_reported_once_with_the_sweeps_fitness(trained: Trained) -> None:
+    assert trained.train() == [1, 2, 3, 4, 5, 6]
+    assert [report["fitness"] for report in trained.reports] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert json.loads(trained.reports[0]["row"])["metrics"] == {"recall": 0.1}
+
+
+def test_a_trial_trains_by_the_sweeps_objective(trained: Trained) -> None:
+    trained.train()
+    [config] = trained.asked
+    assert config.recipe.objective.fitness({"recall": 0.5, "mAP50": 0.9, "mAP50-95": 0.9}) == 0.5
+
+
+def test_what_the_scheduler_has_judged_is_not_reported_again(trained: Trained) -> None:
+    trained.write(1, 2, 3)
+    trained.ledger.judge(0, 2, 0.2)
+    assert trained.train(begun=3) == [3, 4, 5, 6]
+
+
+def test_what_it_has_not_judged_is(trained: Trained) -> None:
+    trained.write(1, 2, 3)
+    assert trained.train(begun=3) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_training_that_ended_unseen_reports_its_last_epoch(trained: Trained) -> None:
+    trained.write(1, 2, 3, 4)
+    trained.ledger.judge(0, 4, 0.4)
+    (trained.folder / "finished").touch()
+    assert trained.train() == [4]
+    assert not trained.asked
+
+
+def test_one_that_ended_before_any_was_judged_reports_all(trained: Trained) -> None:
+    trained.write(1, 2, 3)
+    (trained.folder / "finished").touch()
+    assert trained.train() == [1, 2, 3]
+
+
+def test_the_recipes_own_failure_is_reported_as_one(trained: Trained) -> None:
+    trained.error = ConfigError("num_workers: 2 workers, but a step has only 1 part")
+    trained.train()
+    assert trained.reports == [{"failed": "ConfigError: num_workers: 2 workers, but a step has only 1 part"}]
+
+
+@pytest.mark.parametrize(("error", "lacking"), [
+    (ResourcesError("2 workers need 2 CPU"), True),
+    (ray.exceptions.ActorDiedError(), False)])
+def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
+        trained: Trained, error: Exception, lacking: bool) -> None:
+    trained.error = error
+    with pytest.raises(TrainingError, match=type(error).__name__):
+        trained.train()
+    assert [report["lacking"] for report in trained.reports] == [lacking]
+
+
+@pytest.mark.parametrize(("error", "luck"), [
+    (ResourcesError("no room"), True),
+    (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
+    (ray.exceptions.NodeDiedError("gone"), True),
+    (TrainingError("not finite"), False),
+    (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
+    (ConfigError("lr0"), False),
+    (ZeroDivisionError("a defect"), False)])
+def test_what_ray_says_of_a_worker_is_bad_luck_and_what_a_worker_says_is_not(error: Exception, luck: bool) -> None:
+    assert is_bad_luck(error) == luck
+
+
+def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    assert trial._newest_pointer(tmp_path, 3, EPOCHS) is None
+    for epoch in (1, 3, EPOCHS - 1):  # after the last one nothing is left to train
+        (weights / f"epoch{epoch}.pt").touch()
+        if epoch != 3:  # which is being written
+            (weights / f"epoch{epoch}.json").write_text(json.dumps({"sha256": str(epoch)}))
+    assert trial._newest_pointer(tmp_path, 3, EPOCHS) == Origin(3, 2, str(weights / "epoch1.pt"), "1")
