@@ -77,11 +77,12 @@ def imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """The modules of the package that one of them imports."""
     for _, name in mentions(ast.parse(path.read_text("utf-8"))):
         module = name.removeprefix("ray_yolo.")
-        yield from (known for known in (module, module.rpartition(".")[0]) if within(name, "ray_yolo") and known in modules)
+        if within(name, "ray_yolo"):
+            yield from modules.keys() & {module, module.rpartition(".")[0]}
 
 
 def circles(edges: Mapping[str, Collection[str]]) -> list[str]:
-    """The modules that import each other in a circle: what is left when those that import nothing left are taken away."""
+    """Modules in or above a circle: what is left when those that import nothing more are taken away, in rounds."""
     left = {module: set(targets) for module, targets in edges.items()}
     while free := [module for module, targets in left.items() if not targets & left.keys()]:
         for module in free:
