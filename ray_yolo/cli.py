@@ -15,7 +15,7 @@ from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.errors import RayYoloError
 from ray_yolo.redact import printable, redact
-from ray_yolo.tune.config import Sweep, TuneConfig
+from ray_yolo.tune.search import SweepConfig, TuneConfig
 
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -103,7 +103,7 @@ TUNE = Command(
     description="Search the recipe. Every trial is a training with its own workers, many at once; run the same command "
                 "again and it continues.",
     model=TuneConfig,
-    paths=(*config_fields(Sweep), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
+    paths=(*config_fields(SweepConfig), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
     switches=TRAIN.switches,
     answers={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: --space evolve --trials N is what it did"},

@@ -17,16 +17,16 @@ from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from ray_yolo.tune.files import best_trial
-from ray_yolo.tune.ledger import State, Trial
+from ray_yolo.tune.trials import State, Trial, best_trial
 
 COLUMNS = ("trial", "state", "epoch", "fitness", "best")
 
 _STYLES = {"finished": "green", "failed": "red"}
 _RECENT = 5  # ended trials in the table
+_REASON_LENGTH = 160
 _OTHER_LINES = 4  # of the terminal: header, blank line and summary, and one to spare
 
 
@@ -38,6 +38,7 @@ class Standing:
     state: State = "running"
     epoch: int = 0
     fitness: tuple[float, ...] = ()
+    begun: float = 0.0  # by the display's clock
 
 
 class SweepDisplay:
@@ -56,7 +57,6 @@ class SweepDisplay:
         self._total, self._epochs, self._clock, self._trials = total, epochs, clock, trials
         self._running: dict[int, Standing] = {}
         self._ended: list[Standing] = []  # newest first
-        self._begun: dict[int, float] = {}
         self._durations: list[float] = []
         self._slots = 0  # the most trials that have run at once
         self._console = Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
@@ -76,24 +76,23 @@ class SweepDisplay:
 
     def started(self, trial_number: int) -> None:
         """A trial's training begins or goes on."""
-        self._running[trial_number] = Standing(trial_number)
-        self._begun[trial_number] = self._clock()
+        self._running[trial_number] = Standing(trial_number, begun=self._clock())
         self._slots = max(self._slots, len(self._running))
         self._draw()
 
     def epoch(self, trial_number: int, epoch: int, fitness: float) -> None:
         """A trial has done so many epochs, the last one with this fitness."""
-        before = self._running.get(trial_number, Standing(trial_number))
+        before = self._running[trial_number]
         self._running[trial_number] = replace(before, epoch=epoch, fitness=(*before.fitness, fitness))
         self._draw()
 
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """A trial has ended; `trials` are all rows of the ledger."""
+        standing = self._running.pop(trial.number, Standing(trial.number, begun=self._clock()))  # may never have begun
         if trial.fitness is not None:  # Ray Tune keeps the epoch at which a trial is stopped early to itself
-            self.epoch(trial.number, trial.epochs, trial.fitness)
+            standing = replace(standing, epoch=trial.epochs, fitness=(*standing.fitness, trial.fitness))
         self._trials = trials
-        self._durations.append(self._clock() - self._begun.pop(trial.number, self._clock()))
-        standing = self._running.pop(trial.number, Standing(trial.number))
+        self._durations.append(self._clock() - standing.begun)
         self._ended = [replace(standing, state=trial.state), *self._ended][:_RECENT]
         if trial.state == "failed" or not self._console.is_interactive:  # the table has no room for a reason
             self.say(ended_line(trial, trials, self._total) + self._left())
@@ -104,9 +103,8 @@ class SweepDisplay:
             self._live.refresh()
 
     def _picture(self) -> Group:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in COLUMNS:
-            table.add_column(name, justify="right", no_wrap=True, overflow="crop")
+        table = Table(*(Column(name, justify="right", no_wrap=True, overflow="crop") for name in COLUMNS),
+                      box=None, header_style="bold", pad_edge=False)
         room = max(self._console.height - _OTHER_LINES, 1)
         for row in table_rows(list(self._running.values()), self._ended, self._epochs, room):
             table.add_row(*row, style=_STYLES.get(row[1]))
@@ -114,8 +112,7 @@ class SweepDisplay:
         return Group(table, "", Text(summary, no_wrap=True, overflow="crop"))
 
     def _left(self) -> str:
-        now = self._clock()
-        ages = [now - begun for begun in self._begun.values()]
+        ages = [self._clock() - standing.begun for standing in self._running.values()]
         waiting = self._total - sum(trial.has_ended for trial in self._trials) - len(ages)
         seconds = seconds_left(self._durations, ages, waiting, self._slots)
         return "" if seconds is None else f"; about {timedelta(seconds=round(seconds))} left"
@@ -146,20 +143,15 @@ def summary_line(trials: Sequence[Trial], total: int) -> str:
 
 
 def ended_line(trial: Trial, trials: Sequence[Trial], total: int) -> str:
-    """What came of a trial that has ended, on one line."""
-    ended = sum(each.has_ended for each in trials)
-    best = best_trial(trials)
-    outcome = _one_line(trial.reason)
+    """What came of a trial that has ended, on one line: a reason without line breaks and colour codes, shortened."""
+    ended, best = sum(each.has_ended for each in trials), best_trial(trials)
+    outcome = " ".join(Text.from_ansi(trial.reason).plain.split())
+    if len(outcome) > _REASON_LENGTH:
+        outcome = f"{outcome[:_REASON_LENGTH - 3]}..."
     if trial.fitness is not None:
         outcome = f"fitness {trial.fitness:.5g} after {trial.epochs} epochs"
     lead = f"; best {best.fitness:.5g} (trial {best.number})" if best else ""
     return f"{ended}/{total}  trial {trial.number} {trial.state}: {outcome}{lead}"
-
-
-def _one_line(text: str, limit: int = 160) -> str:
-    """A text without line breaks and colour codes, shortened."""
-    text = " ".join(Text.from_ansi(text).plain.split())
-    return text if len(text) <= limit else text[:limit - 3] + "..."
 
 
 def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting: int, slots: int) -> float | None:

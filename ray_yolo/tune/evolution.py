@@ -1,22 +1,28 @@
-"""The genes of trial k: a pure function of the space, the seed and the rows finished before it was proposed.
+"""The genes of trial k by any algorithm: a pure function of the space, the seed and the rows finished before it.
 
 Promises: no clock, no state, no order (rows are ranked by rung and fitness, ties by trial number), so a proposal can be
 recomputed from a sweep's ledger, and a free slot never waits for a generation to end. Nothing here knows what a
 gene means, how a fitness comes about, or how many trials run at the same time.
 
-Source: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
+Sources: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation);
+Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), given the rows anew each time and asked once.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from ray_yolo.errors import ConfigError
 from ray_yolo.ops.seeding import Stream, generator
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 GeneValue = float | int | str | bool
 Genes = dict[str, GeneValue]
@@ -54,8 +60,7 @@ class Space:
 
     `parent` is whose child evolution makes: one of the best five rows, drawn by fitness, or their mean, weighted
     by fitness. Before it makes any, evolution draws `random_first` proposals at random, and later one with probability
-    `random_share`: children stay near what is known, and a good place may be far from the start. `tpe` is proposed
-    elsewhere.
+    `random_share`: children stay near what is known, and a good place may be far from the start.
     """
 
     genes: tuple[Gene, ...]
@@ -76,7 +81,7 @@ class Row(NamedTuple):
 
 
 def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
-    """Genes of trial `k` (from 0), given the rows that finished before it, in any order.
+    """Genes of trial `k` (from 0), given the rows that finished before it, in any order; starts come first.
 
     Raises:
         IndexError: if a grid has no point k.
@@ -85,8 +90,9 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
         return _grid_point(space.genes, k)
     if k < len(space.starts):
         return dict(space.starts[k])
-    assert space.algorithm != "tpe", "Optuna's proposals are made where Optuna may be imported"
-    rng = _generator(seed, k)
+    rng = generator(Stream.TRIALS, seed, k)
+    if space.algorithm == "tpe":
+        return _estimate(space, rng, rows)
     if space.algorithm == "random" or _draws_at_random(space, k, rng):
         return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
@@ -95,7 +101,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
 def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[int, ...]:
     """Trials that proposal `k` is a child of: one, the five best where it is a child of their mean, or none."""
     best = best_rows(rows, NUM_PARENTS)
-    rng = _generator(seed, k)
+    rng = generator(Stream.TRIALS, seed, k)
     if space.algorithm != "evolve" or k < len(space.starts) or not best or _draws_at_random(space, k, rng):
         return ()
     if space.parent == "mean":
@@ -160,13 +166,19 @@ def nearest(gene: Gene, value: object) -> GeneValue:
     return round(number) if gene.kind == "int" else number
 
 
+def check_algorithm(space: Space) -> None:
+    """Refuse an algorithm whose library is missing.
+
+    Raises:
+        ConfigError: with the command that installs it.
+    """
+    if space.algorithm == "tpe" and importlib.util.find_spec("optuna") is None:
+        raise ConfigError("search.algorithm: tpe needs Optuna; install ray_yolo[optuna], or use evolve or random")
+
+
 def grid_size(genes: Sequence[Gene]) -> int:
     """Points of the grid over choices and ranges of whole numbers."""
     return math.prod(len(_grid_values(gene)) for gene in genes)
-
-
-def _generator(seed: int, k: int) -> np.random.Generator:
-    return generator(Stream.TRIALS, seed, k)
 
 
 def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
@@ -184,15 +196,12 @@ def _parent_genes(space: Space, parents: Sequence[Row], rng: np.random.Generator
     """Genes to mutate: of one of the parents, or their mean; the first start while nothing has finished."""
     if not parents:
         return space.starts[0]
-    drawn = _draw_parent(parents, rng).genes
-    return drawn if space.parent == "single" else {gene.name: _mean(gene, parents, drawn) for gene in space.genes}
-
-
-def _mean(gene: Gene, parents: Sequence[Row], drawn: Mapping[str, GeneValue]) -> GeneValue:
-    """One gene of the parents' weighted mean; choices have none and come from the drawn parent."""
-    if gene.kind == "choice":
-        return drawn[gene.name]
-    return nearest(gene, float(parent_weights(parents) @ [float(row.genes[gene.name]) for row in parents]))
+    drawn = dict(_draw_parent(parents, rng).genes)
+    if space.parent == "mean":  # of which choices have none
+        weights = parent_weights(parents)
+        drawn |= {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in parents]))
+                  for gene in space.genes if gene.kind != "choice"}
+    return drawn
 
 
 def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
@@ -241,3 +250,31 @@ def _clip(value: float, gene: Gene) -> float:
 def _fitness(row: Row) -> float:
     assert row.fitness is not None
     return row.fitness
+
+
+def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[Row]) -> Genes:
+    """One draw of Optuna's estimator fitted to the rows."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    distributions = {gene.name: _distribution(gene) for gene in space.genes}
+    told = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
+    highest = max((row.rung for row in told), default=0)
+    for row in told:  # Optuna, too, ranks what was pruned below what was not, by step and then by value
+        stopped: dict[str, Any] = {"state": optuna.trial.TrialState.PRUNED,
+                                   "intermediate_values": {row.rung: row.fitness}}
+        study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness,
+                                            **(stopped if row.rung < highest else {})))
+    return dict(study.ask(distributions).params)
+
+
+def _distribution(gene: Gene) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if gene.kind == "choice":
+        return CategoricalDistribution(gene.values)
+    if gene.kind == "int":
+        return IntDistribution(int(gene.low), int(gene.high), log=gene.log)
+    return FloatDistribution(gene.low, gene.high, log=gene.log)

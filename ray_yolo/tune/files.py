@@ -20,10 +20,8 @@ from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.results_files import TERMS, loss_places, replace_text
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
-from ray_yolo.tune.ledger import Trial
-from ray_yolo.tune.replay import replay_command, trained_recipe
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.space import overlay, recipe_value, short_name
+from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
 METRICS = {"metrics/precision": "precision", "metrics/recall": "recall", "metrics/mAP_0.5": "mAP50",
            "metrics/mAP_0.5:0.95": "mAP50-95"}
@@ -60,7 +58,7 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
     if best is None:
         return None
     trained = trained_recipe(recipe, best.past)
-    metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items())
+    metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items() if value is not None)
     ended = sum(trial.has_ended for trial in trials)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     if trained.changes:
@@ -83,11 +81,13 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
     (Path(folder) / DETECTIONS_FILE).unlink(missing_ok=True)
 
 
-def best_trial(trials: Iterable[Trial]) -> Trial | None:
-    """The finished trial of the highest fitness among those that were trained furthest; of equal ones the first."""
-    by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
-    best = best_rows((trial.row for trial in by_number.values()), 1)
-    return by_number[best[0].trial] if best else None
+def keep_best(folder: Path, best: Trial) -> Path:
+    """Put the best trial's weights beside the ledger, as weights/best.pt and last.pt."""
+    weights = folder / "weights"
+    weights.mkdir(exist_ok=True)
+    for path in (folder / "trials" / best.folder_name / "weights").glob("[bl][ea]st.*"):
+        shutil.copyfile(path, weights / path.name)
+    return weights / "best.pt"
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
@@ -99,7 +99,7 @@ def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, G
     Raises:
         InputError: if the file is neither, or has no row to use.
     """
-    rows = _read_csv(path, search) if path.endswith(".csv") else [_read_hyp(file) for file in _hyp_files(path)]
+    rows = _read_csv(path, search) if path.endswith(".csv") else _read_hyps(path)
     return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
              for gene in space.genes} for row in rows]
 
@@ -115,7 +115,7 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
     if missing := [name for name in METRICS if name not in header]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
-    rows = [dict(zip(header, map(_read_cell, line), strict=False)) for line in lines[1:]]
+    rows = [dict(zip(header, map(_scalar, line), strict=False)) for line in lines[1:]]
     ranked = best_rows((Row(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
                         for number, row in enumerate(rows)), NUM_PARENTS)
     if not ranked:
@@ -123,30 +123,26 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
     return [{short_name(name): value for name, value in row.genes.items()} for row in ranked]
 
 
-def _read_cell(text: str) -> GeneValue:
-    value = read_scalar(text)
-    return text if value is None else value
-
-
 def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
     measured = {ours: row.get(name) for name, ours in METRICS.items()}
     return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
 
 
-def _hyp_files(path: str) -> list[str]:
-    """The file itself, or the YAML files of a folder."""
-    if not os.path.isdir(path):
-        return [path]
-    files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
+def _read_hyps(path: str) -> list[dict[str, Any]]:
+    """Genes of a hyp file, or of each YAML file of a folder."""
+    files = [path]
+    if os.path.isdir(path):
+        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
     if not files:
         raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
-    return files
+    return [{short_name(name): _scalar(given.value) for name, given in read_config_file(file).items()}
+            for file in files]
 
 
-def _read_hyp(path: str) -> dict[str, Any]:
-    """Genes of a hyp file by the names that spaces use."""
-    written = {short_name(name): given.value for name, given in read_config_file(path).items()}
-    return {name: read_scalar(value) if isinstance(value, str) else value for name, value in written.items()}
+def _scalar(value: Any) -> Any:
+    """A value as YAML reads it; text that stands for none stays text."""
+    read = read_scalar(value) if isinstance(value, str) else value
+    return value if read is None else read
 
 
 def _gene_names(trials: Iterable[Trial]) -> list[str]:

@@ -1,4 +1,8 @@
-"""The MLflow run of a sweep: the parent that its trials' runs name, made once and kept in the sweep's folder."""
+"""The MLflow run of a sweep, as a projection of its ledger: the parent that its trials' runs name.
+
+What it should hold is computed from the rows alone (`sweep_run`); what it does hold is asked of the server, and the
+difference is posted. A server that is away costs a warning: the search does not depend on it.
+"""
 
 from __future__ import annotations
 
@@ -7,87 +11,108 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.redact import redact
 from ray_yolo.runlog.mlflow import build_client, find_experiment, read_run_file
 from ray_yolo.runlog.mlflow_run import leaves
 from ray_yolo.runlog.results_files import RUN_FILE, replace_text
-from ray_yolo.tune.config import TuneConfig
-from ray_yolo.tune.ledger import Trial
+from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.trials import Trial, best_trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
 METRICS_PER_CALL = 1000  # MLflow's limit
 BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
+ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
+
+_MISSED = {"RUNNING": "MLflow cannot be reached, the sweep's run is not up to date",
+           "FINISHED": "MLflow has not got the end of the sweep"}
 
 _log = logging.getLogger(__name__)
 
 
-def open_parent_run(folder: Path, uri: str, config: TuneConfig) -> str | None:
-    """The id of the sweep's MLflow run, created at the first start; None (and a warning) if the server is away."""
-    about = read_run_file(folder)
+@dataclass(frozen=True)
+class SweepRun:
+    """What the MLflow run of a sweep should hold, and what the runs of its trials should say."""
+
+    params: dict[str, str]
+    fitness: dict[int, float]  # by trial, whose number is MLflow's step
+    status: Status
+    best: int | None  # once the sweep has finished: its trial's run is marked, and the files are final
+    stopped: tuple[int, ...]  # trials whose runs end as the sweep's does; going on makes them RUNNING
+    folders: tuple[str, ...]  # of the trials, by number
+
+
+def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
+    """The MLflow run of a sweep that has come so far."""
+    best = best_trial(trials) if status == "FINISHED" else None
+    return SweepRun(
+        params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
+        fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
+        status=status,
+        best=best.number if best else None,
+        stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
+        folders=tuple(trial.folder_name for trial in trials))
+
+
+def deliver(folder: Path, uri: str, held: SweepRun) -> str | None:
+    """Make the MLflow run of a sweep's folder hold this; it is created at the first start, and named in the folder.
+
+    Returns:
+        The run's id; None if the server is away, which is a warning, and there was none before.
+    """
     try:
         client = build_client(uri)
-        if about is not None:
-            client.update_run(about["run_id"], status="RUNNING")
-            return about["run_id"]
-        from mlflow.entities import Param  # after the client, which quietens MLflow
-
-        source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
-        run_id = str(client.create_run(find_experiment(client, uri, folder.parent.name), run_name=folder.name,
-                                       tags=source).info.run_id)
-        asked = [*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]
-        client.log_batch(run_id, params=[Param(key, value) for key, value in asked])
-    except Exception as error:  # whatever MLflow raises: the search does not depend on it
-        _log.warning("MLflow cannot be reached, the sweep's run is not up to date: %s", redact(str(error)))
-        return about["run_id"] if about else None
-    replace_text(folder / RUN_FILE, json.dumps({"run_id": run_id, "uri": redact(uri)}, indent=1) + "\n")
-    return run_id
+        run_id = (read_run_file(folder) or _create(client, folder, uri))["run_id"]
+        _post(client, folder, run_id, held)
+        if held.status == "RUNNING":
+            client.update_run(run_id, status=held.status)
+        else:
+            for ended in filter(None, [run_id, *(_child(folder, held, number) for number in held.stopped)]):
+                client.set_terminated(ended, held.status)
+    except Exception as error:  # whatever MLflow raises
+        missed = _MISSED.get(held.status, "MLflow still shows the sweep as running")
+        _log.warning("%s: %s", missed, redact(str(error)))
+    return (read_run_file(folder) or {}).get("run_id")
 
 
-def stop_runs(folder: Path, uri: str, parent: str, trials: Iterable[Trial], status: str) -> None:
-    """Show the sweep's MLflow run, and those of trials that were running, as ended so; going on makes them RUNNING."""
-    children = (read_run_file(folder / "trials" / trial.folder_name) for trial in trials if trial.state == "running")
-    try:
-        client = build_client(uri)
-        for run_id in (parent, *(child["run_id"] for child in children if child)):
-            client.set_terminated(run_id, status)
-    except Exception as error:  # whatever MLflow raises: the search does not depend on it
-        _log.warning("MLflow still shows the sweep as running: %s", redact(str(error)))
+def _create(client: MlflowClient, folder: Path, uri: str) -> dict[str, str]:
+    source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
+    experiment = find_experiment(client, uri, folder.parent.name)
+    run = client.create_run(experiment, run_name=folder.name, tags=source)
+    about = {"run_id": str(run.info.run_id), "uri": redact(uri)}
+    replace_text(folder / RUN_FILE, json.dumps(about, indent=1) + "\n")
+    return about
 
 
-def close_parent_run(folder: Path, uri: str, parent: str, trials: Sequence[Trial], best: Trial) -> None:
-    """End the sweep's MLflow run: fitness by trial, the best one, files, and the mark on the best trial's run."""
-    try:
-        client, now = build_client(uri), round(time.time() * 1000)
-        from mlflow.entities import Metric
+def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> None:
+    """Post what is missing, and mark the best trial's run alone: a sweep that went on may have had another."""
+    from mlflow.entities import Metric, Param  # after the client, which quietens MLflow
 
-        posted = {point.step for point in client.get_metric_history(parent, "fitness")}
-        points = [Metric("fitness", trial.fitness, now, trial.number) for trial in trials
-                  if trial.fitness is not None and trial.number not in posted]
-        for first in range(0, len(points), METRICS_PER_CALL):
-            client.log_batch(parent, metrics=points[first : first + METRICS_PER_CALL])
-        client.log_metric(parent, "best/fitness", best.fitness)
-        _mark_best(client, folder, parent, best, trials)
-        for path in sorted(folder.iterdir()):
-            if path.suffix in (".csv", ".yaml", ".png", ".jsonl"):
-                client.log_artifact(parent, str(path))
-        if (weights := folder / "weights" / "best.pt").exists():
-            client.log_artifact(parent, str(weights), "weights")
-        client.set_terminated(parent, "FINISHED")
-    except Exception as error:  # as above
-        _log.warning("MLflow has not got the end of the sweep: %s", redact(str(error)))
+    data, now = client.get_run(run_id).data, round(time.time() * 1000)
+    client.log_batch(run_id, params=[Param(*pair) for pair in held.params.items() if pair[0] not in data.params])
+    posted = {point.step for point in client.get_metric_history(run_id, "fitness")}
+    points = [Metric("fitness", value, now, trial) for trial, value in held.fitness.items() if trial not in posted]
+    for first in range(0, len(points), METRICS_PER_CALL):
+        client.log_batch(run_id, metrics=points[first : first + METRICS_PER_CALL])
+    if held.best is None:
+        return
+    client.log_metric(run_id, "best/fitness", held.fitness[held.best])
+    client.set_tag(run_id, BEST_TRIAL_TAG, held.best)
+    for number in {int(data.tags.get(BEST_TRIAL_TAG, held.best)), held.best}:
+        if child := _child(folder, held, number):
+            client.set_tag(child, BEST_TAG, str(number == held.best).lower())
+    for path in sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern)):
+        client.log_artifact(run_id, str(path), None if path.parent == folder else path.parent.name)
 
 
-def _mark_best(client: MlflowClient, folder: Path, parent: str, best: Trial, trials: Sequence[Trial]) -> None:
-    """Tag the best trial's run, and it alone: a sweep that went on for more trials may have had another."""
-    before = int(client.get_run(parent).data.tags.get(BEST_TRIAL_TAG, best.number))
-    client.set_tag(parent, BEST_TRIAL_TAG, best.number)
-    for number in {before, best.number}:
-        child = read_run_file(folder / "trials" / trials[number].folder_name)
-        if child is not None:
-            client.set_tag(child["run_id"], BEST_TAG, str(number == best.number).lower())
+def _child(folder: Path, held: SweepRun, number: int) -> str | None:
+    """The id of a trial's MLflow run, if it has one."""
+    return (read_run_file(folder / "trials" / held.folders[number]) or {}).get("run_id")

@@ -13,16 +13,29 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.engine.checkpoint import read_state, save_checkpoint, write_durably
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
-from ray_yolo.tune.ledger import Origin, trial_folder
-from ray_yolo.tune.replay import changed_recipe, train_command
+from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder
 
 KEPT = (EVENTS_FILE, RUN_FILE)  # of the trial's history: one log and one tracked run through all its folders
+
+
+def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
+               genes: Mapping[str, Any]) -> str:
+    """The name of the folder that a trial trains in.
+
+    Args:
+        pointer: what Ray gives the trial to go on from: another trial's checkpoint, or its own if it was only paused.
+        noted: what the ledger has, for the first start after a restart of the sweep.
+    """
+    if pointer and pointer.trial == number:
+        return pointer.folder_name
+    return open_fork(trials, number, pointer or (Origin(**noted) if noted else None), genes)
 
 
 def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[str, GeneValue]) -> str:
@@ -42,6 +55,17 @@ def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[s
             return folder.name
     _fork(origin, folders[-1], following, genes)
     return following.name
+
+
+def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
+    """The newest of the checkpoints that are kept for good (`save_period`) and have epochs left to train, if any."""
+    manifests = (folder / "weights").glob("epoch*.json")  # written after what they describe
+    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in manifests}
+    trained = max((count for count in kept if count < epochs), default=None)
+    if trained is None:
+        return None
+    manifest = json.loads(kept[trained].read_text())
+    return Origin(number, trained, str(kept[trained].with_suffix(".pt")), manifest["sha256"])
 
 
 def asked_recipe(folder: Path) -> Recipe | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, plain, save
+from ray_yolo.tune.trials import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 COLUMNS = 5
 BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle of its number
+
+
+def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
+    """The pictures of a sweep."""
+    finished = [trial for trial in trials if trial.state == "finished"]
+    fitness = [trial.fitness for trial in finished if trial.fitness is not None]
+    numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
+               if isinstance(value, (int, float))}
+    plot_genes(numeric, fitness, [trial.rung for trial in finished], folder / "evolve.png")
+    plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
+                  [trial.rung for trial in trials], folder / "progress.png")
+    fitness_of = {trial.number: trial.fitness for trial in finished}
+    plot_lineage({trial.number: [n for n in trial.forebears if n in fitness_of] for trial in finished}, fitness_of,
+                 best.number, folder / "lineage.png")
 
 
 def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], rungs: Sequence[int], path: Path

@@ -1,6 +1,6 @@
-"""How a search space is searched: the proposals, what stops a trial early, and what counts as good.
+"""The settings of a sweep: the trainings, and how a space is searched, what stops a trial early, what counts as good.
 
-Settings only; the schedulers themselves are Ray's classes.
+Settings only: nothing here imports torch or ray; the schedulers themselves are Ray's classes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,47 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import Frozen, ObjectiveConfig, objective_field
+from ray_yolo.errors import ConfigError
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later
+
+
+class TunePlacement(Placement):
+    """Where each trial is trained."""
+
+    project: str = "runs/evolve"
+    """Folder of sweeps."""
+    noplots: bool = True
+    """Draw no plots for single trials (the sweep's own are always drawn)."""
+
+
+class SweepConfig(Frozen):
+    """What is searched, how long, and how much of it at once."""
+
+    space: str = "evolve"
+    """Genes and how to search them: a YAML file, or a shipped one (asha, evolve, pbt, quick)."""
+    trials: int = Field(300, ge=1, le=100_000)
+    """Trainings in all."""
+    workers_per_trial: int = Field(1, ge=1, le=4096)
+    """Ray workers of each trial."""
+    max_concurrent: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Trials at the same time, 1 or more; auto: as many as the cluster has room for."""
+    keep_weights: bool = False
+    """Keep the weights and checkpoints of every trial; else those of the best one only."""
+    warm_start: str = ""
+    """Old evolve.csv, hyp file, or folder of hyp files, whose genes are tried first."""
+
+
+class TuneConfig(Frozen):
+    """One sweep: every trial is a training of the recipe with some of its fields replaced."""
+
+    recipe: Recipe = Recipe()
+    placement: TunePlacement = TunePlacement()
+    sweep: SweepConfig = SweepConfig()
 
 
 class Nothing(Frozen):
@@ -89,6 +126,23 @@ class Search(Frozen):
         if min(value.values(), default=0) < 0 or not any(value.values()):
             raise ValueError("weights must be 0 or more, and not all 0")
         return value
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse to maximise something else than the trials do, to wait in vain for a fitness at every epoch, and to
+        change what is changed.
+
+        Raises:
+            ConfigError: if such a search over this recipe was asked for.
+        """
+        if recipe.objective not in (Recipe().objective, self.recipe_objective):
+            raise ConfigError("objective: what a sweep and its trials maximise is the search.objective of its space; "
+                              "write it there, and leave objective out")
+        if recipe.noval and self.scheduler.name != "none":
+            raise ConfigError(f"noval: the scheduler {self.scheduler.name} judges trials by the validation of every "
+                              "epoch; leave --noval out, or use scheduler: none")
+        if recipe.changes and self.scheduler.name == "pbt":
+            raise ConfigError("changes: population based training makes changes of its own; leave --changes out, or "
+                              "use another scheduler")
 
     def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
         """The weighted sum of an epoch's metrics; None where one that counts is missing or not finite."""

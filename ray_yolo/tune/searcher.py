@@ -1,4 +1,5 @@
-"""Between Ray Tune, which starts and stops trials, and the ledger, which says what to try and keeps what came of it.
+"""Between Ray Tune, which starts trials and stops them by its own schedulers, and the ledger, which says what to try
+and keeps what came of it.
 
 Ray's own saving and restoring of searches is not used: a restart opens the ledger. (It was measured to run finished
 trials again, and it unpickles.)
@@ -8,24 +9,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import ray.tune
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
-from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 from ray.tune.search import Searcher
 
 from ray_yolo.errors import ResourcesError
 from ray_yolo.runtime.cluster import free, held_by
 from ray_yolo.tune.console import SweepDisplay
-from ray_yolo.tune.files import best_trial, drop_weights, write_sweep_files
-from ray_yolo.tune.ledger import Ledger, Trial
-from ray_yolo.tune.schedulers import recall, recall_ended
+from ray_yolo.tune.evolution import Gene, Space, nearest
+from ray_yolo.tune.files import drop_weights, write_sweep_files
+from ray_yolo.tune.ledger import Failed, Judged, Ledger, Lost
+from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
 from ray_yolo.tune.trial import number_of, read_pointer
+from ray_yolo.tune.trials import Trial, best_trial
 
 _DEAD_SECONDS = 15.0  # after which a stopped trial's processes are gone
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # the report of who could not make one
@@ -35,6 +45,11 @@ def tune_config_of(trial: Trial) -> dict[str, Any]:
     """What Tune hands to a trial; the number makes its name and is not read afterwards."""
     origin = asdict(trial.origins[-1]) if trial.origins else None
     return {"trial": trial.number, "genes": dict(trial.genes), "origin": origin}
+
+
+def _no_state(self: object) -> dict[str, Any]:
+    """Ray pickles searchers and callbacks for its own restore, which is not used."""
+    return {}
 
 
 class LedgerSearcher(Searcher):
@@ -63,12 +78,7 @@ class LedgerSearcher(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger is on disk."""
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing: see the module."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Ray pickles searchers for its own restore, which is not used."""
-        return {}
+    __getstate__ = _no_state
 
 
 class LedgerCallback(Callback):
@@ -115,32 +125,32 @@ class LedgerCallback(Callback):
         if "fitness" not in result:
             return
         if result["epoch"] in self._rungs and not result.get("done"):
-            self._ledger.judge(number, result["epoch"], result["fitness"])
+            self._ledger.append(Judged(trial=number, epoch=result["epoch"], fitness=result["fitness"]))
         self._display.epoch(number, result["epoch"], result["fitness"])
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """A trial has ended or was stopped early: its last report counts."""
-        result = trial.last_result or {}
+        result, number = trial.last_result or {}, number_of(str(trial))
         if "failed" in result or "fitness" not in result:
-            self._end(trial, result.get("failed") or "it ended before its first validation")
+            self._fail(number, result.get("failed") or "it ended before its first validation")
             return
-        row, number = json.loads(result["row"]), number_of(str(trial))
+        row = json.loads(result["row"])
         self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"],
                             stopped=not (self._folder(number) / "finished").exists())
-        self._tell(trial)
+        self._tell(number)
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """A trial was interrupted by no fault of its recipe, and Tune starts it again."""
         number = number_of(str(trial))
         reason = self._lost.pop(number, _DIED)["lost"]
-        self._ledger.lose(number, reason)
+        self._ledger.append(Lost(trial=number, reason=reason))
         self._display.say(f"trial {number} is queued again: {reason}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """The same, once too often; where there is no room even for one trial the sweep ends, and the trial has not."""
         last = self._lost.pop(number_of(str(trial)), _DIED)
         if not last["lacking"]:
-            self._end(trial, last["lost"])
+            self._fail(number_of(str(trial)), last["lost"])
             return
         self._lacking = last["lost"]
         if self._searcher:
@@ -152,11 +162,10 @@ class LedgerCallback(Callback):
         Ray's own cleaner does so within seconds, but not where the kill comes while a training ends. Not at once: a
         controller that still lives would take the loss of its workers for a failure and ask for others.
         """
-        now = time.monotonic()
-        for due, act in self._later:
-            if due <= now:
-                act()
-        self._later = [(due, act) for due, act in self._later if due > now]
+        due = [entry for entry in self._later if entry[0] <= time.monotonic()]
+        self._later = [entry for entry in self._later if entry not in due]
+        for _, act in due:
+            act()
 
     def finish(self) -> None:
         """Wait until everything is given back; nothing to wait for where no trial was stopped lately.
@@ -188,17 +197,76 @@ class LedgerCallback(Callback):
             delay = _DEAD_SECONDS if held_by(self._folder(beaten.number)) else 0.0
             self._later.append((time.monotonic() + delay, partial(drop_weights, self._folder(beaten.number))))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Ray pickles callbacks for its own restore, which is not used."""
-        return {}
+    __getstate__ = _no_state
 
-    def _end(self, trial: TuneTrial, reason: str) -> None:
-        self._ledger.fail(number_of(str(trial)), reason)
-        self._tell(trial)
+    def _fail(self, number: int, reason: str) -> None:
+        self._ledger.append(Failed(trial=number, reason=reason))
+        self._tell(number)
 
-    def _tell(self, trial: TuneTrial) -> None:
-        self._free_later(number_of(str(trial)))
-        self._drop_later(number_of(str(trial)))
+    def _tell(self, number: int) -> None:
+        self._free_later(number)
+        self._drop_later(number)
         trials = self._ledger.trials
         write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)
-        self._display.ended(trials[number_of(str(trial))], trials)
+        self._display.ended(trials[number], trials)
+
+
+def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialScheduler:
+    """The scheduler of a search over trainings of so many epochs; the search's seed does not reach it."""
+    common: dict[str, Any] = {"time_attr": "epoch", "metric": "fitness", "mode": "max"}
+    match settings.scheduler:
+        case Asha(reduction=reduction):
+            # one more than there are, so that trainings that come to their end are not stopped while they end
+            return ASHAScheduler(**common, max_t=epochs + 1, grace_period=settings.first_rung(epochs),
+                                 reduction_factor=reduction)
+        case MedianStop(min_trials=least):
+            return MedianStoppingRule(**common, grace_period=settings.first_rung(epochs), min_samples_required=least)
+        case Pbt() as pbt:
+            return PopulationBasedTraining(
+                **common, perturbation_interval=pbt.interval_epochs, quantile_fraction=pbt.quantile,
+                resample_probability=pbt.resample,
+                hyperparam_mutations={"genes": {gene.name: _domain(gene) for gene in space.genes}},
+                custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
+                require_attrs=False,  # the report of a failure has no fitness
+                log_config=False)
+    return FIFOScheduler()
+
+
+def recall(scheduler: TrialScheduler, trial: Any, judged: Iterable[tuple[int, float]]) -> None:
+    """Tell a new scheduler what an earlier one has seen of a trial: (epochs, fitness), which are not judged again.
+
+    Ray's schedulers compare others with what they are told at a trial's end as with any other result.
+    """
+    for epoch, fitness in judged:
+        scheduler.on_trial_add(None, trial)
+        scheduler.on_trial_complete(None, trial, {"epoch": epoch, "fitness": fitness})
+        scheduler.on_trial_add(None, trial)
+
+
+class _Ended(NamedTuple):
+    """What schedulers know a trial by."""
+
+    trial_id: str
+
+
+def recall_ended(scheduler: TrialScheduler, ledger: Ledger) -> None:
+    """The same for all rows of a ledger that have ended, each with the result that it was stopped at."""
+    for row in ledger.trials:
+        last = [(row.epochs, row.fitness)] if row.fitness is not None and row.epochs in ledger.rungs else []
+        if row.has_ended:
+            recall(scheduler, _Ended(f"trial{row.number}"), [*row.judged, *last])
+
+
+def _domain(gene: Gene) -> Any:
+    """What a gene is drawn from, in Tune's terms."""
+    if gene.kind == "choice":
+        return list(gene.values)
+    if gene.kind == "int":
+        return ray.tune.randint(int(gene.low), int(gene.high) + 1)
+    return ray.tune.loguniform(gene.low, gene.high) if gene.log else ray.tune.uniform(gene.low, gene.high)
+
+
+def _clipped(space: Space, genes: dict[str, Any]) -> dict[str, Any]:
+    """Genes of five digits inside their limits: Ray multiplies by 0.8 or 1.2 without looking at them."""
+    short = {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in genes.items()}
+    return {gene.name: nearest(gene, short[gene.name]) for gene in space.genes}

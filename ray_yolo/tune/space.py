@@ -1,32 +1,32 @@
 """Search spaces: from what a user wrote to genes with limits, every one a field of the recipe.
 
-    search: {algorithm: evolve, scheduler: asha}      how to search (`tune_search`); every other key is a gene:
+    search: {algorithm: evolve, scheduler: asha}      how to search (`Search`); every other key is a gene:
     lr0: {low: 1e-5, high: 0.1, gain: 1}              a range; gain is how far evolution moves it
     loss.box: {type: loguniform, low: 0.02, high: 0.2}
     momentum: [0.6, 0.98]                             short for a range; [0.001, 0.1, log] for loguniform
     optimizer.name: {type: choice, values: [SGD, AdamW]}
     mosaic: {type: fixed, value: 1.0}
 
-A space is checked against the recipe that it will be laid over, so that no trial can fail for its values. Nothing
-here runs a trial.
+A space is checked against the recipe that it will be laid over, so that no trial can fail for its values.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from ray_yolo.config.changes import CHANGEABLE
 from ray_yolo.config.fields import canonical, config_fields, did_you_mean, explain_unknown
-from ray_yolo.config.hyp import GENES, LEGACY_GENES
+from ray_yolo.config.hyp import LEGACY_GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import Frozen
@@ -34,13 +34,12 @@ from ray_yolo.config.yaml import load_yaml
 from ray_yolo.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
 from ray_yolo.tune.search import SCHEDULERS, Search
+from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
 SHIPPED = Path(__file__).parents[1] / "tune_spaces"
 SEARCH = "search"
-SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
-_RECIPE = config_fields(Recipe)
-_PLACEMENT = config_fields(Placement)
+_RECIPE, _PLACEMENT = config_fields(Recipe), config_fields(Placement)
 
 ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
@@ -80,8 +79,8 @@ class _Range(Frozen):
         return self
 
     def gene(self, name: str) -> Gene:
-        kind: Literal["int", "float"] = "int" if self.type == "int" else "float"
-        return Gene(name, kind, self.low, self.high, log=self.type == "loguniform", gain=self.gain)
+        return Gene(name, "int" if self.type == "int" else "float", self.low, self.high,
+                    log=self.type == "loguniform", gain=self.gain)
 
 
 class _Choice(Frozen):
@@ -132,12 +131,10 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     Raises:
         ConfigError: for the first entry that cannot be used, with its place.
     """
-    search = _read_settings(Search, data.get(SEARCH) or {}, lambda *keys: where(SEARCH, *keys), SEARCH)
+    search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
-    for key in data:
-        if key == SEARCH:
-            continue
-        gene = _read_gene(str(key), data[key], lambda *keys, key=key: where(key, *keys))
+    for key in [key for key in data if key != SEARCH]:
+        gene = _read_gene(str(key), data[key], partial(where, key))
         if gene.name in genes:
             raise ConfigError(f"{where(key)}: {key}: {gene.name} is in this space already; remove one of the two")
         for value in _ends(gene):
@@ -157,34 +154,11 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
     return TuneSpace(space, search, tuple(_warnings(space, search, recipe)))
 
 
-def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
-    """The recipe with the genes (YOLOv5's names or dotted paths) in place of its own values.
-
-    Raises:
-        ValidationError: pydantic's, if that is no recipe.
-    """
-    tree = recipe.model_dump()
-    for name, value in genes.items():
-        *sections, last = canonical(name).split(".")
-        functools.reduce(dict.__getitem__, sections, tree)[last] = value
-    return Recipe.model_validate(tree)
-
-
 def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
     """The values of entangled genes in every combination; one without values where there are none."""
     entangled = [gene for gene in genes if canonical(gene.name) in ENTANGLED]
     for values in itertools.product(*map(_tried, entangled)):
         yield dict(zip((gene.name for gene in entangled), values, strict=True))
-
-
-def short_name(key: str) -> str:
-    """The name that a gene has in spaces, ledgers and tables: YOLOv5's where there is one, else its path."""
-    return SHORT_NAMES.get(canonical(key), canonical(key))
-
-
-def recipe_value(recipe: Recipe, name: str) -> Any:
-    """The recipe's own value of a gene."""
-    return functools.reduce(getattr, canonical(name).split("."), recipe)
 
 
 def _read_gene(key: str, raw: Any, where: Where) -> Gene:
@@ -199,10 +173,16 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     if path == "data" or path.startswith("objective."):
         raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
     whole = _RECIPE[path].types == (int,)
-    entry = _spelled_out(raw, whole)
+    entry = raw
+    match raw:  # short forms
+        case [low, high]:
+            entry = {"low": low, "high": high}
+        case [low, high, "log"]:
+            entry = {"type": "loguniform", "low": low, "high": high}
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where()}: {key}: got {short(raw)}; write {{low: 0.1, high: 0.9}}, [0.1, 0.9], "
                           "[0.001, 0.1, log], or a mapping with a type")
+    entry = {"type": "int" if whole else "uniform", **entry}  # a range is of whole numbers where the field is
     if (kind := entry["type"]) not in _FORMS:
         raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
     gene = _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
@@ -211,15 +191,6 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     if whole and gene.kind == "float":
         raise ConfigError(f"{where('type')}: {key}: the field takes whole numbers; write type: int")
     return gene
-
-
-def _spelled_out(raw: Any, whole: bool) -> Any:
-    """An entry with its type; without one, a range is of whole numbers where the field is."""
-    if isinstance(raw, (list, tuple)) and len(raw) == 3 and raw[2] == "log":
-        return {"type": "loguniform", "low": raw[0], "high": raw[1]}
-    if isinstance(raw, (list, tuple)) and len(raw) == 2:
-        raw = {"low": raw[0], "high": raw[1]}
-    return {"type": "int" if whole else "uniform", **raw} if isinstance(raw, Mapping) else raw
 
 
 def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Model:
@@ -249,13 +220,13 @@ def _ends(gene: Gene) -> tuple[GeneValue, ...]:
     return (int(gene.low), int(gene.high)) if gene.kind == "int" else (gene.low, gene.high)
 
 
+def _is_uneven(gene: Gene) -> bool:
+    return gene.kind == "int" and canonical(gene.name) in _UNEVEN
+
+
 def _tried(gene: Gene) -> Collection[GeneValue]:
     """The values of a gene that stand for all of them: a range's ends, but where it has holes every whole number."""
     return range(int(gene.low), int(gene.high) + 1) if _is_uneven(gene) else _ends(gene)
-
-
-def _is_uneven(gene: Gene) -> bool:
-    return gene.kind == "int" and canonical(gene.name) in _UNEVEN
 
 
 def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
@@ -263,9 +234,9 @@ def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
     if not _is_uneven(gene):
         return
     _check_count([gene], where)
-    good = [value for value in _tried(gene) if _makes_recipe(recipe, {gene.name: value})]
+    good = [value for value in _tried(gene) if not _fault(recipe, {gene.name: value})]
     if len(good) < len(_tried(gene)):
-        values = ", ".join(map(str, good)) if len(good) < 20 else f"{good[0]}, {good[1]}, ..., {good[-1]}"
+        values = ", ".join(map(str, good if len(good) < 20 else (*good[:2], "...", good[-1])))
         raise ConfigError(f"{where}: {gene.name}: a range takes every whole number from {gene.low:g} to {gene.high:g}, "
                           f"and not each of them makes a recipe; write {{type: choice, values: [{values}]}}")
 
@@ -279,39 +250,35 @@ def _check_count(genes: Collection[Gene], where: str) -> None:
 
 def _check_together(recipe: Recipe, genes: Collection[Gene], where: Where) -> None:
     """Refuse genes whose values exclude each other, or what is decided for all trials before there are any."""
-    names = {gene.name for gene in genes}
+    searched = sorted({gene.name for gene in genes} & {"batch_size", "microbatch", "quad"})
     for name in ("batch_size", "microbatch"):
-        if names & {"batch_size", "microbatch", "quad"} and name not in names and (getattr(recipe, name) or -1) < 0:
-            raise ConfigError(f"{where()}: {' and '.join(sorted(names & {'batch_size', 'microbatch', 'quad'}))} can be "
-                              f"searched with a {name} that is given or searched too; add --{name.replace('_', '-')}")
+        if searched and name not in searched and (getattr(recipe, name) or -1) < 0:
+            raise ConfigError(f"{where()}: {' and '.join(searched)} can be searched with a {name} that is given or "
+                              f"searched too; add --{name.replace('_', '-')}")
     _check_count([gene for gene in genes if canonical(gene.name) in ENTANGLED], where())
     for values in combinations(genes):
         _check_overlay(recipe, values, where())
 
 
-def _makes_recipe(recipe: Recipe, genes: Mapping[str, GeneValue]) -> bool:
+def _fault(recipe: Recipe, genes: Mapping[str, GeneValue]) -> ErrorDetails | None:
+    """What keeps genes from making a recipe, if anything does."""
     try:
         overlay(recipe, genes)
-    except ValidationError:
-        return False
-    return True
+    except ValidationError as error:
+        return error.errors(include_url=False)[0]
+    return None
 
 
 def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -> None:
     """Refuse genes that make no recipe: one gene outside its field's bounds, or values that exclude each other."""
-    try:
-        overlay(recipe, genes)
-    except ValidationError as error:
-        detail = error.errors(include_url=False)[0]
-    else:
-        return
-    if len(genes) == 1 and detail["loc"]:
+    detail = _fault(recipe, genes)
+    if detail and len(genes) == 1 and detail["loc"]:
         (name, value), = genes.items()
-        field = _RECIPE[canonical(name)]
         raise ConfigError(f"{where}: {name}: {short(value)} is outside of the recipe's bounds: {canonical(name)} is "
-                          f"{field.expected}")
-    values = ", ".join(f"{name} {value}" for name, value in genes.items())
-    raise ConfigError(f"{where}: {values} make no recipe: {detail['msg'].removeprefix('Value error, ')}")
+                          f"{_RECIPE[canonical(name)].expected}")
+    if detail:
+        values = ", ".join(f"{name} {value}" for name, value in genes.items())
+        raise ConfigError(f"{where}: {values} make no recipe: {detail['msg'].removeprefix('Value error, ')}")
 
 
 def _check_algorithm(space: Space, where: str) -> None:

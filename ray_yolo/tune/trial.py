@@ -25,11 +25,10 @@ from ray_yolo.runlog.events import Event, follow, read_events
 from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runlog.run_dir import is_held
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import LEDGER_FILE, Origin, read_trials
-from ray_yolo.tune.pbt import asked_recipe, open_fork
-from ray_yolo.tune.replay import train_command
+from ray_yolo.tune.ledger import LEDGER_FILE, read_ledger, read_trials
+from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.space import overlay
+from ray_yolo.tune.trials import Origin, overlay, train_command
 
 POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
@@ -58,7 +57,7 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     past = read_events(folder / EVENTS_FILE)
     seen = past if exchanges else past[:_count_judged(past, folder, number)]
     log = follow(folder / EVENTS_FILE, after_seq=seen[-1]["seq"] if seen else -1)
-    newest = partial(_newest_pointer, folder, number, run_config.recipe.epochs)
+    newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
     reports = _Reports(search, newest, next((event for event in reversed(seen) if event["type"] == "epoch"), None))
     outcome = _start(run_config, folder, wire["link"])
     over = False
@@ -91,20 +90,6 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
     return config.model_copy(update={"placement": config.placement.model_copy(update={"name": name})})
 
 
-def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
-               genes: Mapping[str, Any]) -> str:
-    """The name of the folder that a trial trains in under population based training.
-
-    Args:
-        pointer: what Ray gives the trial to go on from: another trial's checkpoint, or its own if it was only paused.
-        noted: what the ledger has, for the first start after a restart of the sweep.
-    """
-    if pointer and pointer.trial == number:
-        return Path(pointer.state).parent.parent.name
-    origin = pointer or (Origin(**noted) if noted else None)
-    return open_fork(trials, number, origin, genes)
-
-
 def _wait_until_released(folder: Path) -> None:
     """Wait for the process that trained this trial before; a paused one takes a moment to end."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -114,7 +99,7 @@ def _wait_until_released(folder: Path) -> None:
 
 def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
     """How many of a trial's events the scheduler has had, as the sweep's ledger knows: not to be judged again."""
-    judged = read_trials(read_events(folder.parent.parent / LEDGER_FILE))[number].judged
+    judged = read_trials(read_ledger(folder.parent.parent / LEDGER_FILE))[number].judged
     if not judged:
         return 0
     return next((count for count, event in enumerate(past, 1)
@@ -203,17 +188,3 @@ def _report(event: Event, fitness: float, pointer: Origin | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / POINTER_FILE).write_text(json.dumps(asdict(pointer)))
         ray.tune.report(row, checkpoint=ray.tune.Checkpoint.from_directory(folder))
-
-
-def _newest_pointer(folder: Path, number: int, epochs: int) -> Origin | None:
-    """A pointer to the newest of the checkpoints that are kept for good (`save_period`) and have epochs left to train.
-
-    None if there is none.
-    """
-    manifests = (folder / "weights").glob("epoch*.json")  # written after what they describe
-    kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in manifests}
-    trained = max((count for count in kept if count < epochs), default=None)
-    if trained is None:
-        return None
-    manifest = json.loads(kept[trained].read_text())
-    return Origin(number, trained, str(kept[trained].with_suffix(".pt")), manifest["sha256"])

@@ -27,7 +27,8 @@ from ray_yolo.errors import TrainingError
 from ray_yolo.runlog.events import EventLog, epoch_rows, read_events, surviving
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.evolution import Genes, Space, mutate, propose
-from ray_yolo.tune.space import overlay, read_space
+from ray_yolo.tune.space import read_space
+from ray_yolo.tune.trials import overlay
 
 FORMAT = 1
 NUM_RANDOM, NUM_NEAR, NUM_REPEATS = 90, 62, 8  # 160 trainings

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from ray_yolo.tune.config import TuneConfig
+from ray_yolo.tune.search import TuneConfig
 from tests.support.jobs import make_config
 
 SPACE = "lr0: {low: 0.0001, high: 0.01, gain: 3}\nscale: {low: 0.0, high: 0.9}\n"

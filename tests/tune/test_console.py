@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ray_yolo.tune.console import Standing, SweepDisplay, ended_line, seconds_left, summary_line, table_rows
-from ray_yolo.tune.ledger import new_trial
+from ray_yolo.tune.trials import new_trial
 
 CODES = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|\x1b\[\?25[lh]|(\r)|(\n)|([^\x1b\r\n]+)")
 

@@ -10,17 +10,15 @@ from ray_yolo.config.hyp import GENES
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
 from ray_yolo.tune.files import (
-    best_trial,
     drop_weights,
     format_evolve_csv,
     format_hyp_evolve,
     read_warm_start,
     write_sweep_files,
 )
-from ray_yolo.tune.ledger import new_trial
-from ray_yolo.tune.replay import Stage, recipe_arguments, trained_recipe
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.space import overlay, read_space
+from ray_yolo.tune.space import read_space
+from ray_yolo.tune.trials import Stage, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
 
 BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16, microbatch=8, precision="fp32",
               autoanchor=False)

@@ -11,10 +11,22 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.events import read_events
 from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
-from ray_yolo.tune.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
-from ray_yolo.tune.replay import Stage, trained_recipe
+from ray_yolo.tune.ledger import (
+    Begun,
+    Failed,
+    Finished,
+    Judged,
+    Ledger,
+    Lost,
+    Proposed,
+    Started,
+    Sweep,
+    read_ledger,
+    read_trials,
+    verify,
+)
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.space import overlay
+from ray_yolo.tune.trials import Origin, Stage, overlay, trained_recipe
 
 SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 10),
                Gene("optimizer.name", "choice", values=("SGD", "AdamW"))),
@@ -32,7 +44,7 @@ def fitness_of(genes):
 def end(ledger, number):
     trial = ledger.trials[number]
     if number == FAILING:
-        ledger.fail(number, "the loss stays non-finite")
+        ledger.append(Failed(trial=number, reason="the loss stays non-finite"))
     else:
         fitness = fitness_of(trial.genes)
         ledger.finish(number, fitness, {"mAP50": fitness, "recall": 0.5}, {"box": 0.1}, epochs=2)
@@ -52,7 +64,7 @@ def run_sweep(path, num_trials, slots=1):
             break
         end(ledger, running.pop(0))
     ledger.close()
-    return read_events(path)
+    return read_ledger(path)
 
 
 @pytest.fixture
@@ -64,7 +76,7 @@ def rewrite(path, change):
     """Pass every line's event through `change`."""
     events = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return read_events(path)
+    return read_ledger(path)
 
 
 def rows_of(events):
@@ -89,7 +101,7 @@ class TestRows:
 
     def test_what_the_writer_knows_is_what_the_file_says(self, path):
         run_sweep(path, 8, slots=3)
-        assert Ledger(path, SWEEP, RESOLVED).trials == tuple(read_trials(read_events(path)).values())
+        assert Ledger(path, SWEEP, RESOLVED).trials == tuple(read_trials(read_ledger(path)).values())
 
     def test_a_failed_trial_has_a_reason_and_no_fitness_and_is_no_parent(self, path):
         events = run_sweep(path, 12)
@@ -109,14 +121,14 @@ class TestRows:
         ledger = Ledger(path, SWEEP, RESOLVED)
         for number in range(3):
             ledger.propose()
-            ledger.fail(number, "no luck")
+            ledger.append(Failed(trial=number, reason="no luck"))
         assert [trial.state for trial in ledger.trials] == ["failed"] * 3
-        assert verify(read_events(path)) == []
+        assert verify(read_ledger(path)) == []
 
     def test_ending_twice_is_our_own_mistake(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)
         ledger.propose()
-        ledger.fail(0, "x")
+        ledger.append(Failed(trial=0, reason="x"))
         with pytest.raises(AssertionError, match="has ended already"):
             ledger.start(0)
 
@@ -139,9 +151,9 @@ class TestProposals:
 
     def test_every_row_has_the_command_that_trains_its_recipe(self, path):
         for event in run_sweep(path, 8):
-            if event["type"] == "proposed":
-                arguments = shlex.split(event["command"])[3:]
-                assert parse_train(arguments).config.recipe == overlay(RESOLVED, event["genes"])
+            if isinstance(event, Proposed):
+                arguments = shlex.split(event.command)[3:]
+                assert parse_train(arguments).config.recipe == overlay(RESOLVED, event.genes)
 
     def test_with_one_slot_a_row_has_seen_all_before_it(self, path):
         trials = read_trials(run_sweep(path, 8))
@@ -152,7 +164,7 @@ class TestProposals:
         assert [len(trials[number].seen) for number in range(8)] == [0, 0, 0, 1, 2, 3, 4, 4]
 
     def test_the_space_is_read_back_as_it_was(self, path):
-        assert read_space_of(run_sweep(path, 1)) == SPACE
+        assert run_sweep(path, 1)[0].space == SPACE
 
     def test_optunas_estimator_proposes_what_can_be_computed_again(self, path):
         ledger = Ledger(path, replace(SWEEP, space=replace(SPACE, algorithm="tpe")), RESOLVED)
@@ -160,7 +172,7 @@ class TestProposals:
             ledger.propose()
             ledger.finish(number, fitness_of(ledger.trials[number].genes), {}, {}, epochs=2)
         assert len({str(trial.genes) for trial in ledger.trials}) == 12
-        assert verify(read_events(path)) == []
+        assert verify(read_ledger(path)) == []
 
 
 ASHA = replace(SWEEP, search=Search(scheduler="asha"), recipe=Recipe(seed=3, epochs=90))  # rungs after 10, 40 epochs
@@ -175,7 +187,7 @@ def asha_sweep(path, num_trials):
         ledger.finish(number, fitness_of(ledger.trials[number].genes) + 5 * short, {}, {}, 10 if short else 90,
                       stopped=short)
     ledger.close()
-    return read_events(path)
+    return read_ledger(path)
 
 
 def as_in_0_1_0(path, num_trials):
@@ -192,7 +204,7 @@ def as_in_0_1_0(path, num_trials):
                     "epochs": 10 if short else 90}]
         rows.append(Row(number, genes, fitness))
     path.write_text("".join(json.dumps({**event, "seq": seq, "time": 1}) + "\n" for seq, event in enumerate(events)))
-    return read_events(path)
+    return read_ledger(path)
 
 
 class TestRungs:
@@ -205,8 +217,8 @@ class TestRungs:
     def test_every_proposal_follows_from_the_rows_and_rungs_before_it(self, path):
         events = asha_sweep(path, 24)
         assert verify(events) == []
-        [last] = [event for event in events if event["type"] == "proposed"][-1:]
-        assert last["rungs"] == [3, 1] * 11 + [3]
+        [last] = [event for event in events if isinstance(event, Proposed)][-1:]
+        assert last.rungs == (*(3, 1) * 11, 3)
 
     def test_altered_rungs_are_told(self, path):
         asha_sweep(path, 4)
@@ -237,10 +249,10 @@ class TestRungs:
         ledger = Ledger(path, ASHA, ASHA.recipe)
         assert list(ledger.rungs) == [10, 40]
         ledger.propose()
-        ledger.judge(0, 10, 0.25)
-        ledger.lose(0, "its process died")
+        ledger.append(Judged(trial=0, epoch=10, fitness=0.25))
+        ledger.append(Lost(trial=0, reason="its process died"))
         ledger.start(0)
-        ledger.judge(0, 40, 0.5)
+        ledger.append(Judged(trial=0, epoch=40, fitness=0.5))
         ledger.finish(0, 0.75, {}, {}, 90)
         ledger.close()
         again = Ledger(path, ASHA, ASHA.recipe).trials[0]
@@ -250,12 +262,12 @@ class TestRungs:
         ledger = Ledger(path, SWEEP, RESOLVED)
         genes = ledger.propose().genes
         ledger.start(0)
-        ledger.lose(0, "its process died")
+        ledger.append(Lost(trial=0, reason="its process died"))
         ledger.close()
         again = Ledger(path, SWEEP, RESOLVED)
         [row] = again.to_run
         assert (row.number, row.genes, row.state, row.attempts) == (0, genes, "proposed", 1)
-        assert verify(read_events(path)) == []
+        assert verify(read_ledger(path)) == []
 
 
 class TestExploits:
@@ -268,12 +280,12 @@ class TestExploits:
         genes = {**trials[0].genes, "lr0": 0.05}
         ledger.exploit(0, genes, self.ORIGIN)
         ledger.close()
-        events = read_events(path)
+        events = read_ledger(path)
         trial = read_trials(events)[0]
         assert (trial.genes, trial.origins, trial.folder_name) == (genes, (self.ORIGIN,), "trial0-2")
         assert trial.past == (Stage(0, trials[1].genes), Stage(10, genes))
         assert trial.forebears == (1,)
-        arguments = shlex.split(events[-1]["command"])[3:]
+        arguments = shlex.split(events[-1].command)[3:]
         assert parse_train(arguments).config.recipe == trained_recipe(RESOLVED, trial.past)
         assert Ledger(path, SWEEP, RESOLVED).to_run[0] == trial
         assert verify(events) == []
@@ -324,14 +336,14 @@ class TestVerify:
 
     def test_a_removed_row_is_told(self, path):
         events = run_sweep(path, 6)
-        kept = [event for event in events if event.get("trial") != 2]
+        kept = [event for event in events if isinstance(event, Begun) or event.trial != 2]
         assert "trial 3: proposed where trial 2 was to come" in verify(kept)
 
     def test_a_trial_that_ends_twice_is_told(self, path):
         events = run_sweep(path, 3)
-        again = next(event for event in events if event["type"] == "finished")
+        again = next(event for event in events if isinstance(event, Finished))
         assert verify([*events, again]) == ["trial 0: finished, though it has ended"]
-        assert read_trials([*events, {**again, "fitness": 9.0}])[0].fitness == again["fitness"]
+        assert read_trials([*events, again.model_copy(update={"fitness": 9.0})])[0].fitness == again.fitness
 
 
 class TestRestart:
@@ -343,19 +355,19 @@ class TestRestart:
         for length in range(len(lines) + 1):
             path = tmp_path / f"{length}.jsonl"
             path.write_text("".join(lines[:length]))
-            before = rows_of(read_events(path))
+            before = rows_of(read_ledger(path))
             after = run_sweep(path, 7, slots=2)
             assert verify(after) == []
-            assert [event["seq"] for event in after] == list(range(len(after)))
+            assert [event["seq"] for event in read_events(path)] == list(range(len(after)))
             assert sorted(rows_of(after)) == list(range(7))
             assert all(state in ("finished", "failed") for _, state, *_ in rows_of(after).values())
-            ends = [event["trial"] for event in after if event["type"] in ("finished", "failed")]
+            ends = [event.trial for event in after if isinstance(event, (Finished, Failed))]
             assert sorted(ends) == list(range(7))
             for number, (genes, state, *rest) in before.items():
                 assert rows_of(after)[number][0] == genes
                 if state in ("finished", "failed"):
                     assert rows_of(after)[number] == (genes, state, *rest)
-                    assert starts(after, number) == starts(read_events(path)[:length], number)
+                    assert starts(after, number) == starts(read_ledger(path)[:length], number)
         assert len(events) == len(lines)
 
     def test_with_one_slot_an_interrupted_sweep_equals_the_calm_one(self, tmp_path):
@@ -366,7 +378,7 @@ class TestRestart:
             path = tmp_path / f"{cut}.jsonl"
             path.write_bytes(text[:cut])
             assert rows_of(run_sweep(path, 7)) == expected
-            assert verify(read_events(path)) == []
+            assert verify(read_ledger(path)) == []
 
     def test_a_torn_line_is_cut_off_and_its_trial_proposed_again(self, path):
         run_sweep(path, 3)
@@ -376,7 +388,7 @@ class TestRestart:
         assert len(ledger.trials) == 3
         assert ledger.propose().number == 3
         assert path.read_bytes().startswith(whole)
-        assert verify(read_events(path)) == []
+        assert verify(read_ledger(path)) == []
 
     def test_what_was_begun_goes_on_before_anything_is_proposed(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)
@@ -425,6 +437,19 @@ class TestIdentity:
         with pytest.raises(InputError, match="not the ledger of a sweep"):
             Ledger(path, SWEEP, RESOLVED)
 
+    def test_the_ledger_of_a_later_version_is_refused(self, path):
+        run_sweep(path, 1)
+        line = path.read_text().replace('"version":1', '"version":2', 1)
+        path.write_text(line)
+        with pytest.raises(InputError, match="written by a later ray_yolo"):
+            Ledger(path, SWEEP, RESOLVED)
+
+    def test_a_damaged_ledger_is_told(self, path):
+        run_sweep(path, 1)
+        path.write_text(path.read_text().replace('"attempt"', '"atempt"'))
+        with pytest.raises(InputError, match=r"ledger.jsonl: damaged: 1 validation error for Started attempt; put it"):
+            Ledger(path, SWEEP, RESOLVED)
+
     def test_an_equal_sweep_goes_on(self, path):
         run_sweep(path, 2)
         equal = Sweep(replace(SPACE), Search.model_validate(SWEEP.search.model_dump()), Recipe(seed=3), labels="0123")
@@ -448,4 +473,4 @@ class TestIdentity:
 
 
 def starts(events, number):
-    return sum(event["type"] == "started" and event["trial"] == number for event in events)
+    return sum(isinstance(event, Started) and event.trial == number for event in events)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.tune.ledger import Trial, new_trial
-from ray_yolo.tune.mlflow import close_parent_run, open_parent_run, stop_runs
+from ray_yolo.tune.mlflow import Status, SweepRun, deliver, sweep_run
+from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
 
 
@@ -28,23 +28,36 @@ def trained(number: int, fitness: float, folder: Path, client: MlflowClient) -> 
     return trial
 
 
-def open_run(tmp_path: Path) -> str:
+def told(tmp_path: Path, status: Status, *trials: Trial) -> SweepRun:
+    return sweep_run(make_sweep(tmp_path, trials=2), trials, status)
+
+
+def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
     (tmp_path / "exp").mkdir(exist_ok=True)
-    parent = open_parent_run(tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db", make_sweep(tmp_path, trials=2))
+    parent = deliver(tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db", told(tmp_path, status, *trials))
     assert parent
     return parent
 
 
+def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None:
+    rows = [replace(new_trial(0, {}), state="finished", fitness=0.5), replace(new_trial(1, {}), state="failed"),
+            replace(new_trial(2, {}), state="running"), replace(new_trial(3, {}), state="finished", fitness=0.75)]
+    running, stopped, ended = (told(tmp_path, status, *rows) for status in ("RUNNING", "KILLED", "FINISHED"))
+    assert running.fitness == stopped.fitness == ended.fitness == {0: 0.5, 3: 0.75}
+    assert [held.best for held in (running, stopped, ended)] == [None, None, 3]
+    assert [held.stopped for held in (running, stopped)] == [(), (2,)]
+    assert (running.params["sweep.trials"], running.params["epochs"]) == ("2", "1")
+
+
 def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: Path, client: MlflowClient) -> None:
-    folder, uri = tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db"
-    parent = open_run(tmp_path)
+    folder, parent = tmp_path / "exp", track(tmp_path)
     trials = [trained(0, 0.5, folder, client), trained(1, 0.25, folder, client)]
-    close_parent_run(folder, uri, parent, trials, trials[0])
-    assert open_run(tmp_path) == parent
+    track(tmp_path, "FINISHED", *trials)
+    assert track(tmp_path, "RUNNING", *trials) == parent
     assert client.get_run(parent).info.status == "RUNNING"
     trials.append(trained(2, 0.75, folder, client))
     for _ in range(2):
-        close_parent_run(folder, uri, parent, trials, trials[2])
+        track(tmp_path, "FINISHED", *trials)
     assert client.get_run(parent).info.status == "FINISHED"
     points = client.get_metric_history(parent, "fitness")
     assert sorted((point.step, point.value) for point in points) == [(0, 0.5), (1, 0.25), (2, 0.75)]
@@ -53,27 +66,26 @@ def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: 
 
 
 def test_the_sweeps_run_has_the_weights_of_the_best_trial(tmp_path: Path, client: MlflowClient) -> None:
-    parent, folder = open_run(tmp_path), tmp_path / "exp"
+    parent, folder = track(tmp_path), tmp_path / "exp"
     (folder / "weights").mkdir()
     (folder / "weights" / "best.pt").write_text("x")
     trial = trained(0, 0.5, folder, client)
-    close_parent_run(folder, f"sqlite:///{tmp_path}/mlflow.db", parent, [trial], trial)
+    track(tmp_path, "FINISHED", trial)
     assert [file.path for file in client.list_artifacts(parent, "weights")] == ["weights/best.pt"]
 
 
 def test_a_stop_shows_on_the_sweeps_run_and_on_those_that_were_running(tmp_path: Path, client: MlflowClient) -> None:
-    parent = open_run(tmp_path)
+    parent = track(tmp_path)
     done, running = (trained(number, 0.5, tmp_path / "exp", client) for number in (0, 1))
-    stop_runs(tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db", parent, [done, replace(running, state="running")],
-              "KILLED")
+    track(tmp_path, "KILLED", done, replace(running, state="running"))
     assert {run.info.run_name: run.info.status for run in client.search_runs(["0"])} == {
         "trial0": "RUNNING", "trial1": "KILLED"}  # how a finished one ended is its own to say
     assert client.get_run(parent).info.status == "KILLED"
 
 
 def test_a_server_that_is_away_keeps_a_known_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    parent = open_run(tmp_path)
+    parent = track(tmp_path)
     away = "sqlite:////nowhere/mlflow.db"
-    assert open_parent_run(tmp_path / "exp", away, make_sweep(tmp_path, trials=2)) == parent
-    stop_runs(tmp_path / "exp", away, parent, [], "KILLED")
+    for status in ("RUNNING", "KILLED"):
+        assert deliver(tmp_path / "exp", away, told(tmp_path, status)) == parent
     assert "still shows the sweep as running" in caplog.text

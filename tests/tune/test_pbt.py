@@ -15,9 +15,8 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.events import read_events, surviving
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import Origin
-from ray_yolo.tune.pbt import asked_recipe, open_fork
-from ray_yolo.tune.trial import run_folder
+from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork, run_folder
+from ray_yolo.tune.trials import Origin
 from tests.support.jobs import STEADY, make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 4}
@@ -131,3 +130,14 @@ def test_a_trial_that_was_only_paused_goes_on_in_its_own_folder(trials: Path) ->
     assert run_folder(trials, 1, own, None, genes) == heir
     assert run_folder(trials, 1, None, asdict(origin), genes) == heir  # after a restart of the sweep
     assert run_folder(trials, 1, None, None, genes) == "trial1"
+
+
+def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    assert newest_origin(tmp_path, 3, 6) is None
+    for epoch in (1, 3, 5):  # after the last one nothing is left to train
+        (weights / f"epoch{epoch}.pt").touch()
+        if epoch != 3:  # which is being written
+            (weights / f"epoch{epoch}.json").write_text(json.dumps({"sha256": str(epoch)}))
+    assert newest_origin(tmp_path, 3, 6) == Origin(3, 2, str(weights / "epoch1.pt"), "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runlog.events import read_events, surviving
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import Trial, verify
+from ray_yolo.tune.ledger import Exploited, read_ledger, verify
+from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support.jobs import make_config
 from tests.support.sweeps import assert_cpus_return, make_sweep
@@ -36,22 +38,21 @@ def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_pa
     recipe = {"epochs": 300, "noval": False, "exact": True}
     config = make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, workers_per_trial=2, keep_weights=True)
     result = search(config, quiet=True)
-    events = read_events(result.folder / "ledger.jsonl")
+    events = read_ledger(result.folder / "ledger.jsonl")
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     assert verify(events) == []
-    exploits = [event for event in events if event["type"] == "exploited"]
+    exploits = [event for event in events if isinstance(event, Exploited)]
     assert exploits
     for event in exploits:
-        donor = Path(event["origin"]["state"])
-        assert hashlib.sha256(donor.read_bytes()).hexdigest() == event["origin"]["sha256"]
-        assert event["origin"]["trial"] != event["trial"]
-        assert event["origin"]["epoch"] < 300
-    heir = result.trials[exploits[-1]["trial"]]
+        assert hashlib.sha256(Path(event.origin.state).read_bytes()).hexdigest() == event.origin.sha256
+        assert event.origin.trial != event.trial
+        assert event.origin.epoch < 300
+    heir = result.trials[exploits[-1].trial]
     check_heir(result.folder / "trials" / heir.folder_name, exploits[-1])
-    assert heir.genes == exploits[-1]["genes"]
+    assert heir.genes == exploits[-1].genes
     assert all(0.0001 <= trial.genes["lr0"] <= 0.01 for trial in result.trials)
     assert_cpus_return()
-    check_replay(tmp_path, result.folder / "trials" / heir.folder_name, exploits[-1]["command"], heir)
+    check_replay(tmp_path, result.folder / "trials" / heir.folder_name, exploits[-1].command, heir)
     hyp = parse_train(["--epochs", "300", "--hyp", str(result.folder / "hyp_evolve.yaml")]).config.recipe
     assert len(hyp.changes) == len(result.best.past) - 1
 
@@ -72,16 +73,16 @@ def fitness(metrics: dict[str, float]) -> float:
     return 0.1 * metrics["mAP50"] + 0.9 * metrics["mAP50-95"]
 
 
-def check_heir(folder: Path, exploit: dict) -> None:
+def check_heir(folder: Path, exploit: Exploited) -> None:
     """The folder's run began with exactly the donor's tensors, and goes by the new genes."""
-    origin = exploit["origin"]
+    origin = exploit.origin
     record = json.loads((folder / "run.json").read_text())
-    assert record["origin"] == origin
-    trained = Recipe.model_validate(record["recipe"]).at(origin["epoch"])
-    assert trained.optimizer.lr0 == exploit["genes"]["lr0"]
+    assert record["origin"] == asdict(origin)
+    trained = Recipe.model_validate(record["recipe"]).at(origin.epoch)
+    assert trained.optimizer.lr0 == exploit.genes["lr0"]
     started = [event for event in read_events(folder / "events.jsonl") if event["type"] == "start"][-1]
-    assert started["epoch"] == origin["epoch"]
+    assert started["epoch"] == origin.epoch
     epochs = [event["epoch"] for event in surviving(read_events(folder / "events.jsonl")) if event["type"] == "epoch"]
     assert epochs[-1] == 299
-    donor = torch.load(origin["state"], weights_only=True)
-    assert json.loads(donor["meta"])["progress"][0] == origin["epoch"]
+    donor = torch.load(origin.state, weights_only=True)
+    assert json.loads(donor["meta"])["progress"][0] == origin.epoch

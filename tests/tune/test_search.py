@@ -5,8 +5,10 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from ray_yolo.cli import parse_tune
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ObjectiveConfig
+from ray_yolo.errors import ConfigError
 from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
 
 METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}
@@ -92,3 +94,15 @@ class TestRandomFirst:
 
     def test_other_algorithms_have_no_children(self):
         assert Search(algorithm="random", random_first=20).random_warning(5, starts=1) is None
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "none"])
+def test_no_trials_at_a_time_are_refused(number):
+    with pytest.raises(ConfigError, match=f"--max-concurrent: got {number}|got '{number}'"):
+        parse_tune([f"--max-concurrent={number}"])
+
+
+@pytest.mark.parametrize(("words", "value"), [([], "auto"), (["--max-concurrent", "auto"], "auto"),
+                                              (["--max-concurrent", "1"], 1)])
+def test_as_many_as_there_is_room_for_or_so_many(words, value):
+    assert parse_tune(words).config.sweep.max_concurrent == value

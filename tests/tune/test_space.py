@@ -13,12 +13,10 @@ from ray_yolo.config.fields import canonical, config_fields
 from ray_yolo.config.hyp import GENES
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.errors import ConfigError, InputError
-from ray_yolo.tune import proposals
-from ray_yolo.tune.config import Sweep
 from ray_yolo.tune.evolution import Gene, Row, grid_size, propose
-from ray_yolo.tune.replay import train_command
-from ray_yolo.tune.search import Asha
-from ray_yolo.tune.space import ENTANGLED, load_space, overlay, read_space, recipe_value, short_name
+from ray_yolo.tune.search import Asha, SweepConfig
+from ray_yolo.tune.space import ENTANGLED, load_space, read_space
+from ray_yolo.tune.trials import overlay, recipe_value, train_command
 
 SPACES = sorted((Path(__file__).parents[2] / "tune_spaces").glob("*.yaml"))
 PUBLISHED = {  # gene: (gain, low, high) of YOLOv5 v7.0
@@ -71,27 +69,6 @@ class TestForms:
         assert propose(space, 0, 0, []) == {"lr0": 0.02, "scale": 0.5, "optimizer.name": "AdamW"}
 
 
-class TestOverlay:
-    def test_it_changes_the_genes_and_nothing_else(self):
-        base = Recipe(epochs=7)
-        trial = overlay(base, {"lr0": 0.02, "augment.close_mosaic": 3, "imgsz": 320})
-        assert (trial.optimizer.lr0, trial.augment.close_mosaic, trial.imgsz, trial.epochs) == (0.02, 3, 320, 7)
-        assert overlay(trial, {"lr0": 0.01, "augment.close_mosaic": 0, "imgsz": 640}) == base
-        assert base == Recipe(epochs=7)
-
-    def test_no_genes_no_change(self):
-        base = Recipe(freeze=(1, 2), imgsz=96)
-        assert overlay(base, {}) == base
-
-    def test_values_outside_are_refused(self):
-        with pytest.raises(ValidationError):
-            overlay(Recipe(), {"lr0": 5.0})
-
-    def test_short_names_are_yolov5s(self):
-        assert [short_name(name) for name in ("optimizer.lr0", "lr0", "epochs")] == ["lr0", "lr0", "epochs"]
-        assert recipe_value(Recipe(), "lr0") == 0.01
-
-
 class TestFiles:
     @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
     def test_every_proposal_of_a_shipped_space_is_a_recipe(self, path):
@@ -117,7 +94,7 @@ class TestFiles:
 
     def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert load_space(Sweep().space, Recipe()).search.algorithm == "evolve"
+        assert load_space(SweepConfig().space, Recipe()).search.algorithm == "evolve"
 
     def test_there_is_a_space_for_each_way_to_search(self):
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
@@ -193,7 +170,7 @@ def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
     base, space = accepted
     resolved, rows = resolve(base, 1, gpu=False), []
     for number in range(min(16, grid_size(space.genes) if space.algorithm == "grid" else 16)):
-        genes = proposals.propose(space, seed, number, rows)
+        genes = propose(space, seed, number, rows)
         recipe = overlay(resolved, genes)
         rows.append(Row(number, genes, (number * 7 % 11) / 10, number % 3))
     assert parse_train(train_command(recipe)[3:]).config.recipe == recipe

@@ -19,8 +19,9 @@ import torch
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.runlog.events import read_events
-from ray_yolo.tune.config import TuneConfig
-from ray_yolo.tune.ledger import Trial, read_trials, verify
+from ray_yolo.tune.ledger import Finished, Proposed, read_ledger, read_trials, verify
+from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
@@ -50,8 +51,8 @@ def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:
     """kill -9 of the driver alone, a while after the ledger has got so many more events."""
-    wanted = len(read_events(ledger)) + num_events
-    while len(read_events(ledger)) < wanted:
+    wanted = len(read_ledger(ledger)) + num_events
+    while len(read_ledger(ledger)) < wanted:
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.05)
     time.sleep(pause_seconds)
@@ -66,10 +67,10 @@ def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
     process = start(argv, folder)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors.decode()
-    events = read_events(ledger)
+    events = read_ledger(ledger)
     assert verify(events) == []
-    assert [event["trial"] for event in events if event["type"] == "proposed"] == list(range(TRIALS))
-    assert sorted(event["trial"] for event in events if event["type"] == "finished") == list(range(TRIALS))
+    assert [event.trial for event in events if isinstance(event, Proposed)] == list(range(TRIALS))
+    assert sorted(event.trial for event in events if isinstance(event, Finished)) == list(range(TRIALS))
     check_tracking(folder)
     trials = read_trials(events)
     assert len({trial.fitness for trial in trials.values()}) > 1
@@ -112,7 +113,7 @@ def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, stat
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
-    assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert [event.trial for event in read_ledger(ledger) if isinstance(event, Finished)] == [0, 1]
     assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
     assert tracked_states(tmp_path) == {"FINISHED": 3}
     assert_cpus_return()
@@ -124,9 +125,9 @@ def steps_in(log: Path) -> list[int]:
 
 def repeat(number: int, folder: Path) -> Path:
     """Train a row again by the command in the ledger, with one worker. Returns the run folder."""
-    events = read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
-    [row] = [event for event in events if event["type"] == "proposed" and event["trial"] == number]
-    words = shlex.split(row["command"])
+    events = read_ledger(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
+    [row] = [event for event in events if isinstance(event, Proposed) and event.trial == number]
+    words = shlex.split(row.command)
     name = f"again{number}"
     process = start([sys.executable, *words[1:], "--num-workers", "1", "--storage-path", str(folder), "--name", name,
                      "--mlflow-uri", "off", "--noplots"], folder)

@@ -18,7 +18,7 @@ from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, Train
 from ray_yolo.runlog.events import EventLog
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import LEDGER_FILE, Ledger, Origin, Sweep
+from ray_yolo.tune.ledger import LEDGER_FILE, Judged, Ledger, Sweep
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.trial import is_bad_luck, train_trial
 
@@ -85,7 +85,7 @@ def test_a_trial_trains_by_the_sweeps_objective(trained: Trained) -> None:
 
 def test_what_the_scheduler_has_judged_is_not_reported_again(trained: Trained) -> None:
     trained.write(1, 2, 3)
-    trained.ledger.judge(0, 2, 0.2)
+    trained.ledger.append(Judged(trial=0, epoch=2, fitness=0.2))
     assert trained.train(begun=3) == [3, 4, 5, 6]
 
 
@@ -96,7 +96,7 @@ def test_what_it_has_not_judged_is(trained: Trained) -> None:
 
 def test_a_training_that_ended_unseen_reports_its_last_epoch(trained: Trained) -> None:
     trained.write(1, 2, 3, 4)
-    trained.ledger.judge(0, 4, 0.4)
+    trained.ledger.append(Judged(trial=0, epoch=4, fitness=0.4))
     (trained.folder / "finished").touch()
     assert trained.train() == [4]
     assert not trained.asked
@@ -135,14 +135,3 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     (ZeroDivisionError("a defect"), False)])
 def test_what_ray_says_of_a_worker_is_bad_luck_and_what_a_worker_says_is_not(error: Exception, luck: bool) -> None:
     assert is_bad_luck(error) == luck
-
-
-def test_others_go_on_from_checkpoints_whose_manifests_are_there(tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    assert trial._newest_pointer(tmp_path, 3, EPOCHS) is None
-    for epoch in (1, 3, EPOCHS - 1):  # after the last one nothing is left to train
-        (weights / f"epoch{epoch}.pt").touch()
-        if epoch != 3:  # which is being written
-            (weights / f"epoch{epoch}.json").write_text(json.dumps({"sha256": str(epoch)}))
-    assert trial._newest_pointer(tmp_path, 3, EPOCHS) == Origin(3, 2, str(weights / "epoch1.pt"), "1")

@@ -1,16 +1,45 @@
-"""The command that trains a row again."""
+"""The recipe that genes make, and the command that trains a row again."""
 
 import shlex
 
 import pytest
+from pydantic import ValidationError
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.tune.replay import Stage, recipe_arguments, replay_command, trained_recipe
-from ray_yolo.tune.space import overlay
+from ray_yolo.tune.trials import (
+    Stage,
+    overlay,
+    recipe_arguments,
+    recipe_value,
+    replay_command,
+    short_name,
+    trained_recipe,
+)
 
 BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16, microbatch=8, precision="fp32",
               autoanchor=False)
+
+
+class TestOverlay:
+    def test_it_changes_the_genes_and_nothing_else(self):
+        base = Recipe(epochs=7)
+        trial = overlay(base, {"lr0": 0.02, "augment.close_mosaic": 3, "imgsz": 320})
+        assert (trial.optimizer.lr0, trial.augment.close_mosaic, trial.imgsz, trial.epochs) == (0.02, 3, 320, 7)
+        assert overlay(trial, {"lr0": 0.01, "augment.close_mosaic": 0, "imgsz": 640}) == base
+        assert base == Recipe(epochs=7)
+
+    def test_no_genes_no_change(self):
+        base = Recipe(freeze=(1, 2), imgsz=96)
+        assert overlay(base, {}) == base
+
+    def test_values_outside_are_refused(self):
+        with pytest.raises(ValidationError):
+            overlay(Recipe(), {"lr0": 5.0})
+
+    def test_short_names_are_yolov5s(self):
+        assert [short_name(name) for name in ("optimizer.lr0", "lr0", "epochs")] == ["lr0", "lr0", "epochs"]
+        assert recipe_value(Recipe(), "lr0") == 0.01
 
 
 @pytest.mark.parametrize("genes", [{}, {"lr0": 0.02345, "mosaic": 0.5}, {"optimizer.name": "AdamW"}])

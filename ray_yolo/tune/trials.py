@@ -1,0 +1,202 @@
+"""The trials of a sweep: the recipe that genes make, what weights were trained by, the command that repeats them."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ray_yolo.config.changes import Change
+from ray_yolo.config.fields import canonical, config_fields
+from ray_yolo.config.hyp import GENES
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.tune.evolution import Genes, GeneValue, Row, best_rows
+
+State = Literal["proposed", "running", "finished", "failed"]
+
+_SHORT_NAMES = {path: gene for gene, path in GENES.items()}
+
+
+class Stage(NamedTuple):
+    """Genes that weights were trained by, from an epoch on."""
+
+    epoch: int
+    genes: Genes
+
+
+Past = tuple[Stage, ...]
+"""All genes that weights were ever trained by, whoever's they were; the first stage is from epoch 0."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a trial goes on from under population based training."""
+
+    trial: int  # whose it is
+    epoch: int  # trained epochs
+    state: str  # absolute path of its file
+    sha256: str  # of the file
+
+    @property
+    def folder_name(self) -> str:
+        """The run folder that the file is in."""
+        return Path(self.state).parent.parent.name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of a sweep, as far as it has come."""
+
+    number: int
+    pasts: Mapping[str, Past]  # of the weights in each of its run folders
+    seen: tuple[int, ...] = ()  # trials that had finished before this one was proposed
+    parents: tuple[int, ...] = ()
+    state: State = "proposed"
+    attempts: int = 0
+    fitness: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    losses: Mapping[str, float | None] = field(default_factory=dict)
+    epochs: int = 0
+    rung: int = 0  # see `Search.rung`
+    judged: tuple[tuple[int, float], ...] = ()  # (epochs, fitness) after which the scheduler let it go on
+    reason: str = ""
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def folder_name(self) -> str:
+        """Its run folder; each exploit begins another one."""
+        return trial_folder(self.number, len(self.origins))
+
+    @property
+    def past(self) -> Past:
+        """What its weights were trained by, from the first epoch on."""
+        return self.pasts[self.folder_name]
+
+    @property
+    def forebears(self) -> tuple[int, ...]:
+        """Trials that its genes or its weights came from."""
+        return (*self.parents, *(origin.trial for origin in self.origins))
+
+    @property
+    def genes(self) -> Genes:
+        """Its genes; the last ones, where they have changed."""
+        return self.past[-1].genes
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never run again."""
+        return self.state in ("finished", "failed")
+
+    @property
+    def row(self) -> Row:
+        """What proposals see of it."""
+        return Row(self.number, self.genes, self.fitness, self.rung)
+
+
+def new_trial(number: int, genes: Genes, seen: tuple[int, ...] = (), parents: tuple[int, ...] = ()) -> Trial:
+    """A row that was proposed."""
+    return Trial(number, {trial_folder(number, 0): (Stage(0, genes),)}, seen, parents)
+
+
+def heir(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
+    """The row, going on in a new folder: its weights have the donor's past, up to the origin."""
+    past = (*trials[origin.trial].pasts[origin.folder_name], Stage(origin.epoch, genes))
+    new = trial_folder(trial.number, len(trial.origins) + 1)
+    return replace(trial, pasts={**trial.pasts, new: past}, origins=(*trial.origins, origin))
+
+
+def trial_folder(number: int, num_exploits: int) -> str:
+    """Name of a trial's run folder: trial3, and trial3-2 after its first exploit."""
+    return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
+
+
+def finished_rows(trials: Iterable[Trial]) -> list[Row]:
+    """What proposals may see: the rows with a fitness, by number."""
+    return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
+
+
+def best_trial(trials: Iterable[Trial]) -> Trial | None:
+    """The finished trial of the highest fitness among those that were trained furthest; of equal ones the first."""
+    by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
+    best = best_rows((trial.row for trial in by_number.values()), 1)
+    return by_number[best[0].trial] if best else None
+
+
+def short_name(key: str) -> str:
+    """The name that a gene has in spaces, ledgers and tables: YOLOv5's where there is one, else its path."""
+    return _SHORT_NAMES.get(canonical(key), canonical(key))
+
+
+def recipe_value(recipe: Recipe, name: str) -> Any:
+    """The recipe's own value of a gene."""
+    return functools.reduce(getattr, canonical(name).split("."), recipe)
+
+
+def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
+    """The recipe with the genes (YOLOv5's names or dotted paths) in place of its own values.
+
+    Raises:
+        ValidationError: pydantic's, if that is no recipe.
+    """
+    tree = recipe.model_dump()
+    for name, value in genes.items():
+        *sections, last = canonical(name).split(".")
+        functools.reduce(dict.__getitem__, sections, tree)[last] = value
+    return Recipe.model_validate(tree)
+
+
+def trained_recipe(recipe: Recipe, past: Sequence[Stage]) -> Recipe:
+    """The recipe of weights with this past, in a sweep over `recipe`."""
+    first, *later = past
+    return functools.reduce(lambda trained, stage: changed_recipe(trained, *stage), later,
+                            overlay(recipe, first.genes))
+
+
+def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -> Recipe:
+    """The recipe that goes on with these genes from an epoch on, which is after its last change."""
+    before = recipe.at(epoch)
+    new = {name: value for name, value in genes.items() if recipe_value(before, name) != value}
+    changes = (*recipe.changes, Change(epoch=epoch, settings=new))
+    return Recipe.model_validate({**recipe.model_dump(), "changes": changes})
+
+
+def replay_command(recipe: Recipe, past: Sequence[Stage]) -> str:
+    """The command that trains a row of a sweep over `recipe` again, on any number of workers (`--num-workers`).
+
+    A row that was stopped early has its fitness at its own last epoch of that training.
+    """
+    return shlex.join(train_command(trained_recipe(recipe, past)))
+
+
+def train_command(recipe: Recipe) -> list[str]:
+    """The words of the command that trains a recipe."""
+    return ["python", "-m", "ray_yolo.train", *recipe_arguments(recipe)]
+
+
+def recipe_arguments(recipe: Recipe) -> list[str]:
+    """Command-line arguments that give this recipe: one for every field that is not at its default."""
+    default, words = Recipe(), list[str]()
+    for path in config_fields(Recipe):
+        value = recipe_value(recipe, path)
+        if value == recipe_value(default, path):
+            continue
+        flag = f"--{path.replace('_', '-')}"
+        if "." in path or value is False:
+            words += ["--set", f"{path}={str(value).lower() if isinstance(value, bool) else value}"]
+        else:
+            words += [flag] if value is True else [flag, *_words(value)]
+    return words
+
+
+def _words(value: Any) -> list[str]:
+    """A value as its own flag reads it; `--freeze n` means the first n layers, so a single one is named twice."""
+    if not isinstance(value, tuple):
+        return [str(value)]
+    if isinstance(value[0], Change):
+        return [change.model_dump() for change in value]
+    if value == tuple(range(len(value))):
+        return [str(len(value))]
+    return [str(item) for item in (value if len(value) > 1 else value * 2)]
