@@ -17,7 +17,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from ray_yolo.data.folders import matching
+from ray_yolo.data.media import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding

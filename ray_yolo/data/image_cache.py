@@ -25,8 +25,7 @@ import numpy as np
 
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
-from ray_yolo.data.index_cache import state_of
-from ray_yolo.data.user_cache import cache_folder
+from ray_yolo.data.index_cache import cache_folder, state_of
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]

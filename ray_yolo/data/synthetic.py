@@ -17,7 +17,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ray_yolo.data.user_cache import cache_folder, publish_folder
+from ray_yolo.data.index_cache import cache_folder, publish
 from ray_yolo.structures import Annotation
 
 VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
@@ -47,7 +47,7 @@ BUILT_IN = {
 
 def ensure_shapes(name: str) -> Path:
     """The data.yaml of a built-in data set, drawn into the user's cache folder if it is not there yet."""
-    folder = publish_folder(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
+    folder = publish(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
     return folder / "data.yaml"
 
 

@@ -1,6 +1,6 @@
 """YOLO label files: rows `class x y width height` or `class x1 y1 x2 y2 x3 y3 ...`, shares of the image.
 
-A row whose meaning is plain is read; any other is left out and told with its line (see `rows`).
+A row whose meaning is plain is read; any other is left out and told with its line.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import NO_OUTLINE, Row, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import NO_OUTLINE, Labels, Row, UnreadableLabelsError, labels_of, read_rows
 from ray_yolo.structures import Finding
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped

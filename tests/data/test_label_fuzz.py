@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.labels import Labels, UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
 from ray_yolo.data.yolo_txt import parse_labels
 from ray_yolo.structures import Finding

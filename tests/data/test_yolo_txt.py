@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.labels import Labels, UnreadableLabelsError
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 from ray_yolo.structures import Finding
 
