@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.placement import RunConfig
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from ray_yolo.runtime.predictor import PredictResult
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,7 @@ class YOLO:
         """
         from ray_yolo.runtime.validator import validate
 
-        config, _ = resolve_config(ValConfig, given_by_keyword(self._with_weights("val", settings)))
-        return validate(config)
+        return validate(self._config(ValConfig, "val", settings))
 
     def predict(self, source: str, **settings: Any) -> PredictResult:
         """Detect in pictures and videos, with the settings of `python -m ray_yolo.predict` by name.
@@ -95,9 +98,7 @@ class YOLO:
         """
         from ray_yolo.runtime.predictor import predict
 
-        given = self._with_weights("predict", {"source": source, **settings})
-        config, _ = resolve_config(PredictConfig, given_by_keyword(given))
-        return predict(config)
+        return predict(self._config(PredictConfig, "predict", {"source": source, **settings}))
 
     def export(self, **settings: Any) -> ExportResult:
         """Write the weights for other programs, with the settings of `python -m ray_yolo.export` by name.
@@ -108,19 +109,18 @@ class YOLO:
         """
         from ray_yolo.engine.export import export
 
-        config, _ = resolve_config(ExportConfig, given_by_keyword(self._with_weights("export", settings)))
-        return export(config)
+        return export(self._config(ExportConfig, "export", settings))
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""
         return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
                          self.model.head.strides)
 
-    def _with_weights(self, call: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings with this model's weights, unless they name others."""
+    def _config(self, config: type[Config], call: str, settings: dict[str, Any]) -> Config:
+        """The configuration of a call, with this model's weights unless the settings name others."""
         if not self._weights and "weights" not in settings:
             raise InputError(f"{call}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
-        return {"weights": self._weights, **settings}
+        return resolve_config(config, given_by_keyword({"weights": self._weights, **settings}))[0]
 
     def _load(self, weights: Path) -> None:
         trained = load_trained(weights)

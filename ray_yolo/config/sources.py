@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ray_yolo.config.fields import ConfigField, canonical, config_fields, explain_unknown
-from ray_yolo.config.hyp import LEGACY_GENES
+from ray_yolo.config.fields import LEGACY_GENES, ConfigField, canonical, config_fields, explain_unknown
 from ray_yolo.config.yaml import load_text_yaml, to_yaml
 from ray_yolo.errors import ConfigError
 from ray_yolo.redact import redact

@@ -13,16 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.data.labels import (
-    NO_OUTLINE,
-    Box,
-    ImageLabels,
-    Row,
-    UnreadableLabelsError,
-    cut_box,
-    labels_of,
-    read_rows,
-)
+from ray_yolo.data.labels import NO_OUTLINE, Box, ImageLabels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
@@ -78,10 +69,9 @@ class CocoFile:
         if said != size:
             raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
                                               f"{short(said[1])} x {short(said[0])}")
-        single, crowd = ([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd]
-                         for is_crowd in (False, True))
-        rows, findings = read_rows(single, lambda row: self._row(row, size))
-        crowds, more = read_rows(crowd, lambda row: self._row(row, size))
+        (rows, findings), (crowds, more) = (
+            read_rows([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd],
+                      lambda row: self._row(row, size)) for is_crowd in (False, True))
         return ImageLabels(labels_of(rows), [*findings, *more], np.array([row.area for row in rows]),
                            np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6))
 

@@ -59,8 +59,7 @@ class ImageStore:
         self._smooth = smooth
         self._original = index.sizes
         self._mapped: np.ndarray | None = None
-        lengths = self.sizes.prod(axis=1) * 3
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * 3)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
             self.file = folder / f"{self._key(imgsz)}.rgb"
@@ -84,9 +83,7 @@ class ImageStore:
             self._mapped = _map(self.file)
         if not self._mapped[self._starts[-1] + image]:
             raise UnreadableImageError("could not be decoded when the images were kept")
-        pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
-        height, width = self.sizes[image].tolist()
-        return pixels.reshape(height, width, 3)
+        return self._mapped[self._starts[image]:self._starts[image + 1]].reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
         """The same, or grey of its size if it was damaged since the check: its labels then count as missed."""
@@ -94,8 +91,7 @@ class ImageStore:
             return self.load(image)
         except UnreadableImageError as error:
             _log.warning("%s: %s; a grey picture takes its place", self.paths[image], error)
-            height, width = self.sizes[image].tolist()
-            return np.full((height, width, 3), GREY, np.uint8)
+            return np.full((*self.sizes[image].tolist(), 3), GREY, np.uint8)
 
     def close(self) -> None:
         """Give the file back; in shared memory the last one to leave removes it."""
@@ -156,11 +152,9 @@ class ImageStore:
 
 def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
     """Where the images fit: shared memory, else disk, else nowhere (with a warning)."""
-    private = f"ray_yolo-{os.getuid()}"
-    disk = directory or cache_folder() / "images"
-    places = [disk]
+    places = [directory or cache_folder() / "images"]
     if mode == "ram":
-        places = [directory or SHARED_MEMORY / private, disk]
+        places.insert(0, directory or SHARED_MEMORY / f"ray_yolo-{os.getuid()}")
     for number, place in enumerate(places):
         with suppress(OSError):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -49,10 +49,7 @@ def look(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matr
     out = np.full((*size, 3), GREY, np.uint8)
     upright = matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0
     for tile in tiles:
-        if upright:
-            _resize_into(out, tile, seam, canvas, matrix)
-        else:
-            _warp_into(out, tile, seam, canvas, matrix)
+        (_resize_into if upright else _warp_into)(out, tile, seam, canvas, matrix)
     return out
 
 
@@ -79,14 +76,8 @@ def _resizable(length: int, zoom: float) -> int:
     `cv2.resize` rounds the length that it makes and stretches the picture to it; a picture's far end would be up to
     half a pixel off. Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
     """
-    best, least = length, 1.0
-    for each in range(length, length + 64):
-        error = abs(each * zoom - round(each * zoom))
-        if error < least:
-            best, least = each, error
-        if least < 0.05:
-            break
-    return best
+    lengths, error = range(length, length + 64), lambda each: abs(each * zoom - round(each * zoom))
+    return next((each for each in lengths if error(each) < 0.05), None) or min(lengths, key=error)
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
@@ -128,8 +119,6 @@ def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple
     shift = np.array([[1, 0, x + left - 1 + 0.5], [0, 1, y + above - 1 + 0.5], [0, 0, 1]])
     centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])  # OpenCV puts pixel centres on whole numbers
     pixels = centres @ matrix @ shift
-    size = (out.shape[1], out.shape[0])
-    if pixels[2, 0] == pixels[2, 1] == 0:
-        cv2.warpAffine(part, pixels[:2], size, dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
-    else:
-        cv2.warpPerspective(part, pixels, size, dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
+    affine = pixels[2, 0] == pixels[2, 1] == 0
+    warp, used = (cv2.warpAffine, pixels[:2]) if affine else (cv2.warpPerspective, pixels)
+    warp(part, used, out.shape[1::-1], dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)

@@ -40,22 +40,23 @@ def make_with(*names: str) -> Callable[[Path], None]:
 
 
 def test_a_folder_that_is_there_is_not_made_again(tmp_path: Path) -> None:
-    publish(tmp_path / "target", make_with("first"))
-    publish(tmp_path / "target", make_with("second"))
-    assert [path.name for path in (tmp_path / "target").iterdir()] == ["first"]
+    publish(tmp_path / "here" / "target", make_with("first"))
+    publish(tmp_path / "here" / "target", make_with("second"))
+    assert [path.name for path in (tmp_path / "here" / "target").iterdir()] == ["first"]
 
 
 def test_a_file_replaces_what_was_there(tmp_path: Path) -> None:
     for text in ("first", "second"):
-        assert publish(tmp_path / "target", lambda file, text=text: Path(file).write_text(text)).read_text() == text
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+        target = publish(tmp_path / "here" / "target", lambda file, text=text: file.write_text(text))
+        assert target.read_text() == text
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["target"]
 
 
 def test_the_race_that_another_maker_wins_is_no_error(tmp_path: Path) -> None:
     def slow(folder: Path) -> None:
         make_with("mine")(folder)
-        make_with("theirs")(tmp_path / "target")
+        make_with("theirs")(tmp_path / "here" / "target")
 
-    publish(tmp_path / "target", slow)
-    assert [path.name for path in (tmp_path / "target").iterdir()] == ["theirs"]
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    publish(tmp_path / "here" / "target", slow)
+    assert [path.name for path in (tmp_path / "here" / "target").iterdir()] == ["theirs"]
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["target"]
