@@ -47,6 +47,9 @@ class ModelInfo:
 class YOLO:
     """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt).
 
+    Its calls take the settings of `python -m ray_yolo.train`, `val`, `predict` and `export` by name (`imgsz=320`,
+    `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`).
+
     Attributes:
         model: the torch module; after `train` the averaged weights of the best epoch.
 
@@ -54,7 +57,8 @@ class YOLO:
         nc: number of classes of a model without weights.
 
     Raises:
-        InputError: if the model is unknown or the weights cannot be used.
+        InputError: if the model is unknown or the weights cannot be used; by every call, for settings that cannot be
+            used; by `val`, `predict` and `export`, if there are no weights yet.
     """
 
     def __init__(self, model: str = "yolov5s", *, nc: int = 80) -> None:
@@ -66,12 +70,7 @@ class YOLO:
             self.model: Detector = build_model(rows, nc)
 
     def train(self, **settings: Any) -> TrainResult:
-        """Train from this model, with the settings of `python -m ray_yolo.train` by name (`imgsz=320`, `lr0=0.02`,
-        `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`). The number of classes is the data set's.
-
-        Raises:
-            InputError: for settings that cannot be used; see `runtime.trainer.fit` for the rest.
-        """
+        """Train from this model; the number of classes is the data set's. See `runtime.trainer.fit` for its errors."""
         from ray_yolo.runtime.trainer import fit
 
         own = {"weights": self._weights} if self._weights else {}
@@ -81,32 +80,19 @@ class YOLO:
         return result
 
     def val(self, **settings: Any) -> ValResult:
-        """Validate the weights, with the settings of `python -m ray_yolo.val` by name.
-
-        Raises:
-            InputError: if there are no weights yet, or for settings that cannot be used.
-        """
+        """Validate the weights."""
         from ray_yolo.runtime.validator import validate
 
         return validate(self._config(ValConfig, "val", settings))
 
     def predict(self, source: str, **settings: Any) -> PredictResult:
-        """Detect in pictures and videos, with the settings of `python -m ray_yolo.predict` by name.
-
-        Raises:
-            InputError: if there are no weights yet, the source names nothing, or for settings that cannot be used.
-        """
+        """Detect in pictures and videos; InputError if the source names none."""
         from ray_yolo.runtime.predictor import predict
 
         return predict(self._config(PredictConfig, "predict", {"source": source, **settings}))
 
     def export(self, **settings: Any) -> ExportResult:
-        """Write the weights for other programs, with the settings of `python -m ray_yolo.export` by name.
-
-        Raises:
-            InputError: if there are no weights yet, or for settings that cannot be used.
-            RayYoloError: if the new file gives other numbers than torch.
-        """
+        """Write the weights for other programs; RayYoloError if the new file gives other numbers than torch."""
         from ray_yolo.engine.export import export
 
         return export(self._config(ExportConfig, "export", settings))

@@ -66,7 +66,6 @@ VAL = Command(
         "project", "name", "exist_ok", "storage_path", "noplots",
     ),
     switches={"--half": ("precision", "fp16")},
-    answers={},
 )
 
 PREDICT = Command(
@@ -92,7 +91,6 @@ EXPORT = Command(
     model=ExportConfig,
     paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
-    switches={},
     answers={
         "--data": "not needed: the weights know the names of their classes",
         "--half": "not supported: the program that runs the file chooses its precision",

@@ -69,8 +69,8 @@ class Command(NamedTuple, Generic[Model]):
     description: str
     model: type[Model]
     paths: Sequence[str]  # config paths that have a flag of their own; --set reaches the others
-    switches: Mapping[str, tuple[str, str]]  # flag without a value -> (path, value) that it stands for
-    answers: Mapping[str, str]  # flag of YOLOv5 that is refused -> what to do instead
+    switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it stands for
+    answers: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
 
     @property
     def flags(self) -> dict[str, str]:

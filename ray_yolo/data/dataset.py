@@ -61,11 +61,16 @@ class TrainDataset(Dataset[Sample]):
         if rng.random() < self.augment.mosaic and open_mosaic:
             image, labels = self._mosaic(rng, key.image)
             if rng.random() < self.augment.mixup:
-                image, labels = self._mixup(rng, image, labels)
+                other, more = self._mosaic(rng, int(rng.integers(len(self))))
+                image, labels = effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
         else:
             image, labels = self._single(rng, key.image)
         effects.recolour(image, effects.draw_colour_gains(rng, self.augment))
-        image, labels = self._flip(rng, image, labels)
+        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
+        if up_down:
+            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
+        if left_right:
+            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
         return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
                 "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
 
@@ -108,18 +113,6 @@ class TrainDataset(Dataset[Sample]):
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
         return look(tiles, seam, canvas, matrix, size), move(labels, matrix, zoom, canvas, size)
-
-    def _mixup(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
-        other, more = self._mosaic(rng, int(rng.integers(len(self))))
-        return effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
-
-    def _flip(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
-        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
-        if up_down:
-            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
-        if left_right:
-            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
-        return image, labels
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -212,9 +205,8 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         batch = self.batches[number]
         images, labels, ratios, pads = [], [], [], []
         for image in batch.indices:
-            pixels = self.store.load_or_grey(image)
+            pixels, shown = self.store.load_or_grey(image), self.index[image]
             padded, (top, left) = effects.letterbox(pixels, batch.shape)
-            shown = self.index[image]
             ratio = np.array(pixels.shape[:2]) / np.array(shown.size)
             boxes = shown.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
             images.append(torch.from_numpy(padded))

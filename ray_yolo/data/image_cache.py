@@ -8,7 +8,6 @@ file is named by what it was made from, built once under a lock, and appears who
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import mmap
 import os
@@ -25,7 +24,7 @@ import numpy as np
 
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
-from ray_yolo.data.index_cache import cache_folder, state_of
+from ray_yolo.data.index_cache import cache_folder, content_key
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
@@ -62,7 +61,8 @@ class ImageStore:
         self._starts = np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * 3)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
-            self.file = folder / f"{self._key(imgsz)}.rgb"
+            key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist())
+            self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
 
     def __len__(self) -> int:
@@ -109,13 +109,6 @@ class ImageStore:
         shrinks = height < picture.shape[0] or width < picture.shape[1]
         method = cv2.INTER_AREA if self._smooth and shrinks else cv2.INTER_LINEAR
         return cv2.resize(picture, (width, height), interpolation=method)
-
-    def _key(self, imgsz: int) -> str:
-        digest = hashlib.sha256(f"{FORMAT} {imgsz} {self._smooth}\n".encode())
-        digest.update(np.ascontiguousarray(self._original).tobytes())
-        for path in self.paths:
-            digest.update(state_of(path).encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()[:32]
 
     def _build(self, file: Path) -> np.ndarray:
         """The file's bytes, made first if need be. Mapped under the lock: what nobody maps counts as left behind."""

@@ -48,7 +48,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     """
     sources = Sources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = index_cache.content_key(files, description.names)
+    key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.recall(key, sources.paths, description.names)
     if index is None:
         checked = _check_all(sources, num_threads or min(8, os.cpu_count() or 1))
@@ -94,29 +94,24 @@ def _check(sources: Sources, path: str) -> Checked:
 
 def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all images that were not left out, in the given order."""
-    kept = [(path, item.size, item.found or ImageLabels(NO_LABELS))
-            for path, item in zip(paths, checked, strict=True) if item.size]
-    labels = [found.labels for _, _, found in kept]
+    used = [(path, item) for path, item in zip(paths, checked, strict=True) if item.size]
+    found = [item.found or ImageLabels(NO_LABELS) for _, item in used]
+    labels, crowds, areas = [each.labels for each in found], [each.crowds for each in found], None
+    if any(each.areas is not None for each in found):  # as files give them, else of the boxes
+        areas = np.concatenate([box_areas(each.labels.boxes) if each.areas is None else each.areas for each in found])
     return AnnotationIndex(
-        paths=tuple(path for path, _, _ in kept),
-        sizes=np.array([size for _, size, _ in kept], np.int32).reshape(-1, 2),
+        paths=tuple(path for path, _ in used),
+        sizes=np.array([item.size for _, item in used], np.int32).reshape(-1, 2),
         offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
         boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
         findings=tuple(finding for item in checked for finding in item.findings),
-        areas=_areas([found for _, _, found in kept]),
-        crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(found.crowds, 0, number, axis=1)
-                                                   for number, (_, _, found) in enumerate(kept) if len(found.crowds))]),
-        num_without_file=sum(item.found is None for item in checked if item.size))
-
-
-def _areas(found: Sequence[ImageLabels]) -> np.ndarray | None:
-    """Areas as files give them, else of the boxes; None where no file gives any."""
-    if all(item.areas is None for item in found):
-        return None
-    return np.concatenate([box_areas(item.labels.boxes) if item.areas is None else item.areas for item in found])
+        areas=areas,
+        crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
+                                                   for number, each in enumerate(crowds) if len(each))]),
+        num_without_file=sum(item.found is None for _, item in used))
 
 
 def survey(index: AnnotationIndex) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,24 +48,21 @@ def publish(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def state_of(file: str) -> str:
-    """A file's path, size and time of change, as a line."""
+def content_key(files: Iterable[str], *made_by: object) -> str:
+    """Name of a kept copy: a hash over what decides how it is made and every file's path, size and time of change."""
+    digest = hashlib.sha256(json.dumps(made_by).encode())
+    state = cache(_state_of)
+    for file in files:
+        digest.update(state(file).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _state_of(file: str) -> str:
     try:
         status = os.stat(file)
     except OSError:
         return f"{file}\0-\n"
     return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
-
-
-def content_key(files: Iterable[str], names: tuple[str, ...]) -> str:
-    """Name of the kept copy: a hash over the class names and every file's path, size and time of change."""
-    digest = hashlib.sha256(json.dumps([FORMAT, names]).encode())
-    seen: dict[str, str] = {}
-    for file in files:
-        if file not in seen:
-            seen[file] = state_of(file)
-        digest.update(seen[file].encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
 
 
 def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:

@@ -39,7 +39,8 @@ class Sources:
         self.findings: list[Finding] = []
         found: set[str] = set()
         for source in description.split(split):
-            for file in _coco_files(source, split):
+            folder = sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []
+            for file in [Path(source)] if suffix(source) == ".json" else folder:
                 coco = CocoFile(file, description.root, description.names)
                 self._coco.update(dict.fromkeys(coco.paths, coco))
                 self.findings += coco.findings
@@ -75,12 +76,9 @@ class Sources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        file = label_path(path)
-        if (content := _content(file)) is not None:
-            return ImageLabels(*parse_labels(content, size, len(self._names), file))
-        xml = voc.annotation_path(path)
-        if xml is not None and (content := _content(str(xml))) is not None:
-            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+        for file, parse in zip(self.label_files(path), (parse_labels, voc.parse_voc), strict=False):
+            if (content := _content(file)) is not None:
+                return ImageLabels(*parse(content, size, self._names, file))
         return None
 
 
@@ -97,9 +95,3 @@ def _content(file: str) -> bytes | None:
         return None
     except OSError as error:
         raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None
-
-
-def _coco_files(source: str, split: str) -> list[Path]:
-    if suffix(source) == ".json":
-        return [Path(source)]
-    return sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []

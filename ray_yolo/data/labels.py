@@ -196,7 +196,7 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
 
 def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Boxes (n, 4) cut at the edges of an image of `size` (height, width)."""
-    return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
+    return np.clip(boxes, 0, size[::-1] * 2)
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as short
 from xml.parsers import expat
@@ -16,7 +17,7 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 
 def annotation_path(image_path: str) -> Path | None:
     """The XML file of an image, the first that there is in one of its `folders`; None if there is none."""
-    name = Path(image_path).with_suffix(".xml").name
+    name = f"{Path(image_path).stem}.xml"
     return next((place for folder in folders(image_path) if (place := Path(folder, name)).is_file()), None)
 
 
@@ -27,7 +28,7 @@ def folders(image_path: str) -> list[str]:
     return [folder, os.path.normpath(f"{head}/Annotations/{tail}")] if found else [folder]
 
 
-def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
+def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],
               where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a VOC file's bytes and what there was to say about its objects.
 
@@ -41,7 +42,7 @@ def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
     return labels_of(rows), findings
 
 
-def _row(item: dict[str, str], size: tuple[int, int], names: tuple[str, ...], place: str) -> Row:
+def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], place: str) -> Row:
     try:
         left, above, right, below = (float(item[side]) for side in _SIDES)
         box = cut_box((left - 1, above - 1, right, below), size)

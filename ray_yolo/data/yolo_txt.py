@@ -6,6 +6,7 @@ A row whose meaning is plain is read; any other is left out and told with its li
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,21 @@ def label_path(image_path: str) -> str:
     return str(Path(changed).with_suffix(".txt"))
 
 
-def parse_labels(content: bytes, size: tuple[int, int], num_classes: int, where: str) -> tuple[Labels, list[Finding]]:
+def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
+                 where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a file's bytes and what there was to say about its rows.
 
     Args:
         content: the file. UTF-8 with or without mark, UTF-16 with mark; any line ends.
         size: (height, width) of the upright image.
+        names: those of the classes.
         where: the file's path, for messages.
 
     Raises:
         UnreadableLabelsError: for a file that is no text.
     """
     lines = [(number, line) for number, line in enumerate(_text(content, where).splitlines(), 1) if line.strip()]
-    rows, findings = read_rows(lines, lambda line: _row(line[1], size, num_classes, f"{where}:{line[0]}"))
+    rows, findings = read_rows(lines, lambda line: _row(line[1], size, len(names), f"{where}:{line[0]}"))
     return labels_of(rows), findings
 
 

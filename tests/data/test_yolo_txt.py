@@ -14,7 +14,7 @@ SIZE = (100, 200)  # (height, width)
 
 
 def parse(text: str | bytes, num_classes: int = 3) -> tuple[Labels, list[Finding]]:
-    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, num_classes, "labels/a.txt")
+    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, "x" * num_classes, "labels/a.txt")
 
 
 def test_a_box_row_becomes_corners_in_pixels() -> None:
