@@ -21,13 +21,8 @@ def __getattr__(name: str) -> Any:
 
         return YOLO
     if name == "__version__":
-        return _version()
+        try:
+            return importlib.metadata.version(__name__)
+        except importlib.metadata.PackageNotFoundError:  # used from its source tree, as in a Ray job
+            return "0+source"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _version() -> str:
-    """The installed version, or '0+source' where the package is used from its source tree, as in a Ray job."""
-    try:
-        return importlib.metadata.version(__name__)
-    except importlib.metadata.PackageNotFoundError:
-        return "0+source"

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.placement import RunConfig
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
 
+Config = TypeVar("Config", bound=BaseModel)
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -43,6 +47,9 @@ class ModelInfo:
 class YOLO:
     """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt).
 
+    Its calls take the settings of `python -m ray_yolo.train`, `val`, `predict` and `export` by name (`imgsz=320`,
+    `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`).
+
     Attributes:
         model: the torch module; after `train` the averaged weights of the best epoch.
 
@@ -50,7 +57,8 @@ class YOLO:
         nc: number of classes of a model without weights.
 
     Raises:
-        InputError: if the model is unknown or the weights cannot be used.
+        InputError: if the model is unknown or the weights cannot be used; by every call, for settings that cannot be
+            used; by `val`, `predict` and `export`, if there are no weights yet.
     """
 
     def __init__(self, model: str = "yolov5s", *, nc: int = 80) -> None:
@@ -62,12 +70,7 @@ class YOLO:
             self.model: Detector = build_model(rows, nc)
 
     def train(self, **settings: Any) -> TrainResult:
-        """Train from this model, with the settings of `python -m ray_yolo.train` by name (`imgsz=320`, `lr0=0.02`,
-        `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`). The number of classes is the data set's.
-
-        Raises:
-            InputError: for settings that cannot be used; see `runtime.trainer.fit` for the rest.
-        """
+        """Train from this model; the number of classes is the data set's. See `runtime.trainer.fit` for its errors."""
         from ray_yolo.runtime.trainer import fit
 
         own = {"weights": self._weights} if self._weights else {}
@@ -77,50 +80,33 @@ class YOLO:
         return result
 
     def val(self, **settings: Any) -> ValResult:
-        """Validate the weights, with the settings of `python -m ray_yolo.val` by name.
-
-        Raises:
-            InputError: if there are no weights yet, or for settings that cannot be used.
-        """
+        """Validate the weights."""
         from ray_yolo.runtime.validator import validate
 
-        config, _ = resolve_config(ValConfig, given_by_keyword(self._with_weights("val", settings)))
-        return validate(config)
+        return validate(self._config(ValConfig, "val", settings))
 
     def predict(self, source: str, **settings: Any) -> PredictResult:
-        """Detect in pictures and videos, with the settings of `python -m ray_yolo.predict` by name.
-
-        Raises:
-            InputError: if there are no weights yet, the source names nothing, or for settings that cannot be used.
-        """
+        """Detect in pictures and videos; InputError if the source names none."""
         from ray_yolo.runtime.predictor import predict
 
-        given = self._with_weights("predict", {"source": source, **settings})
-        config, _ = resolve_config(PredictConfig, given_by_keyword(given))
-        return predict(config)
+        return predict(self._config(PredictConfig, "predict", {"source": source, **settings}))
 
     def export(self, **settings: Any) -> ExportResult:
-        """Write the weights for other programs, with the settings of `python -m ray_yolo.export` by name.
-
-        Raises:
-            InputError: if there are no weights yet, or for settings that cannot be used.
-            RayYoloError: if the new file gives other numbers than torch.
-        """
+        """Write the weights for other programs; RayYoloError if the new file gives other numbers than torch."""
         from ray_yolo.engine.export import export
 
-        config, _ = resolve_config(ExportConfig, given_by_keyword(self._with_weights("export", settings)))
-        return export(config)
+        return export(self._config(ExportConfig, "export", settings))
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""
         return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
                          self.model.head.strides)
 
-    def _with_weights(self, call: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings with this model's weights, unless they name others."""
+    def _config(self, config: type[Config], call: str, settings: dict[str, Any]) -> Config:
+        """The configuration of a call, with this model's weights unless the settings name others."""
         if not self._weights and "weights" not in settings:
             raise InputError(f"{call}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
-        return {"weights": self._weights, **settings}
+        return resolve_config(config, given_by_keyword({"weights": self._weights, **settings}))[0]
 
     def _load(self, weights: Path) -> None:
         trained = load_trained(weights)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.sources import describe
 from ray_yolo.errors import RayYoloError
 from ray_yolo.redact import printable, redact
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
+Model = TypeVar("Model", bound=BaseModel)
+
 EXIT_FAILED = 3
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_UNREAD = 128 + signal.SIGPIPE
-
 # --help exits with 0; a SIGTERM with its number, by our handler and by Ray's, which replaces it on import.
-_EXITS = {None: 0, 0: 0, signal.SIGTERM: EXIT_TERMINATED}
-
+_EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM}
 _STDOUT = 1
-
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
 
 TRAIN = Command(
@@ -62,9 +66,7 @@ VAL = Command(
         "project", "name", "exist_ok", "storage_path", "noplots",
     ),
     switches={"--half": ("precision", "fp16")},
-    answers={},
 )
-
 
 PREDICT = Command(
     prog="python -m ray_yolo.predict",
@@ -89,14 +91,12 @@ EXPORT = Command(
     model=ExportConfig,
     paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
-    switches={},
     answers={
         "--data": "not needed: the weights know the names of their classes",
         "--half": "not supported: the program that runs the file chooses its precision",
         "--simplify": "not needed: constants are folded already",
     },
 )
-
 
 TUNE = Command(
     prog="python -m ray_yolo.tune",
@@ -110,29 +110,87 @@ TUNE = Command(
 )
 
 
-def parse_tune(argv: Sequence[str] | None = None) -> Parsed[TuneConfig]:
-    """The sweep that a command line asks for; see `flags.parse`."""
-    return parse(TUNE, argv)
+parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
+parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
+
+# The commands. What they call is imported once the command line is read, so that --help and bad flags answer without
+# torch, Ray and MLflow.
 
 
-def parse_train(argv: Sequence[str] | None = None) -> Parsed[RunConfig]:
-    """The training that a command line asks for; see `flags.parse`."""
-    return parse(TRAIN, argv)
+def train(argv: Sequence[str] | None = None) -> int:
+    """Train one model; a dry run tells also what Ray would be asked for."""
+    parsed = parse_train(argv)
+    from ray_yolo.runlog import narrator
+    from ray_yolo.runtime import cluster, trainer
+
+    return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
+                lambda config: f"# {narrator.settings_line(config.recipe)}\n"
+                               f"# {cluster.scaling_config(config.placement)}")
 
 
-def parse_val(argv: Sequence[str] | None = None) -> Parsed[ValConfig]:
-    """The validation that a command line asks for; see `flags.parse`."""
-    return parse(VAL, argv)
+def tune(argv: Sequence[str] | None = None) -> int:
+    """Search the recipe."""
+    parsed = parse_tune(argv)
+    from ray_yolo.runlog import narrator
+    from ray_yolo.tune import tuner
+
+    return _act(parsed, tuner.search, tuner.foresee, lambda config: f"# {narrator.settings_line(config.recipe)}")
 
 
-def parse_predict(argv: Sequence[str] | None = None) -> Parsed[PredictConfig]:
-    """The prediction that a command line asks for; see `flags.parse`."""
-    return parse(PREDICT, argv)
+def val(argv: Sequence[str] | None = None) -> int:
+    """Validate trained weights."""
+    parsed = parse_val(argv)
+    from ray_yolo.runtime.validator import check, validate
+
+    return _act(parsed, validate, lambda config: check(config)[0])
 
 
-def parse_export(argv: Sequence[str] | None = None) -> Parsed[ExportConfig]:
-    """The export that a command line asks for; see `flags.parse`."""
-    return parse(EXPORT, argv)
+def predict(argv: Sequence[str] | None = None) -> int:
+    """Detect in pictures and videos."""
+    parsed = parse_predict(argv)
+    from ray_yolo.runtime import predictor
+
+    return _act(parsed, predictor.predict, lambda config: predictor.check(config)[0])
+
+
+def export(argv: Sequence[str] | None = None) -> int:
+    """Write trained weights for other programs."""
+    parsed = parse_export(argv)
+    from ray_yolo.engine.export import check, export
+
+    return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
+
+
+def sync(argv: Sequence[str] | None = None) -> int:
+    """Deliver a run folder to an MLflow server."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=(
+        "Deliver a run folder to an MLflow server, whole; what is there already is left alone."))
+    parser.add_argument("run_dir", help="folder of a run, such as runs/train/exp")
+    parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
+    options = parser.parse_args(argv)
+    from ray_yolo.runlog.mlflow import synchronise, tracking_uri
+    from ray_yolo.runlog.owed import own_uri
+
+    asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(Path(options.run_dir))
+    uri = tracking_uri(asked, Path.cwd(), os.environ)
+    if uri is None:
+        parser.error("--mlflow-uri off: there is nothing to deliver to")
+    print(f"run {synchronise(options.run_dir, uri)} at {redact(uri)}")
+    return 0
+
+
+def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
+         note: Callable[[Model], str] | None = None) -> int:
+    """Do as the command line says; with --dry-run check it, and print every setting as it is decided."""
+    config, origins, dry_run = parsed
+    if not dry_run:
+        act(config)
+        return 0
+    decided = check(config)
+    print(describe(config, origins, decided))
+    if note:
+        print(note(decided))
+    return 0
 
 
 def run(main: Callable[[], int]) -> int:
@@ -160,7 +218,7 @@ def _status(main: Callable[[], int]) -> int:
         print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return 128 + signal.SIGINT
     except SystemExit as stop:
         if stop.code not in _EXITS:
             raise

@@ -1,25 +1,9 @@
 """`python -m ray_yolo.val`: validates trained weights."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Sequence
 
-from ray_yolo.cli import parse_val, run
-from ray_yolo.config.sources import describe
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Validate as the command line says; with --dry-run check it, and print the settings."""
-    config, origins, dry_run = parse_val(argv)
-    from ray_yolo.runtime.validator import check, validate  # here, so that --help and bad flags answer without torch
-
-    if dry_run:
-        print(describe(config, origins, check(config)[0]))
-    else:
-        validate(config)
-    return 0
-
+from ray_yolo.cli import run
+from ray_yolo.cli import val as main
 
 if __name__ == "__main__":
     sys.exit(run(main))

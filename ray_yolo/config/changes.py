@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import Field, ValidationError, field_validator, model_serializer, model_validator
 
 from ray_yolo.config.fields import canonical, did_you_mean
-from ray_yolo.config.sections import AugmentConfig, Frozen, LossConfig, OptimizerConfig, ScheduleConfig
-
-SECTIONS: dict[str, type[BaseModel]] = {
-    "optimizer": OptimizerConfig, "schedule": ScheduleConfig, "loss": LossConfig, "augment": AugmentConfig}
+from ray_yolo.config.sections import SECTIONS, Frozen
 
 CHANGEABLE = tuple(
     path for section, model in SECTIONS.items() for name in model.model_fields

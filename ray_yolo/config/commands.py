@@ -10,18 +10,25 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import STRIDE
 from ray_yolo.config.sections import EvaluateConfig, Frozen
 
+ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
 
-class ValPlacement(Placement):
-    """Where a validation runs: in this process unless workers are asked for."""
+
+class ResultsPlacement(Placement):
+    """Where trained weights are used: in this process unless workers are asked for."""
 
     num_workers: int | tuple[int, int] = 0
-    """Ray workers: a number, or 0 to validate in this process without Ray."""
-    project: str = "runs/val"
-    """Folder of validations."""
+    """Ray workers: a number, a range 'low-high', or 0 to work in this process without Ray."""
     name: str = ""
-    """Name of the validation; '': a new expN."""
+    """Name of the results; '': a new expN."""
     exist_ok: bool = False
     """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
+
+
+class ValPlacement(ResultsPlacement):
+    """Where a validation runs."""
+
+    project: str = "runs/val"
+    """Folder of validations."""
     max_failures: int = Field(0, ge=-1)
     """Restarts after worker failures, each from the first image; -1: no limit."""
 
@@ -35,7 +42,7 @@ class ValConfig(Frozen):
     """Data set: a YAML file or a built-in one; '': the one that the weights were trained on."""
     split: Literal["val", "test", "train"] = "val"
     """Part of the data set."""
-    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    imgsz: ImageSize = None
     """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the forward pass; auto: that of the training, as in its epochs (fp32 if the file does not say)."""
@@ -69,17 +76,11 @@ class DetectConfig(NmsConfig):
     """Numbers of the classes that are looked for; left out: all."""
 
 
-class PredictPlacement(Placement):
-    """Where a prediction runs: in this process unless workers are asked for."""
+class PredictPlacement(ResultsPlacement):
+    """Where a prediction runs."""
 
-    num_workers: int | tuple[int, int] = 0
-    """Ray workers: a number, a range 'low-high', or 0 to predict in this process without Ray."""
     project: str = "runs/detect"
     """Folder of predictions."""
-    name: str = ""
-    """Name of the prediction; '': a new expN."""
-    exist_ok: bool = False
-    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
     nosave: bool = False
     """Write no pictures and videos with boxes."""
 
@@ -91,7 +92,7 @@ class PredictConfig(DetectConfig):
     """Weights to use, such as runs/train/exp/weights/best.pt."""
     source: str
     """Pictures and videos: a folder, a file, a pattern such as 'day*/*.jpg', or a .txt file with one path per line."""
-    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    imgsz: ImageSize = None
     """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the forward pass."""
@@ -111,7 +112,7 @@ class ExportConfig(NmsConfig):
     """Weights to export, such as runs/train/exp/weights/best.pt; the new file lies beside them."""
     format: Literal["onnx", "torchscript"] = "onnx"
     """Form of the file."""
-    imgsz: int | None = Field(None, ge=2 * STRIDE, multiple_of=STRIDE)
+    imgsz: ImageSize = None
     """Sides of the network input in pixels, a multiple of 32; left out: that of the training."""
     batch_size: int = Field(1, ge=1)
     """Images of one call."""

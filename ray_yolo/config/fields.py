@@ -1,4 +1,5 @@
-"""The configuration tree as flat paths, the way users name its fields: `epochs`, `optimizer.lr0`, `num_workers`.
+"""The configuration tree as flat paths, the way users name its fields: `epochs`, `optimizer.lr0`, `num_workers`, and
+YOLOv5's names of hyper-parameters.
 
 Everything that speaks of a field (flags, YAML keys, --set, error messages, help) asks here, so that none of them can
 name a field that does not exist.
@@ -14,7 +15,20 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.sections import SECTIONS
+
+_GENES = ("lr0 lrf momentum weight_decay warmup_epochs warmup_momentum warmup_bias_lr box cls cls_pw obj obj_pw "
+          "anchor_t fl_gamma label_smoothing hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr "
+          "mosaic mixup copy_paste")
+GENES = {name: f"{section}.{name}" for name in _GENES.split()
+         for section, model in SECTIONS.items() if name in model.model_fields}
+"""Names of YOLOv5's `hyp.*.yaml` files, in their order -> path in the recipe."""
+
+LEGACY_GENES = {
+    "iou_t": "YOLOv5's loss does not read it either",
+    "anchors": "anchors come from the model file and from autoanchor",
+}
+"""Keys of YOLOv5's files that are accepted and ignored -> why; whoever reads such a file says so."""
 
 TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users leave out
 

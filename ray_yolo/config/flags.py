@@ -69,8 +69,8 @@ class Command(NamedTuple, Generic[Model]):
     description: str
     model: type[Model]
     paths: Sequence[str]  # config paths that have a flag of their own; --set reaches the others
-    switches: Mapping[str, tuple[str, str]]  # flag without a value -> (path, value) that it stands for
-    answers: Mapping[str, str]  # flag of YOLOv5 that is refused -> what to do instead
+    switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it stands for
+    answers: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
 
     @property
     def flags(self) -> dict[str, str]:
@@ -145,10 +145,12 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
                         "with its origin, and stop")
     fields = config_fields(command.model)
     flagged = {path: fields[path] for path in command.paths}
-    titles = dict.fromkeys(_title(field) for field in flagged.values())
-    groups = {title: parser.add_argument_group(title) for title in titles}
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for path, field in flagged.items():
-        _add_field(groups[_title(field)], path, field)
+        title = field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add_field(groups[title], path, field)
     _add_other_flags(parser.add_argument_group("other flags of YOLOv5"), command)
     nested = [f"{path:<30}{_help(field)}" for path, field in fields.items() if "." in path and path not in flagged]
     if nested:
@@ -161,24 +163,20 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
-class _Record(argparse.Action):
+class _Note(argparse.Action):
     """Notes the value as it was written, with the flag as it was spelled."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         value = self.const if self.nargs == 0 else values
-        if self.dest == "imgsz":
-            value = _one_size(value, option_string)
-        elif isinstance(value, list) and len(value) == 1:
+        if self.dest == "imgsz":  # YOLOv5's train and test size, which here are one
+            value = list(dict.fromkeys(value))
+            if len(value) > 1:
+                raise InputError(f"{option_string} {' '.join(values)}: training and validation use one size; give one "
+                                 "number")
+        if isinstance(value, list) and len(value) == 1:
             value = value[0]
         namespace.given[self.dest] = Given(value, str(option_string))
-
-
-def _one_size(sizes: list[str], flag: str | None) -> str:
-    """YOLOv5's train and test size, which here are one."""
-    if len(set(sizes)) > 1:
-        raise InputError(f"{flag} {' '.join(sizes)}: training and validation use one size; give one number")
-    return sizes[0]
 
 
 class _Device(argparse.Action):
@@ -205,11 +203,6 @@ class _Answer(argparse.Action):
         raise InputError(f"{option_string}: {self.help}")
 
 
-def _title(field: ConfigField) -> str:
-    """The help section of a field: recipe, placement, or one for all others."""
-    return field.keys[0] if field.keys[0] in TRANSPARENT else "settings"
-
-
 def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) -> None:
     shape: dict[str, Any] = {"metavar": "|".join(field.choices) or "VALUE"}
     if field.types == (bool,):
@@ -218,7 +211,7 @@ def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) ->
         shape |= {"nargs": "?", "const": ALONE[path]}
     elif path in SEVERAL:
         shape |= {"nargs": "+"}
-    group.add_argument(*spell(path), dest=path, action=_Record, help=_help(field), **shape)
+    group.add_argument(*spell(path), dest=path, action=_Note, help=_help(field), **shape)
 
 
 def _help(field: ConfigField) -> str:
@@ -230,7 +223,7 @@ def _help(field: ConfigField) -> str:
 
 def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> None:
     for flag, (path, value) in command.switches.items():
-        group.add_argument(flag, dest=path, action=_Record, nargs=0, const=value, help=f"same as --set {path}={value}")
+        group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
     gpus = "gpus_per_worker" in config_fields(command.model)
     group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
                        "GPUs itself" if gpus else "cpu is all that this command uses")

@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -34,10 +35,9 @@ BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
-_FIELDS_0_1_0 = (
-    "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
-    "single_cls multi_scale rect quad image_weights autoanchor noval strict changes")
-_SECTIONS_0_1_0 = {
+_FIELDS_0_1_0 = {  # by section
+    "": "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
+        "single_cls multi_scale rect quad image_weights autoanchor noval strict changes",
     "optimizer": "name lr0 momentum weight_decay nominal_batch clip_norm",
     "schedule": "lrf cos_lr warmup_epochs warmup_min_batches warmup_momentum warmup_bias_lr ema_decay ema_ramp",
     "loss": "box obj cls obj_pw cls_pw anchor_t fl_gamma label_smoothing",
@@ -45,8 +45,6 @@ _SECTIONS_0_1_0 = {
                "close_mosaic",
     "evaluate": "confidence iou max_detections batch_size",
 }
-
-
 _WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
 _THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
 
@@ -54,18 +52,6 @@ _THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
 def _freeze_list(value: object) -> object:
     """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them, `--freeze 10 10` the one."""
     return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
-
-
-def _each_once(value: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(set(value)))
-
-
-def _list_one(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-def _in_order(value: tuple[Change, ...]) -> tuple[Change, ...]:
-    return tuple(sorted(value, key=lambda change: change.epoch))
 
 
 class Recipe(Frozen):
@@ -101,7 +87,7 @@ class Recipe(Frozen):
     patience: int = Field(100, ge=0)
     """Stop after so many epochs without a better fitness; 0: never."""
     freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list),
-                      AfterValidator(_each_once)] = ()
+                      AfterValidator(lambda layers: tuple(sorted(set(layers))))] = ()
     """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
     single_cls: bool = False
     """Treat every label as class 0."""
@@ -121,7 +107,9 @@ class Recipe(Frozen):
     """Refuse a data set in which any image or label has to be left out."""
     allow_empty: bool = False
     """Train also where a split holds no box at all."""
-    changes: Annotated[tuple[Change, ...], BeforeValidator(_list_one), AfterValidator(_in_order)] = ()
+    changes: Annotated[
+        tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+        AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
     """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
     trained epochs on. Best weights and patience count anew from there."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -206,11 +194,10 @@ def recipe_digest(recipe: Recipe) -> str:
 
 def is_digest_of(digest: str, recipe: Recipe) -> bool:
     """Whether a recorded digest is this recipe's; 0.1.0 also took those of its fields that were at their defaults."""
-    whole = recipe.model_dump(mode="json")
-    tree = recipe.model_dump(mode="json", exclude_defaults=True)
-    tree |= {name: whole[name] for name in _FIELDS_0_1_0.split()}
-    for section, names in _SECTIONS_0_1_0.items():
-        tree[section] = tree.get(section, {}) | {name: whole[section][name] for name in names.split()}
+    whole, tree = (recipe.model_dump(mode="json", exclude_defaults=changed) for changed in (False, True))
+    for section, names in _FIELDS_0_1_0.items():
+        values = whole.get(section, whole)
+        (tree.setdefault(section, {}) if section else tree).update({name: values[name] for name in names.split()})
     return digest in (recipe_digest(recipe), _digest(tree))
 
 

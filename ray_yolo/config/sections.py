@@ -119,6 +119,11 @@ class AugmentConfig(Frozen):
     """The last so many epochs train without mosaic and mixup."""
 
 
+SECTIONS: dict[str, type[BaseModel]] = {
+    "optimizer": OptimizerConfig, "schedule": ScheduleConfig, "loss": LossConfig, "augment": AugmentConfig}
+"""The sections that hyper-parameters are in."""
+
+
 class EvaluateConfig(Frozen):
     """How validation turns predictions into detections."""
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ray_yolo.config.fields import ConfigField, canonical, config_fields, explain_unknown
-from ray_yolo.config.hyp import LEGACY_GENES
+from ray_yolo.config.fields import LEGACY_GENES, ConfigField, canonical, config_fields, explain_unknown
 from ray_yolo.config.yaml import load_text_yaml, to_yaml
 from ray_yolo.errors import ConfigError
 from ray_yolo.redact import redact
@@ -104,13 +103,10 @@ def _tree(given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> dict
         branch = tree
         for section in sections:
             branch = branch.setdefault(section, {})
-        branch[last] = item.value if fields[path].types == (str,) else _whole_number(item.value)
+        # Validators tell `freeze: 10` from a list by its type.
+        whole = fields[path].types != (str,) and isinstance(item.value, str) and _WHOLE.fullmatch(item.value)
+        branch[last] = int(whole[0]) if whole else item.value
     return tree
-
-
-def _whole_number(value: object) -> object:
-    """A whole number's text as a number: validators tell `freeze: 10` from a list by its type."""
-    return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
 
 
 def _messages(error: ValidationError, given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> list[str]:

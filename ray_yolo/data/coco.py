@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_yolo.data.rows import NO_OUTLINE, ImageLabels, Row, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import NO_OUTLINE, Box, ImageLabels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
 
@@ -69,10 +69,9 @@ class CocoFile:
         if said != size:
             raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
                                               f"{short(said[1])} x {short(said[0])}")
-        single, crowd = ([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd]
-                         for is_crowd in (False, True))
-        rows, findings = read_rows(single, lambda row: self._row(row, size))
-        crowds, more = read_rows(crowd, lambda row: self._row(row, size))
+        (rows, findings), (crowds, more) = (
+            read_rows([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd],
+                      lambda row: self._row(row, size)) for is_crowd in (False, True))
         return ImageLabels(labels_of(rows), [*findings, *more], np.array([row.area for row in rows]),
                            np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6))
 
@@ -139,18 +138,14 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
     raise DatasetError(f"{file}: none of its images is in {', '.join(map(str, dict.fromkeys(folders)))}")
 
 
-def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> tuple[float, float, float, float]:
+def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
     """xyxy, cut at the picture's edges."""
-    try:
-        if not isinstance(row["bbox"], list):
-            raise TypeError
-        x, y, width, height = map(float, row["bbox"])
-        if not np.isfinite([x, y, width, height]).all() or width < 0 or height < 0:
-            raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise UnreadableLabelsError(place, f"has no usable bbox: {str(row.get('bbox'))[:80]}") from None
-    return (min(max(x, 0.0), size[1]), min(max(y, 0.0), size[0]),
-            min(max(x + width, 0.0), size[1]), min(max(y + height, 0.0), size[0]))
+    bbox = row.get("bbox")
+    with suppress(TypeError, ValueError, OverflowError):
+        if isinstance(bbox, list):
+            x, y, width, height = map(float, bbox)
+            return cut_box((x, y, x + width, y + height), size)
+    raise UnreadableLabelsError(place, f"has no usable bbox: {str(bbox)[:80]}")
 
 
 def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
@@ -164,7 +159,7 @@ def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
     return NO_OUTLINE
 
 
-def _area(row: dict[str, Any], box: tuple[float, float, float, float]) -> float:
+def _area(row: dict[str, Any], box: Box) -> float:
     """The object's area as the file gives it, else that of its box."""
     with suppress(TypeError, ValueError, OverflowError):
         area = float(row.get("area", math.nan))

@@ -1,15 +1,16 @@
-"""Training samples: `dataset[key]` depends on the key, the recipe and the files alone.
+"""Training samples, each a function of its key, the recipe and the files; validation batches, of the data set alone.
 
 The same key gives the same sample in any process, in any order, on any machine; position in a batch, loader
-processes and workers play no part.
+processes and workers play no part. Validation batches are cut once, so that any number of workers scores the same bits.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -60,11 +61,16 @@ class TrainDataset(Dataset[Sample]):
         if rng.random() < self.augment.mosaic and open_mosaic:
             image, labels = self._mosaic(rng, key.image)
             if rng.random() < self.augment.mixup:
-                image, labels = self._mixup(rng, image, labels)
+                other, more = self._mosaic(rng, int(rng.integers(len(self))))
+                image, labels = effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
         else:
             image, labels = self._single(rng, key.image)
         effects.recolour(image, effects.draw_colour_gains(rng, self.augment))
-        image, labels = self._flip(rng, image, labels)
+        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
+        if up_down:
+            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
+        if left_right:
+            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
         return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
                 "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
 
@@ -107,18 +113,6 @@ class TrainDataset(Dataset[Sample]):
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
         return look(tiles, seam, canvas, matrix, size), move(labels, matrix, zoom, canvas, size)
-
-    def _mixup(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
-        other, more = self._mosaic(rng, int(rng.integers(len(self))))
-        return effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
-
-    def _flip(self, rng: np.random.Generator, image: np.ndarray, labels: Labels) -> tuple[np.ndarray, Labels]:
-        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
-        if up_down:
-            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
-        if left_right:
-            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
-        return image, labels
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -165,3 +159,62 @@ def worker_init(_: int) -> None:
     keep_freed_memory()
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+
+
+class ValBatch(NamedTuple):
+    """Images of one padded shape."""
+
+    indices: tuple[int, ...]
+    shape: tuple[int, int]  # (height, width)
+
+
+def padded_shapes(sizes: np.ndarray, imgsz: int, stride: int = 32, pad: float = 0.5) -> np.ndarray:
+    """Network input (height, width) of each image, (n, 2) int64, from its own size alone.
+
+    ceil(side x imgsz / long side / stride + pad) x stride.
+    """
+    ratios = imgsz / sizes.max(axis=1, keepdims=True)
+    return (np.ceil(np.round(sizes * ratios / stride + pad, 9)) * stride).astype(np.int64)
+
+
+def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, stride: int = 32,
+                pad: float = 0.5) -> tuple[ValBatch, ...]:
+    """All images in batches of equal padded shape and at most `batch_size`; shapes and images in ascending order."""
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, stride, pad).tolist()):
+        groups[height, width].append(image)
+    return tuple(ValBatch(tuple(images[first:first + batch_size]), shape)
+                 for shape, images in sorted(groups.items()) for first in range(0, len(images), batch_size))
+
+
+class ValDataset(Dataset[dict[str, Tensor]]):
+    """Whole validation batches; item i is batch i."""
+
+    def __init__(self, index: AnnotationIndex, store: ImageStore, batches: tuple[ValBatch, ...]) -> None:
+        self.index, self.store, self.batches = index, store, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        """A batch as `collate` makes it, and what maps its boxes back to the original pixels.
+
+        ratios, pads (B, 2) float32, (y, x): input = original x ratio + pad. sizes (B, 2) int64: original
+        (height, width).
+        """
+        batch = self.batches[number]
+        images, labels, ratios, pads = [], [], [], []
+        for image in batch.indices:
+            pixels, shown = self.store.load_or_grey(image), self.index[image]
+            padded, (top, left) = effects.letterbox(pixels, batch.shape)
+            ratio = np.array(pixels.shape[:2]) / np.array(shown.size)
+            boxes = shown.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
+            images.append(torch.from_numpy(padded))
+            labels.append((torch.tensor(shown.classes), torch.from_numpy(boxes.astype(np.float32))))
+            ratios.append(ratio)
+            pads.append((top, left))
+        return {"images": torch.stack(images).permute(0, 3, 1, 2), "targets": targets(labels),
+                "indices": torch.tensor(batch.indices, dtype=torch.int64),
+                "ratios": torch.tensor(np.array(ratios), dtype=torch.float32),
+                "pads": torch.tensor(pads, dtype=torch.float32),
+                "sizes": torch.from_numpy(self.index.sizes[list(batch.indices)].astype(np.int64))}

@@ -11,13 +11,13 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from ray_yolo.data.folders import matching
+from ray_yolo.data.media import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
@@ -32,8 +32,7 @@ MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public da
 class DatasetDescription:
     """Where a data set's images are and what its classes are called.
 
-    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none. `findings`
-    is what there was to say about the description itself.
+    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none.
     """
 
     file: str
@@ -42,7 +41,7 @@ class DatasetDescription:
     val: tuple[str, ...]
     test: tuple[str, ...]
     names: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # what there was to say about the description itself
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -50,10 +49,9 @@ class DatasetDescription:
         Raises:
             DatasetError: if the description has no such split.
         """
-        sources: tuple[str, ...] = {"train": self.train, "val": self.val, "test": self.test}[name]
-        if not sources:
-            raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
-        return sources
+        if sources := {"train": self.train, "val": self.val, "test": self.test}[name]:
+            return sources
+        raise DatasetError(f"{self.file}: there is no `{name}` split; add a line such as `{name}: images/{name}`")
 
 
 def read_description(source: str | Path) -> DatasetDescription:
@@ -96,22 +94,22 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     return DatasetDescription(str(path), root, names=names, findings=findings, **splits)
 
 
-def _unrun(content: Mapping[str, Any], where: Where) -> list[Finding]:
+def _unrun(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
     """Code under `download` is never run, which is said so that nobody believes it; an address says so itself."""
     download = content.get("download")
-    if not download or (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
-        return []
-    return [Finding(where("download"), "download: holds code, which is never run here; the data are there", False)]
+    if download and not (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
+        yield Finding(where("download"), "download: holds code, which is never run here; the data are there", False)
 
 
-def _doubles(names: tuple[str, ...], where: str) -> list[Finding]:
+def _doubles(names: tuple[str, ...], where: str) -> Iterator[Finding]:
     """A word on every name that several classes have."""
     numbers: dict[str, list[str]] = defaultdict(list)
     for number, name in enumerate(names):
         numbers[name].append(str(number))
-    return [Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); labels "
-                           "that say the name belong to the first", False)
-            for name, same in numbers.items() if len(same) > 1]
+    for name, same in numbers.items():
+        if len(same) > 1:
+            yield Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); "
+                                 "labels that say the name belong to the first", False)
 
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
@@ -119,7 +117,10 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
     if value is None and count is not None:
         return tuple(f"class{number}" for number in range(count))
     if isinstance(value, Mapping):
-        value = _by_number(value, where("names"))
+        numbers = {_number(key): name for key, name in value.items()}
+        if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
+            raise DatasetError(f"{where('names')}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
+        value = [numbers[number] for number in range(len(value))]
     if not isinstance(value, list) or not value:
         raise DatasetError(f"{where('names')}: names: must list the classes, such as `names: [cat, dog]` or `0: cat`")
     if len(value) > MAX_CLASSES:
@@ -150,13 +151,6 @@ def _number(value: object) -> int:
     return int(str(value)) if plain else -1
 
 
-def _by_number(value: Mapping[Any, Any], where: str) -> list[Any]:
-    numbers = {_number(key): name for key, name in value.items()}
-    if len(numbers) != len(value) or set(numbers) != set(range(len(value))):
-        raise DatasetError(f"{where}: names: the class numbers must be 0 to {len(value) - 1} without gaps")
-    return [numbers[number] for number in range(len(value))]
-
-
 def _text(value: object, where: str, key: str) -> str:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise DatasetError(f"{where}: {key}: expected a path, found {short(value)}")
@@ -165,17 +159,13 @@ def _text(value: object, where: str, key: str) -> str:
 
 def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where) -> tuple[str, ...]:
     value = content.get(key)
-    if value is None or value in ("", []):
-        return ()
-    entries = value if isinstance(value, list) else [value]
+    entries = value if isinstance(value, list) else [] if value in (None, "") else [value]
     return tuple(_locate(_text(entry, where(key), key), key, root, content, where) for entry in entries)
 
 
 def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
     """The place that an entry means: below `root`, or there without Roboflow's leading `../`."""
-    plain = entry
-    while plain.startswith("../"):
-        plain = plain[3:]
+    plain = re.sub(r"^(\.\./)+", "", entry)
     tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
     for candidate in tried:
         if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):

@@ -8,7 +8,6 @@ file is named by what it was made from, built once under a lock, and appears who
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import mmap
 import os
@@ -25,8 +24,7 @@ import numpy as np
 
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
-from ray_yolo.data.index_cache import state_of
-from ray_yolo.data.user_cache import cache_folder
+from ray_yolo.data.index_cache import cache_folder, content_key
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
@@ -60,11 +58,11 @@ class ImageStore:
         self._smooth = smooth
         self._original = index.sizes
         self._mapped: np.ndarray | None = None
-        lengths = self.sizes.prod(axis=1) * 3
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
+        self._starts = np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * 3)])
         folder = None if mode == "none" else _folder(mode, directory, int(self._starts[-1]))
         if folder:
-            self.file = folder / f"{self._key(imgsz)}.rgb"
+            key = content_key(self.paths, FORMAT, imgsz, smooth, index.sizes.tolist())
+            self.file = folder / f"{key}.rgb"
             self._mapped = self._build(self.file)
 
     def __len__(self) -> int:
@@ -85,9 +83,7 @@ class ImageStore:
             self._mapped = _map(self.file)
         if not self._mapped[self._starts[-1] + image]:
             raise UnreadableImageError("could not be decoded when the images were kept")
-        pixels = self._mapped[self._starts[image]:self._starts[image + 1]]
-        height, width = self.sizes[image].tolist()
-        return pixels.reshape(height, width, 3)
+        return self._mapped[self._starts[image]:self._starts[image + 1]].reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
         """The same, or grey of its size if it was damaged since the check: its labels then count as missed."""
@@ -95,8 +91,7 @@ class ImageStore:
             return self.load(image)
         except UnreadableImageError as error:
             _log.warning("%s: %s; a grey picture takes its place", self.paths[image], error)
-            height, width = self.sizes[image].tolist()
-            return np.full((height, width, 3), GREY, np.uint8)
+            return np.full((*self.sizes[image].tolist(), 3), GREY, np.uint8)
 
     def close(self) -> None:
         """Give the file back; in shared memory the last one to leave removes it."""
@@ -114,13 +109,6 @@ class ImageStore:
         shrinks = height < picture.shape[0] or width < picture.shape[1]
         method = cv2.INTER_AREA if self._smooth and shrinks else cv2.INTER_LINEAR
         return cv2.resize(picture, (width, height), interpolation=method)
-
-    def _key(self, imgsz: int) -> str:
-        digest = hashlib.sha256(f"{FORMAT} {imgsz} {self._smooth}\n".encode())
-        digest.update(np.ascontiguousarray(self._original).tobytes())
-        for path in self.paths:
-            digest.update(state_of(path).encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()[:32]
 
     def _build(self, file: Path) -> np.ndarray:
         """The file's bytes, made first if need be. Mapped under the lock: what nobody maps counts as left behind."""
@@ -157,11 +145,9 @@ class ImageStore:
 
 def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
     """Where the images fit: shared memory, else disk, else nowhere (with a warning)."""
-    private = f"ray_yolo-{os.getuid()}"
-    disk = directory or cache_folder() / "images"
-    places = [disk]
+    places = [directory or cache_folder() / "images"]
     if mode == "ram":
-        places = [directory or SHARED_MEMORY / private, disk]
+        places.insert(0, directory or SHARED_MEMORY / f"ray_yolo-{os.getuid()}")
     for number, place in enumerate(places):
         with suppress(OSError):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)

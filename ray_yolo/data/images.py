@@ -36,26 +36,23 @@ def read_image(path: str) -> np.ndarray:
         UnreadableImageError: if the file is no picture, is damaged or ends early.
     """
     content = np.fromfile(path, np.uint8)
-    image = _decode(path, content) if content.size else None
-    if image is None:
-        raise UnreadableImageError("is damaged or cut off")
-    return image
+    if content.size and (image := _decode(path, content)) is not None:
+        return image
+    raise UnreadableImageError("is damaged or cut off")
 
 
 def _decode(path: str, content: np.ndarray) -> np.ndarray | None:
     if path.lower().endswith(".pfm"):  # floats, which the plain decoder would truncate to black
         floats = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
-        return None if floats is None else _from_floats(floats)
+        if floats is None:
+            return None
+        grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
+        return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
     try:
         image = cv2.imdecode(content, cv2.IMREAD_COLOR_RGB)
     except cv2.error:
         image = None
     return image if image is not None else _decode_with_pillow(path)
-
-
-def _from_floats(floats: np.ndarray) -> np.ndarray:
-    grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
-    return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
 
 
 def _decode_with_pillow(path: str) -> np.ndarray | None:
@@ -93,8 +90,7 @@ def _header(path: str) -> tuple[int, int, bool]:
     """(height, width, known to be whole) from what the file says of itself."""
     try:
         with Image.open(path, formats=_FORMATS) as file:
-            width, height = file.size
-            kind = file.format
+            (width, height), kind = file.size, file.format
             if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
                 whole = width * height <= MAX_PIXELS and b"eXIf" not in Path(path).read_bytes()
                 file.verify()
@@ -104,11 +100,9 @@ def _header(path: str) -> tuple[int, int, bool]:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:
         if path.lower().endswith(".pfm"):
-            height, width = read_image(path).shape[:2]
-            return height, width, True
+            return *read_image(path).shape[:2], True
         raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
-    whole = kind == "JPEG" and _ends_well(path)
-    return (width, height, whole) if turned else (height, width, whole)
+    return *((width, height) if turned else (height, width)), kind == "JPEG" and _ends_well(path)
 
 
 def _ends_well(path: str) -> bool:

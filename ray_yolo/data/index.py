@@ -1,7 +1,4 @@
-"""All annotations of a split: every image and label file checked once, in parallel.
-
-The data set's own folder is never written to.
-"""
+"""All annotations of a split: every image and label file checked once, in parallel; and what there is, in numbers."""
 
 from __future__ import annotations
 
@@ -11,19 +8,20 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
+from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, check_image
-from ray_yolo.data.labels import NO_LABELS, box_areas
-from ray_yolo.data.rows import ImageLabels, UnreadableLabelsError
-from ray_yolo.data.sources import Sources
-from ray_yolo.data.survey import listed
+from ray_yolo.data.label_files import Sources
+from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import AnnotationIndex, Finding
+
+_TOLD = 10  # findings that an error lists
 
 
 class Checked(NamedTuple):
@@ -50,20 +48,23 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     """
     sources = Sources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
-    key = index_cache.content_key(files, description.names)
+    key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.recall(key, sources.paths, description.names)
     if index is None:
         checked = _check_all(sources, num_threads or min(8, os.cpu_count() or 1))
         index = build_index(sources.paths, checked, description.names)
         index_cache.keep(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for)
-    _judge(index, description, split, strict)
-    return _as_one_class(index) if single_cls else index
-
-
-def _as_one_class(index: AnnotationIndex) -> AnnotationIndex:
-    crowds = index.crowds * (np.arange(7) != 1)
-    return replace(index, classes=np.zeros_like(index.classes), names=("item",), crowds=crowds)
+    dropped = [finding for finding in index.findings if finding.dropped]
+    if strict and dropped:
+        raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
+                           "files or drop --strict")
+    if not len(index):
+        raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
+    if not single_cls:
+        return index
+    return replace(index, classes=np.zeros_like(index.classes), names=("item",),
+                   crowds=index.crowds * (np.arange(7) != 1))
 
 
 def _check_all(sources: Sources, num_threads: int) -> list[Checked]:
@@ -74,54 +75,105 @@ def _check_all(sources: Sources, num_threads: int) -> list[Checked]:
 
 
 def _check(sources: Sources, path: str) -> Checked:
+    findings: tuple[Finding, ...] = ()
     try:
         size = check_image(path)
         found = sources.read_labels(path, size)
+        findings = tuple(found.findings) if found else ()
+        if not (found and not len(found.labels.classes) and any(finding.dropped for finding in findings)):
+            return Checked(size, found, findings)
+        problem = Finding(path, "no row of its labels can be used, so nobody knows what it shows", dropped=True)
     except UnreadableLabelsError as error:
-        return Checked(None, None, (replace(error.finding, image=True),))
+        problem = error.finding
     except UnreadableImageError as error:
-        return Checked(None, None, (Finding(path, str(error), dropped=True, image=True),))
+        problem = Finding(path, str(error), dropped=True)
     except OSError as error:
-        return Checked(None, None, (Finding(path, f"cannot be read: {error.strerror}", dropped=True, image=True),))
-    findings = tuple(found.findings) if found else ()
-    if found and not len(found.labels.classes) and any(finding.dropped for finding in findings):
-        what = "no row of its labels can be used, so nobody knows what it shows"
-        return Checked(None, None, (*findings, Finding(path, what, dropped=True, image=True)))
-    return Checked(size, found, findings)
+        problem = Finding(path, f"cannot be read: {error.strerror}", dropped=True)
+    return Checked(None, None, (*findings, replace(problem, image=True)))
 
 
 def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[str, ...]) -> AnnotationIndex:
     """The flat arrays of all images that were not left out, in the given order."""
-    kept = [(path, item.size, item.found or ImageLabels(NO_LABELS))
-            for path, item in zip(paths, checked, strict=True) if item.size]
-    labels = [found.labels for _, _, found in kept]
-    boxes = np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)])
+    used = [(path, item) for path, item in zip(paths, checked, strict=True) if item.size]
+    found = [item.found or ImageLabels(NO_LABELS) for _, item in used]
+    labels, crowds, areas = [each.labels for each in found], [each.crowds for each in found], None
+    if any(each.areas is not None for each in found):  # as files give them, else of the boxes
+        areas = np.concatenate([box_areas(each.labels.boxes) if each.areas is None else each.areas for each in found])
     return AnnotationIndex(
-        paths=tuple(path for path, _, _ in kept),
-        sizes=np.array([size for _, size, _ in kept], np.int32).reshape(-1, 2),
+        paths=tuple(path for path, _ in used),
+        sizes=np.array([item.size for _, item in used], np.int32).reshape(-1, 2),
         offsets=np.concatenate([[0], np.cumsum([len(each.classes) for each in labels])]).astype(np.int64),
         classes=np.concatenate([NO_LABELS.classes, *(each.classes for each in labels)]),
-        boxes=boxes,
+        boxes=np.concatenate([NO_LABELS.boxes, *(each.boxes for each in labels)]),
         names=names,
         polygons={number: each.polygons for number, each in enumerate(labels) if each.polygons},
         findings=tuple(finding for item in checked for finding in item.findings),
-        areas=_areas([found for _, _, found in kept]),
-        crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(found.crowds, 0, number, axis=1)
-                                                   for number, (_, _, found) in enumerate(kept) if len(found.crowds))]),
-        num_without_file=sum(item.found is None for item in checked if item.size))
+        areas=areas,
+        crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
+                                                   for number, each in enumerate(crowds) if len(each))]),
+        num_without_file=sum(item.found is None for _, item in used))
 
 
-def _areas(found: Sequence[ImageLabels]) -> np.ndarray | None:
-    """Areas as files give them, else of the boxes; None where no file gives any."""
-    if all(item.areas is None for item in found):
-        return None
-    return np.concatenate([box_areas(item.labels.boxes) if item.areas is None else item.areas for item in found])
+def survey(index: AnnotationIndex) -> dict[str, Any]:
+    """Counts of a split by name, boxes of each class in order, and where labels were looked for. Plain JSON."""
+    out = [finding.image for finding in index.findings if finding.dropped]
+    without_boxes = int((np.diff(index.offsets) == 0).sum())
+    return {"images": len(index), "boxes": len(index.classes),
+            "per_class": np.bincount(index.classes, minlength=len(index.names)).tolist(),
+            "empty_file": without_boxes - index.num_without_file, "no_file": index.num_without_file,
+            "images_left_out": sum(out), "rows_left_out": len(out) - sum(out), "looked_for": list(index.looked_for)}
 
 
-def _judge(index: AnnotationIndex, description: DatasetDescription, split: str, strict: bool) -> None:
+def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:
+    """Refuse a split without any box.
+
+    Raises:
+        DatasetError: saying where labels were looked for, and what was left out.
+    """
+    if len(index.classes):
+        return
     dropped = [finding for finding in index.findings if finding.dropped]
-    if strict and dropped:
-        raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
-                           "files or drop --strict")
-    if not len(index):
-        raise DatasetError(f"{description.file}: {split}: none of its images can be used: {listed(dropped)}")
+    reasons = f"; {len(dropped)} rows and images were left out, the first: {listed(dropped[:1])}" if dropped else ""
+    raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
+                       f"{first_places(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if that is "
+                       "meant")
+
+
+def first_places(looked_for: Sequence[str]) -> str:
+    """Places in one line, the first of many."""
+    more = len(looked_for) - 4
+    return ", ".join(looked_for[:4]) + (f" and {more} more" if more > 0 else "")
+
+
+def listed(findings: Sequence[Finding]) -> str:
+    """Findings in one line, the first of many."""
+    more = len(findings) - _TOLD
+    lines = [f"{finding.where}: {finding.what}" for finding in findings[:_TOLD]]
+    return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
+
+
+def class_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """(num_classes,) weights in proportion to 1 / number of labels, with sum 1; absent classes count as one label."""
+    counts = np.maximum(np.bincount(classes, minlength=num_classes), 1)
+    return (1 / counts) / (1 / counts).sum()
+
+
+def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.ndarray:
+    """(images,) weights: the sum over an image's labels of class weight x (1 - average precision)^2.
+
+    Uniform where every weight is 0: no labels at all, or nothing left to learn.
+
+    Args:
+        average_precisions: (classes,) mAP50-95 of the last validation, 0 before the first one.
+    """
+    missing = (1 - average_precisions) ** 2
+    label_weights = (class_weights(index.classes, len(index.names)) * missing)[index.classes]
+    image_of_label = np.arange(len(index)).repeat(np.diff(index.offsets))
+    weights = np.bincount(image_of_label, label_weights, minlength=len(index))
+    return weights if weights.sum() > 0 else np.ones(len(index))
+
+
+def label_sizes(index: AnnotationIndex, imgsz: int) -> np.ndarray:
+    """(labels, 2) width and height of every box once its image's long side is `imgsz`, pixels."""
+    scales = (loaded_sizes(index.sizes, imgsz) / index.sizes).repeat(np.diff(index.offsets), axis=0)
+    return (index.boxes[:, 2:] - index.boxes[:, :2]) * scales[:, ::-1]

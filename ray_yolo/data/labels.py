@@ -1,16 +1,22 @@
-"""The labels of one picture and how they follow what is done to it.
+"""The labels of one picture: made of the rows of a label file, and how they follow what is done to the picture.
 
-Points are continuous: a picture spans 0..width, and its first pixel's centre lies at 0.5.
+Points are continuous: a picture spans 0..width, and its first pixel's centre lies at 0.5. In every format a row that
+cannot be used is left out and told; the file's other rows stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from ray_yolo.structures import Finding
+
+Item = TypeVar("Item")
+Box = tuple[float, float, float, float]  # xyxy in pixels
+NO_OUTLINE = np.zeros((0, 2), np.float32)
 _MIN_SIDE_PX = 2.0
 _MAX_ASPECT = 100.0
 _MIN_AREA_LEFT = 0.1
@@ -28,25 +34,91 @@ class Labels(NamedTuple):
 NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
 
 
-def is_empty(box: ArrayLike) -> bool:
-    """Whether a box (x1, y1, x2, y2) has no area as float32, in which labels are kept: 1e-9 px at 30 px is no width."""
-    corners = np.asarray(box, np.float32)
-    sides = corners[2:] - corners[:2]
-    return bool(sides.min() <= 0 or sides.prod() == 0)
+class UnreadableLabelsError(Exception):
+    """A row, or a whole file, cannot be used; carries the finding that says where and why."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+        self.finding = Finding(where, what, dropped=True)
+
+
+class Row(NamedTuple):
+    """One box of a label file."""
+
+    place: str  # for messages
+    key: tuple[float, ...]  # rows with equal keys are one label
+    kind: int
+    box: Box  # inside of the image
+    outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 where there is only a box
+    area: float = 0.0  # square pixels, where a file gives it
+
+
+class ImageLabels(NamedTuple):
+    """What is known of one image."""
+
+    labels: Labels
+    findings: Sequence[Finding] = ()
+    areas: np.ndarray | None = None  # (n,) float64 square pixels, where a file gives them
+    crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
+
+
+def read_rows(items: Iterable[Item], read: Callable[[Item], Row]) -> tuple[list[Row], list[Finding]]:
+    """The rows that are to be used, and what there was to say about the others.
+
+    Left out is a row that `read` refuses with UnreadableLabelsError and one whose box has no area as float32, in which
+    labels are kept (1e-9 px at 30 px is no width); rows with equal keys count once.
+    """
+    kept: dict[tuple[float, ...], Row] = {}
+    findings = []
+    for item in items:
+        try:
+            row = read(item)
+        except UnreadableLabelsError as error:
+            findings.append(error.finding)
+            continue
+        left, above, right, below = np.array(row.box, np.float32)
+        if row.key in kept:
+            findings.append(Finding(row.place, "repeats an earlier row; counted once", dropped=False))
+        elif right <= left or below <= above or (right - left) * (below - above) == 0:
+            findings.append(Finding(row.place, "the box is empty; the row is left out", dropped=True))
+        else:
+            kept[row.key] = row
+    return list(kept.values()), findings
+
+
+def labels_of(rows: Sequence[Row]) -> Labels:
+    """The labels that rows describe, in order."""
+    if not rows:
+        return NO_LABELS
+    polygons = tuple(row.outline.astype(np.float32) for row in rows)
+    return Labels(np.array([row.kind for row in rows], np.int64), np.array([row.box for row in rows], np.float32),
+                  polygons if any(map(len, polygons)) else ())
+
+
+def cut_box(box: Box, size: tuple[int, int]) -> Box:
+    """A box of a file, cut at the edges of an image of `size` (height, width).
+
+    Raises:
+        ValueError: if a side is no finite number or lies beyond its opposite.
+    """
+    left, above, right, below = box
+    if not all(map(math.isfinite, box)) or right < left or below < above:
+        raise ValueError("no box")
+    height, width = size
+    return (min(max(left, 0.0), width), min(max(above, 0.0), height),
+            min(max(right, 0.0), width), min(max(below, 0.0), height))
 
 
 def join(parts: Sequence[Labels]) -> Labels:
     """All labels of the parts, in order."""
-    polygons: tuple[np.ndarray, ...] = ()
-    if any(part.polygons for part in parts):
-        polygons = tuple(outline for part in parts for outline in outlines(part))
+    polygons = tuple(ring for part in parts for ring in outlines(part)) if any(part.polygons for part in parts) else ()
     return Labels(np.concatenate([part.classes for part in parts]), np.concatenate([part.boxes for part in parts]),
                   polygons)
 
 
 def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
     """One outline per box, empty where there is none."""
-    return labels.polygons or (np.zeros((0, 2), np.float32),) * len(labels.classes)
+    return labels.polygons or (NO_OUTLINE,) * len(labels.classes)
 
 
 def pick(labels: Labels, chosen: np.ndarray) -> Labels:
@@ -56,28 +128,20 @@ def pick(labels: Labels, chosen: np.ndarray) -> Labels:
 
 
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
-    """The labels after x and y were multiplied by `factors` and moved by `corner`, both (x, y)."""
-    scales, shifts = _array(*factors, *factors), _array(*corner, *corner)
-    return Labels(labels.classes, labels.boxes * scales + shifts,
-                  tuple(outline * scales[:2] + shifts[:2] for outline in labels.polygons))
-
-
-def _array(*numbers: float) -> np.ndarray:
-    return np.array(numbers, np.float32)
+    """The labels after `factors` times x and y (a negative one mirrors), then moved by `corner`; both (x, y)."""
+    scales, shifts = np.array(factors, np.float32), np.array(corner, np.float32)
+    corners = np.sort(labels.boxes.reshape(-1, 2, 2) * scales + shifts, axis=1)
+    return Labels(labels.classes, corners.reshape(-1, 4), tuple(ring * scales + shifts for ring in labels.polygons))
 
 
 def mirror_x(labels: Labels, width: float) -> Labels:
     """The labels of a picture flipped left to right."""
-    left, above, right, below = labels.boxes.T
-    return Labels(labels.classes, np.stack([width - right, above, width - left, below], axis=1),
-                  tuple(outline * _array(-1, 1) + _array(width, 0) for outline in labels.polygons))
+    return stretch(labels, (-1, 1), (width, 0))
 
 
 def mirror_y(labels: Labels, height: float) -> Labels:
     """The labels of a picture flipped upside down."""
-    left, above, right, below = labels.boxes.T
-    return Labels(labels.classes, np.stack([left, height - below, right, height - above], axis=1),
-                  tuple(outline * _array(1, -1) + _array(0, height) for outline in labels.polygons))
+    return stretch(labels, (1, -1), (0, height))
 
 
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:
@@ -132,7 +196,7 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
 
 def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Boxes (n, 4) cut at the edges of an image of `size` (height, width)."""
-    return np.clip(boxes, 0, (size[1], size[0], size[1], size[0]))
+    return np.clip(boxes, 0, size[::-1] * 2)
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:
@@ -141,7 +205,7 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Share of each box's area (n,) that one other box (4,) covers."""
+    """Fraction of each box's area (n,) that one other box (4,) covers."""
     sides = np.clip(np.minimum(boxes[:, 2:], by[2:]) - np.maximum(boxes[:, :2], by[:2]), 0, None)
     return sides.prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
@@ -169,7 +233,7 @@ def _cut_at(points: np.ndarray, rings: np.ndarray, outside_by: np.ndarray) -> tu
     before[firsts] = np.append(firsts[1:], len(points)) - 1
     last = outside_by[before]
     crosses = (outside_by > 0) != (last > 0)
-    share = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
-    crossings = points[before] + share[:, None] * (points - points[before])
+    way = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
+    crossings = points[before] + way[:, None] * (points - points[before])
     kept = np.stack([crosses, outside_by <= 0], axis=1)
     return np.stack([crossings, points], axis=1)[kept], np.stack([rings, rings], axis=1)[kept]

@@ -1,23 +1,29 @@
-"""Pictures and videos that a user points at: which there are, what their results are called, and their pixels."""
+"""Pictures and videos that a user points at: which files a source names, what their results are called, and frames.
+
+A source is a folder, a file, a shell pattern or a list file. Every real folder is looked into once, so that no
+arrangement of links makes the search endless; hidden files and folders are left out. The order of names decides, so
+that the same tree gives the same paths on any file system.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from ray_yolo.data.folders import matching
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError
-from ray_yolo.errors import InputError
+from ray_yolo.errors import DatasetError, InputError
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
 _USUAL_RATE = 30.0  # frames per second of a video that does not say
+_ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
 class Media(NamedTuple):
@@ -30,7 +36,12 @@ class Media(NamedTuple):
     @property
     def is_video(self) -> bool:
         """Whether it has frames."""
-        return _suffix(self.path) in VIDEO_SUFFIXES
+        return suffix(self.path) in VIDEO_SUFFIXES
+
+
+def suffix(path: str) -> str:
+    """The suffix of a path in small letters, with its dot."""
+    return os.path.splitext(path)[1].lower()
 
 
 def find_media(source: str) -> list[Media]:
@@ -41,14 +52,16 @@ def find_media(source: str) -> list[Media]:
     """
     if "://" in source or source.isdigit():
         raise InputError(f"source: {source} is a stream or a camera; record it and give the file")
-    root, paths = _paths(source)
-    known = sorted(os.path.abspath(path) for path in set(paths) if _suffix(path) in SUFFIXES | VIDEO_SUFFIXES)
-    if not known:
-        kinds = ", ".join(sorted(SUFFIXES | VIDEO_SUFFIXES))
-        raise InputError(f"source: no pictures and no videos in {source} (looked for {kinds})")
-    root = os.path.abspath(root) if root else os.path.commonpath([os.path.dirname(path) for path in known])
-    names = [os.path.relpath(path, root) for path in known]
-    return [Media(*row) for row in zip(known, names, unique_stems(names), strict=True)]
+    kinds = SUFFIXES | VIDEO_SUFFIXES
+    try:
+        paths = {os.path.abspath(path) for path in files_of(source) if suffix(path) in kinds and os.path.isfile(path)}
+    except DatasetError as error:
+        raise InputError(f"source: {error}") from None
+    if not paths:
+        raise InputError(f"source: no pictures and no videos in {source} (looked for {', '.join(sorted(kinds))})")
+    root = source if os.path.isdir(source) else os.path.commonpath([os.path.dirname(path) for path in paths])
+    names = [os.path.relpath(path, root) for path in sorted(paths)]
+    return [Media(*row) for row in zip(sorted(paths), names, unique_stems(names), strict=True)]
 
 
 def unique_stems(names: list[str]) -> list[str]:
@@ -59,8 +72,73 @@ def unique_stems(names: list[str]) -> list[str]:
     stems = [os.path.splitext(name)[0] for name in names]
     taken = Counter([*stems, *names])
     like_frames = {stem.rpartition("_")[0] for stem in stems if re.search(r"_\d+$", stem)}
-    return [name if taken[stem] > 1 or (_suffix(name) in VIDEO_SUFFIXES and stem in like_frames) else stem
+    return [name if taken[stem] > 1 or (suffix(name) in VIDEO_SUFFIXES and stem in like_frames) else stem
             for name, stem in zip(names, stems, strict=True)]
+
+
+def files_of(source: str, root: Path | None = None) -> list[str]:
+    """What a source names: all files below a folder, the lines of a list file, one file, or a pattern's matches.
+
+    Args:
+        root: where a list file's relative paths may lie too, besides its own folder.
+
+    Raises:
+        DatasetError: for a folder that may not be read, and for a list with a line that names no file.
+    """
+    if os.path.isdir(source):
+        return [os.path.join(here, name) for here, names in _walk(source) for name in names]
+    if suffix(source) == ".txt":
+        return _listed(Path(source), root)
+    return [source] if os.path.isfile(source) else matching(source)
+
+
+def matching(pattern: str) -> list[str]:
+    """What a shell pattern matches; `**` stands for any number of folders. May name a path twice."""
+    if len(parts := _ANY_DEPTH.split(pattern, maxsplit=1)) == 1:
+        return glob.glob(pattern)
+    head, tail = parts
+    folders = (here for top in (glob.glob(head) if head else ["."]) for here, _ in _walk(top))
+    return [path for folder in folders for path in matching(os.path.join(glob.escape(folder), tail or "*"))]
+
+
+def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
+    """Each folder from `top` down with the names of its files.
+
+    Raises:
+        DatasetError: for a folder that may not be read: a data set that is silently smaller trains silently worse.
+    """
+    seen = set()
+    for here, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(here)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real not in seen:
+            seen.add(real)
+            yield here, [name for name in names if not name.startswith(".")]
+
+
+def _refuse(error: OSError) -> None:
+    if isinstance(error, PermissionError):
+        raise DatasetError(f"{error.filename}: may not be read; give this user the right to, or move it away") from None
+
+
+def _listed(file: Path, root: Path | None) -> list[str]:
+    """The paths in a list file; relative ones are below the file's folder or `root`."""
+    try:
+        if not os.path.isfile(file):  # reading a pipe or a device may never end
+            raise FileNotFoundError
+        lines = file.read_text("utf-8-sig").split("\n")  # any other line end may be part of a name
+    except (UnicodeDecodeError, OSError):
+        raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
+    paths = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        places = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
+        path = next((place for place in places if os.path.isfile(place)), None)
+        if path:
+            paths.append(path)
+        elif line:
+            raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
+                               f"{' and '.join(dict.fromkeys(places))}")
+    return paths
 
 
 def read_video(path: str) -> Iterator[np.ndarray]:
@@ -87,34 +165,3 @@ def frames_per_second(path: str) -> float:
     rate = float(video.get(cv2.CAP_PROP_FPS))
     video.release()
     return rate if 0 < rate < 1000 else _USUAL_RATE
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
-
-
-def _paths(source: str) -> tuple[str, Iterable[str]]:
-    """The folder that names are relative to ('' for the deepest common one), and the files."""
-    if os.path.isdir(source):
-        below = Path(source).rglob("*")
-        return source, [str(path) for path in below if path.is_file() and not _is_hidden(path.relative_to(source))]
-    if _suffix(source) == ".txt":
-        return "", _listed(Path(source))
-    return "", [source] if os.path.isfile(source) else matching(source)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _listed(file: Path) -> list[str]:
-    """The paths of a list file, relative ones below its folder."""
-    try:
-        lines = file.read_text("utf-8-sig").splitlines()
-    except (UnicodeDecodeError, OSError):
-        raise InputError(f"source: {file} cannot be read as text; expected one path per line") from None
-    paths = [(number, file.parent / line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    for number, path in paths:
-        if not path.is_file():
-            raise InputError(f"source: {file}:{number}: there is no file {path}")
-    return [str(path) for _, path in paths]

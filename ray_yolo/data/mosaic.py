@@ -49,28 +49,17 @@ def look(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matr
     out = np.full((*size, 3), GREY, np.uint8)
     upright = matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0
     for tile in tiles:
-        if upright:
-            _resize_into(out, tile, seam, canvas, matrix)
-        else:
-            _warp_into(out, tile, seam, canvas, matrix)
+        (_resize_into if upright else _warp_into)(out, tile, seam, canvas, matrix)
     return out
 
 
-class _Span(NamedTuple):
-    """One axis of a resized picture, counted in pixels outwards from the seam."""
-
-    needed: int  # source pixels
-    first: int  # output pixels first..end are seen
-    end: int
-    target: slice  # where they go in the output
-
-
-def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> _Span:
-    shown = min(length, room)
+def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, slice, slice]:
+    """One axis of a resized picture, counted in pixels outwards from the seam: how many source pixels are needed, which
+    output pixels of them are seen, and where these go in the output."""
     first, limit = (start - out_px, start) if before else (-start, out_px - start)
-    first, end = max(0, first), min(round(shown * zoom), limit)
+    first, end = max(0, first), min(round(min(length, room) * zoom), limit)
     target = slice(start - end, start - first) if before else slice(start + first, start + end)
-    return _Span(_resizable(max(1, math.ceil(end / zoom)), zoom), first, end, target)
+    return _resizable(max(1, math.ceil(end / zoom)), zoom), slice(first, end), target
 
 
 def _resizable(length: int, zoom: float) -> int:
@@ -79,14 +68,8 @@ def _resizable(length: int, zoom: float) -> int:
     `cv2.resize` rounds the length that it makes and stretches the picture to it; a picture's far end would be up to
     half a pixel off. Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
     """
-    best, least = length, 1.0
-    for each in range(length, length + 64):
-        error = abs(each * zoom - round(each * zoom))
-        if error < least:
-            best, least = each, error
-        if least < 0.05:
-            break
-    return best
+    lengths, error = range(length, length + 64), lambda each: abs(each * zoom - round(each * zoom))
+    return next((each for each in lengths if error(each) < 0.05), None) or min(lengths, key=error)
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
@@ -97,24 +80,21 @@ def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tup
     spans = [_span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
                    tile.before[axis], round(zooms[axis] * seam[axis] + float(matrix[axis, 2])), zooms[axis],
                    out.shape[1 - axis]) for axis in (0, 1)]
-    if any(span.end <= span.first for span in spans):
+    (width, seen_x, target_x), (height, seen_y, target_y) = spans
+    if seen_x.stop <= seen_x.start or seen_y.stop <= seen_y.start:
         return
-    part = tile.image
-    for axis, span in enumerate(spans):
-        length = part.shape[1 - axis]
-        kept = slice(max(0, length - span.needed), length) if tile.before[axis] else slice(0, span.needed)
-        part = part[:, kept] if axis == 0 else part[kept]
+    part = tile.image[:, -width:] if tile.before[0] else tile.image[:, :width]
+    part = part[-height:] if tile.before[1] else part[:height]
     mirrored = {(True, True): -1, (True, False): 1, (False, True): 0}.get(tile.before)
     if mirrored is not None:
         part = cv2.flip(part, mirrored)
-    missing = (spans[1].needed - part.shape[0], spans[0].needed - part.shape[1])
-    if any(missing):
-        part = cv2.copyMakeBorder(part, 0, missing[0], 0, missing[1], cv2.BORDER_REPLICATE)
+    if part.shape[:2] != (height, width):
+        part = cv2.copyMakeBorder(part, 0, height - part.shape[0], 0, width - part.shape[1], cv2.BORDER_REPLICATE)
     part = cv2.resize(part, None, fx=zooms[0], fy=zooms[1], interpolation=cv2.INTER_LINEAR)
-    part = part[spans[1].first:spans[1].end, spans[0].first:spans[0].end]
+    part = part[seen_y, seen_x]
     if mirrored is not None:
         part = cv2.flip(part, mirrored)
-    out[spans[1].target, spans[0].target] = part
+    out[target_y, target_x] = part
 
 
 def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
@@ -128,8 +108,6 @@ def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple
     shift = np.array([[1, 0, x + left - 1 + 0.5], [0, 1, y + above - 1 + 0.5], [0, 0, 1]])
     centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])  # OpenCV puts pixel centres on whole numbers
     pixels = centres @ matrix @ shift
-    size = (out.shape[1], out.shape[0])
-    if pixels[2, 0] == pixels[2, 1] == 0:
-        cv2.warpAffine(part, pixels[:2], size, dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
-    else:
-        cv2.warpPerspective(part, pixels, size, dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
+    affine = pixels[2, 0] == pixels[2, 1] == 0
+    warp, used = (cv2.warpAffine, pixels[:2]) if affine else (cv2.warpPerspective, pixels)
+    warp(part, used, out.shape[1::-1], dst=out, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)

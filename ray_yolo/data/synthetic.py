@@ -17,12 +17,13 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ray_yolo.data.user_cache import cache_folder, publish_folder
+from ray_yolo.data.index_cache import cache_folder, publish
 from ray_yolo.structures import Annotation
 
 VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
 _SUBPIXEL_BITS = 4
+_SPLITS = ("train", "val")
 
 
 class Drawing(NamedTuple):
@@ -47,7 +48,7 @@ BUILT_IN = {
 
 def ensure_shapes(name: str) -> Path:
     """The data.yaml of a built-in data set, drawn into the user's cache folder if it is not there yet."""
-    folder = publish_folder(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
+    folder = publish(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
     return folder / "data.yaml"
 
 
@@ -59,13 +60,14 @@ def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotat
     boxes: list[np.ndarray] = []
     wanted = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
     for kind in rng.integers(drawing.num_classes, size=wanted).tolist():
-        found = _find_place(rng, kind, drawing, boxes)
-        if found:
-            outline, box = found
-            (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
-            _paint(image[above:below, left:right], rng, kind, outline - (left, above))
-            classes.append(kind)
-            boxes.append(box)
+        for _ in range(12):  # attempts to find a place that overlaps earlier boxes only a little
+            outline, box = _place(rng, kind, drawing)
+            if all(_covered(old, box) < 0.25 for old in boxes):
+                (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
+                _paint(image[above:below, left:right], rng, kind, outline - (left, above))
+                classes.append(kind)
+                boxes.append(box)
+                break
     side = (drawing.side_px, drawing.side_px)
     array = np.array(boxes, np.float32).reshape(-1, 4)
     return image, Annotation(f"{number:06d}.jpg", side, np.array(classes, np.int64), array)
@@ -108,18 +110,8 @@ def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.nd
     return outline, np.concatenate([outline.min(axis=0), outline.max(axis=0)])
 
 
-def _find_place(rng: np.random.Generator, kind: int, drawing: Drawing,
-                taken: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    """A place that overlaps earlier boxes only a little, if a dozen attempts find one."""
-    for _ in range(12):
-        outline, box = _place(rng, kind, drawing)
-        if all(_covered(old, box) < 0.25 for old in taken):
-            return outline, box
-    return None
-
-
 def _covered(old: np.ndarray, new: np.ndarray) -> float:
-    """Share of the smaller of two boxes that the other one covers."""
+    """Fraction of the smaller of two boxes that the other one covers."""
     sides = np.clip(np.minimum(old[2:], new[2:]) - np.maximum(old[:2], new[:2]), 0, None)
     return float(sides.prod() / min((old[2:] - old[:2]).prod(), (new[2:] - new[:2]).prod()))
 
@@ -147,25 +139,21 @@ def _fill(mask: np.ndarray, outline: np.ndarray, value: int) -> None:
 
 
 def _write(drawing: Drawing, folder: Path) -> None:
-    jobs = [(split, number) for split, count in enumerate((drawing.num_train, drawing.num_val))
-            for number in range(count)]
-    for split in ("train", "val"):
-        (folder / "images" / split).mkdir(parents=True)
-        (folder / "labels" / split).mkdir(parents=True)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda job: _write_image(drawing, folder, *job), jobs))
+        for split, count in enumerate((drawing.num_train, drawing.num_val)):
+            for kind in ("images", "labels"):
+                (folder / kind / _SPLITS[split]).mkdir(parents=True)
+            list(pool.map(partial(_write_image, drawing, folder, split), range(count)))
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES[:drawing.num_classes]))
     (folder / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames:\n{names}")
 
 
 def _write_image(drawing: Drawing, folder: Path, split: int, number: int) -> None:
     image, shown = draw(drawing, split, number)
-    place = ("train", "val")[split]
-    written = cv2.imwrite(str(folder / "images" / place / shown.path), image[..., ::-1],
-                          [cv2.IMWRITE_JPEG_QUALITY, 92])
-    if not written:
-        raise OSError(f"cannot write {folder / 'images' / place / shown.path}")
-    (folder / "labels" / place / f"{number:06d}.txt").write_text(label_text(shown))
+    file = folder / "images" / _SPLITS[split] / shown.path
+    if not cv2.imwrite(str(file), image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92]):
+        raise OSError(f"cannot write {file}")
+    (folder / "labels" / _SPLITS[split] / f"{number:06d}.txt").write_text(label_text(shown))
 
 
 def label_text(shown: Annotation) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as short
 from xml.parsers import expat
 
-import numpy as np
-
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import Row, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
 from ray_yolo.structures import Finding
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -19,7 +17,7 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 
 def annotation_path(image_path: str) -> Path | None:
     """The XML file of an image, the first that there is in one of its `folders`; None if there is none."""
-    name = Path(image_path).with_suffix(".xml").name
+    name = f"{Path(image_path).stem}.xml"
     return next((place for folder in folders(image_path) if (place := Path(folder, name)).is_file()), None)
 
 
@@ -30,7 +28,7 @@ def folders(image_path: str) -> list[str]:
     return [folder, os.path.normpath(f"{head}/Annotations/{tail}")] if found else [folder]
 
 
-def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
+def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],
               where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a VOC file's bytes and what there was to say about its objects.
 
@@ -44,25 +42,17 @@ def parse_voc(content: bytes, size: tuple[int, int], names: tuple[str, ...],
     return labels_of(rows), findings
 
 
-def _row(item: dict[str, str], size: tuple[int, int], names: tuple[str, ...], place: str) -> Row:
-    name, box = item.get("name", ""), _box(item, size, place)
-    if name not in names:
+def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], place: str) -> Row:
+    try:
+        left, above, right, below = (float(item[side]) for side in _SIDES)
+        box = cut_box((left - 1, above - 1, right, below), size)
+    except (KeyError, ValueError):
+        raise UnreadableLabelsError(place, "has no usable bndbox with xmin, ymin, xmax and ymax") from None
+    if (name := item.get("name", "")) not in names:
         raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
                                            "or add the name")
     kind = names.index(name)
     return Row(place, (kind, *box), kind, box)
-
-
-def _box(item: dict[str, str], size: tuple[int, int], place: str) -> tuple[float, float, float, float]:
-    try:
-        left, above, right, below = (float(item[side]) for side in _SIDES)
-        if not np.isfinite([left, above, right, below]).all() or right < left or below < above:
-            raise ValueError
-    except (KeyError, ValueError):
-        raise UnreadableLabelsError(place, "has no usable bndbox with xmin, ymin, xmax and ymax") from None
-    height, width = size
-    return (min(max(left - 1, 0.0), width), min(max(above - 1, 0.0), height),
-            min(max(right, 0.0), width), min(max(below, 0.0), height))
 
 
 def _objects(content: bytes, where: str) -> list[dict[str, str]]:
@@ -79,9 +69,6 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
         if path[1:] == ["object"]:
             objects.append({})
 
-    def end(_: str) -> None:
-        path.pop()
-
     def text(data: str) -> None:
         if path[1:] == ["object", "name"] or (path[1:3] == ["object", "bndbox"] and path[-1] in _SIDES):
             objects[-1][path[-1]] = objects[-1].get(path[-1], "") + data.strip()
@@ -89,7 +76,8 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
     def refuse(*_: object) -> None:
         raise UnreadableLabelsError(where, "declares a document type or entities, which no annotation needs")
 
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text
+    parser.StartElementHandler, parser.CharacterDataHandler = start, text
+    parser.EndElementHandler = lambda _: path.pop()
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(content, True)

@@ -1,17 +1,17 @@
 """YOLO label files: rows `class x y width height` or `class x1 y1 x2 y2 x3 y3 ...`, shares of the image.
 
-A row whose meaning is plain is read; any other is left out and told with its line (see `rows`).
+A row whose meaning is plain is read; any other is left out and told with its line.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import NO_OUTLINE, Row, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import NO_OUTLINE, Labels, Row, UnreadableLabelsError, labels_of, read_rows
 from ray_yolo.structures import Finding
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped
@@ -24,19 +24,21 @@ def label_path(image_path: str) -> str:
     return str(Path(changed).with_suffix(".txt"))
 
 
-def parse_labels(content: bytes, size: tuple[int, int], num_classes: int, where: str) -> tuple[Labels, list[Finding]]:
+def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
+                 where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a file's bytes and what there was to say about its rows.
 
     Args:
         content: the file. UTF-8 with or without mark, UTF-16 with mark; any line ends.
         size: (height, width) of the upright image.
+        names: those of the classes.
         where: the file's path, for messages.
 
     Raises:
         UnreadableLabelsError: for a file that is no text.
     """
     lines = [(number, line) for number, line in enumerate(_text(content, where).splitlines(), 1) if line.strip()]
-    rows, findings = read_rows(lines, lambda line: _row(line[1], size, num_classes, f"{where}:{line[0]}"))
+    rows, findings = read_rows(lines, lambda line: _row(line[1], size, len(names), f"{where}:{line[0]}"))
     return labels_of(rows), findings
 
 

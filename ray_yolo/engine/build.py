@@ -14,10 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
-from ray_yolo.data.dataset import TrainDataset, collate, quad_collate, worker_init
+from ray_yolo.data.dataset import (
+    TrainDataset,
+    ValDataset,
+    collate,
+    cut_batches,
+    padded_shapes,
+    quad_collate,
+    worker_init,
+)
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.sampling import image_weights
-from ray_yolo.data.validation import ValDataset, cut_batches, padded_shapes
+from ray_yolo.data.index import image_weights
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.plan import Plan, ShardSampler

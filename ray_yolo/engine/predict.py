@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.data.augment import letterbox
+from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.data.validation import padded_shapes
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.trained import Trained

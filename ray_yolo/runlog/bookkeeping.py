@@ -13,7 +13,7 @@ from typing import Any
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import resolved_batch
-from ray_yolo.data.survey import survey
+from ray_yolo.data.index import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.checkpoint import read_record
 from ray_yolo.redact import printable, redact

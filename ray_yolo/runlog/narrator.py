@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe, accumulate_batches, resolved_batch
-from ray_yolo.data.survey import first_places
+from ray_yolo.data.index import first_places
 from ray_yolo.redact import printable
 from ray_yolo.runlog.events import Event, best_row, epoch_rows, surviving
 from ray_yolo.runlog.mlflow import read_run_file

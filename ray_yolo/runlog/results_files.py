@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runlog.events import Event, durable, epoch_rows, follow, plain, surviving

@@ -26,9 +26,7 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import read_index
-from ray_yolo.data.sampling import label_sizes
-from ray_yolo.data.survey import require_boxes
+from ray_yolo.data.index import label_sizes, read_index, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors
 from ray_yolo.errors import ConfigError, DatasetError

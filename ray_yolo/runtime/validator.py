@@ -17,9 +17,8 @@ import torch
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.index import read_index
+from ray_yolo.data.index import read_index, require_boxes, survey
 from ray_yolo.data.labels import box_areas
-from ray_yolo.data.survey import require_boxes, survey
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class

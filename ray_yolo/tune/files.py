@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sources import read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml

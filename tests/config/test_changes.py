@@ -70,6 +70,6 @@ def test_what_cannot_be_changed_is_refused(text: str, message: str) -> None:
 
 
 def test_every_gene_of_yolov5_can_change() -> None:
-    from ray_yolo.config.hyp import GENES
+    from ray_yolo.config.fields import GENES
 
     assert set(GENES.values()) <= set(CHANGEABLE)

@@ -7,11 +7,18 @@ import functools
 import pytest
 
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.fields import canonical, config_fields, explain_unknown
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES, LEGACY_GENES, canonical, config_fields, explain_unknown
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.recipe import Recipe
 
 FIELDS = config_fields(RunConfig)
+
+# The genes of YOLOv5's hyp.*.yaml, from the specification.
+YOLOV5 = {
+    "lr0", "lrf", "momentum", "weight_decay", "warmup_epochs", "warmup_momentum", "warmup_bias_lr", "box", "cls",
+    "cls_pw", "obj", "obj_pw", "iou_t", "anchor_t", "anchors", "fl_gamma", "hsv_h", "hsv_s", "hsv_v", "degrees",
+    "translate", "scale", "shear", "perspective", "flipud", "fliplr", "mosaic", "mixup", "copy_paste",
+}
 
 
 def leaves(tree: dict[str, object]) -> int:
@@ -82,3 +89,25 @@ def test_users_keys_stand_for_paths(key: str, path: str) -> None:
 ])
 def test_an_unknown_key_is_answered_with_the_nearest(key: str, message: str) -> None:
     assert explain_unknown(key, FIELDS) == message
+
+
+def test_every_gene_is_a_number_of_the_recipe() -> None:
+    tree = Recipe().model_dump(mode="json")
+    for path in GENES.values():
+        section, name = path.split(".")
+        assert isinstance(tree[section][name], (int, float)), path
+
+
+def test_every_key_of_a_yolov5_file_is_known() -> None:
+    assert GENES.keys() | LEGACY_GENES.keys() >= YOLOV5
+
+
+def test_no_two_genes_share_a_place() -> None:
+    assert len(set(GENES.values())) == len(GENES)
+
+
+def test_defaults_are_yolov5_scratch_low() -> None:
+    low = {"lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "box": 0.05, "obj": 1.0, "cls": 0.5, "hsv_h": 0.015}
+    tree = Recipe().model_dump(mode="json")
+    values = {gene: tree[GENES[gene].split(".")[0]][GENES[gene].split(".")[1]] for gene in low}
+    assert values == low

@@ -16,9 +16,8 @@ import yaml
 
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL
 from ray_yolo.config import yaml as yaml_files
-from ray_yolo.config.fields import config_fields
+from ray_yolo.config.fields import GENES, config_fields
 from ray_yolo.config.flags import Command, parse
-from ray_yolo.config.hyp import GENES
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import read_config_file, resolve_config
 from ray_yolo.data.dataset_yaml import read_description

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data.coco import CocoFile
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.labels import Labels, UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
 from ray_yolo.data.yolo_txt import parse_labels
 from ray_yolo.structures import Finding
@@ -93,7 +92,7 @@ def jsons(rng: np.random.Generator, count: int) -> Iterator[bytes]:
 
 def test_ten_thousand_rows_are_sound_labels_or_say_what_is_wrong() -> None:
     ends = tally(rows(np.random.default_rng(0), 10_000),
-                 lambda row: check_told(*parse_labels(row, SIZE, len(NAMES), "a.txt")))
+                 lambda row: check_told(*parse_labels(row, SIZE, NAMES, "a.txt")))
     assert min(ends["read"], ends["left out"]) > 500
     assert ends["refused"] == 0
 

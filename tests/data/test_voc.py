@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.labels import UnreadableLabelsError
 from ray_yolo.data.voc import parse_voc
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 

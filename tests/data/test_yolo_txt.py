@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.data.labels import Labels
-from ray_yolo.data.rows import UnreadableLabelsError
+from ray_yolo.data.labels import Labels, UnreadableLabelsError
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 from ray_yolo.structures import Finding
 
@@ -15,7 +14,7 @@ SIZE = (100, 200)  # (height, width)
 
 
 def parse(text: str | bytes, num_classes: int = 3) -> tuple[Labels, list[Finding]]:
-    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, num_classes, "labels/a.txt")
+    return parse_labels(text if isinstance(text, bytes) else text.encode(), SIZE, "x" * num_classes, "labels/a.txt")
 
 
 def test_a_box_row_becomes_corners_in_pixels() -> None:

@@ -11,8 +11,8 @@ import torch
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.data.dataset import ValDataset, cut_batches
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.validation import ValDataset, cut_batches
 from ray_yolo.engine.evaluate import evaluate
 from ray_yolo.engine.predict import Predictor, build_predictor, check_classes, to_network
 from ray_yolo.engine.replicas import Replicas

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.runlog.results_files import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ray_yolo.cli import parse_train
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
 from ray_yolo.tune.files import (

@@ -9,9 +9,9 @@ from pathlib import Path
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.folders import files_below, matching
 from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.rows import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
+from ray_yolo.data.media import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 from ray_yolo.errors import DatasetError
 from ray_yolo.structures import Finding
@@ -39,11 +39,14 @@ class Sources:
         self.findings: list[Finding] = []
         found: set[str] = set()
         for source in description.split(split):
-            for file in _coco_files(source, split):
+            folder = sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []
+            for file in [Path(source)] if suffix(source) == ".json" else folder:
                 coco = CocoFile(file, description.root, description.names)
                 self._coco.update(dict.fromkeys(coco.paths, coco))
                 self.findings += coco.findings
-            found.update(_images_of(source, description.root))
+            is_list = suffix(source) == ".txt" and os.path.isfile(source)
+            found.update(os.path.normpath(path) for path in files_of(source, description.root)
+                         if is_list or suffix(path) in SUFFIXES)
         self.paths = sorted(found | set(self._coco))
         if not self.paths:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
@@ -73,12 +76,9 @@ class Sources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        file = label_path(path)
-        if (content := _content(file)) is not None:
-            return ImageLabels(*parse_labels(content, size, len(self._names), file))
-        xml = voc.annotation_path(path)
-        if xml is not None and (content := _content(str(xml))) is not None:
-            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
+        for file, parse in zip(self.label_files(path), (parse_labels, voc.parse_voc), strict=False):
+            if (content := _content(file)) is not None:
+                return ImageLabels(*parse(content, size, self._names, file))
         return None
 
 
@@ -95,40 +95,3 @@ def _content(file: str) -> bytes | None:
         return None
     except OSError as error:
         raise UnreadableLabelsError(file, f"cannot be read: {error.strerror}") from None
-
-
-def _coco_files(source: str, split: str) -> list[Path]:
-    if source.lower().endswith(".json"):
-        return [Path(source)]
-    return sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []
-
-
-def _images_of(source: str, root: Path) -> list[str]:
-    if os.path.isdir(source):
-        found = files_below(source)
-    elif source.lower().endswith(".txt"):
-        return _listed(Path(source), root)
-    else:
-        found = [source] if os.path.isfile(source) else matching(source)
-    return [os.path.normpath(path) for path in found if Path(path).suffix.lower() in SUFFIXES]
-
-
-def _listed(file: Path, root: Path) -> list[str]:
-    """Image paths in a list file; relative ones are below the file's folder or the data set's root."""
-    try:
-        if not os.path.isfile(file):  # reading a pipe or a device may never end
-            raise FileNotFoundError
-        lines = file.read_text("utf-8-sig").split("\n")  # any other line end may be part of a name
-    except (UnicodeDecodeError, OSError):
-        raise DatasetError(f"{file}: cannot be read as text; expected one image path per line") from None
-    paths = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        places = [os.path.normpath(folder / line.strip()) for folder in (file.parent, root)]
-        path = next((place for place in places if os.path.isfile(place)), None)
-        if path is None:
-            raise DatasetError(f"{file}:{number}: there is no image {line.strip()!r}; looked for "
-                               f"{' and '.join(dict.fromkeys(places))}")
-        paths.append(path)
-    return paths

@@ -1,0 +1,95 @@
+"""Which files a split consists of, and which of them are label files at all."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.data.dataset_yaml import describe
+from ray_yolo.data.index import read_index
+from ray_yolo.data.label_files import MAX_BYTES
+from ray_yolo.errors import DatasetError
+from ray_yolo.structures import AnnotationIndex
+from tests.support.pictures import write_dataset
+
+ROW = "1 0.5 0.5 0.5 0.5\n"
+
+
+def names_of(index: AnnotationIndex) -> list[str]:
+    return [Path(path).stem for path in index.paths]
+
+
+def test_sources_may_be_folders_list_files_patterns_and_links(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": ROW, "b": ROW, "sub/c": ROW})
+    (tmp_path / "list.txt").write_text("./images/a.png\r\nimages/sub/c.png\n\n" + str(tmp_path / "images/b.png"))
+    (tmp_path / "linked").symlink_to(tmp_path / "images")
+    (tmp_path / "images" / "sub" / "circle").symlink_to(tmp_path / "images")
+    (tmp_path / "images" / "._a.png").write_bytes(b"resource fork")
+    (tmp_path / "images" / "notes.md").write_text("no picture")
+
+    def names(train: object) -> list[str]:
+        description = describe({"train": train, "names": ["x", "y"]}, tmp_path / "data.yaml")
+        return names_of(read_index(description, "train"))
+
+    assert names("images") == names("list.txt") == names("linked") == ["a", "b", "c"]
+    assert names("images/*.png") == ["a", "b"]
+    assert names("images/a.png") == ["a"]
+    assert names(["images/a.png", "images/b.png", "list.txt"]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    (b"images/a.png\nimages/z.png\n", r"list\.txt:2"), (b"\xff\xfe\0", "text"),
+])
+def test_a_list_file_names_images_that_exist(tmp_path: Path, content: bytes, why: str) -> None:
+    write_dataset(tmp_path, {"a": ROW})
+    (tmp_path / "list.txt").write_bytes(content)
+    description = describe({"train": "list.txt", "names": ["x", "y"]}, tmp_path / "data.yaml")
+    with pytest.raises(DatasetError, match=why):
+        read_index(description, "train")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle", "too large"])
+def test_a_label_file_that_is_none_leaves_its_image_out(tmp_path: Path, kind: str) -> None:
+    description = write_dataset(tmp_path, {"a": None, "b": ROW})
+    file = tmp_path / "labels" / "a.txt"
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "too large":
+        with file.open("wb") as content:
+            content.truncate(MAX_BYTES + 1)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    index = read_index(description, "train")
+    assert names_of(index) == ["b"]
+    assert [finding.where for finding in index.findings] == [str(file)]
+
+
+def test_a_label_file_may_be_as_large_as_allowed(tmp_path: Path) -> None:
+    description = write_dataset(tmp_path, {"a": ROW.encode().ljust(MAX_BYTES)})
+    assert len(read_index(description, "train").classes) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["list.txt", "instances_train.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_list_that_never_ends_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    write_dataset(tmp_path, {"a": ROW})
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(DatasetError, match=re.escape(name)):
+        read_index(describe({"train": name, "names": ["x", "y"]}, tmp_path / "data.yaml"), "train")
+
+
+def test_a_name_in_a_list_file_may_hold_any_character_but_a_line_end(tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a\u2028b": ROW, "a\x0bb": ROW})
+    (tmp_path / "list.txt").write_text("images/a\u2028b.png\r\nimages/a\x0bb.png\n")
+    description = describe({"train": "list.txt", "names": ["x", "y"]}, tmp_path / "data.yaml")
+    assert names_of(read_index(description, "train")) == ["a\x0bb", "a\u2028b"]
