@@ -89,6 +89,8 @@ def own_token() -> None:
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not given and not (Path.home() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
 def foreseen_gpus(placement: Placement) -> float | None:
     """The GPUs that `connect` would return, told without Ray; None where a running cluster decides."""
     if placement.gpus_per_worker != "auto":

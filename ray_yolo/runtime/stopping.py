@@ -12,8 +12,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.runlog.events import Event, follow
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
@@ -28,6 +29,32 @@ MESSAGE = "told to stop: the step in hand is finished and saved first (a second 
 _POLL_SECONDS = 0.2
 
 StopAsked = Callable[[], bool]
+T = TypeVar("T")
+
+
+def run_aside(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
+    """What `work` returns or raises; it runs in a thread of its own, which ends with the process at the latest.
+
+    In the main thread Ray Train and Ray Tune take Ctrl-C for themselves, and what a signal handler raises inside of
+    `ray.get` arrives as an exit with status 1. Here the main thread only waits, and a signal interrupts it at once.
+
+    Args:
+        before_end: called with the outcome to be when a signal has interrupted the wait, before that goes on upwards.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="ray_yolo aside", daemon=True).start()
+    try:
+        return outcome.result()
+    except (KeyboardInterrupt, SystemExit):
+        before_end(outcome)
+        raise
 
 
 @contextlib.contextmanager

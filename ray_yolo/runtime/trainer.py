@@ -31,10 +31,9 @@ from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.preflight import check_model, check_storage, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
-from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
+from ray_yolo.runtime.stopping import ask_to_stop, run_aside, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 

@@ -32,8 +32,8 @@ from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
 from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.aside import run_aside
 from ray_yolo.runtime.restarts import Judge, summary, verdict
+from ray_yolo.runtime.stopping import run_aside
 from ray_yolo.structures import AnnotationIndex
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.commands import NmsConfig
-from ray_yolo.engine.export_check import random_predictions
+from ray_yolo.engine.export import random_predictions
 from ray_yolo.engine.export_nms import Suppression, onnx_suppression
 from ray_yolo.ops.nms import select
 
