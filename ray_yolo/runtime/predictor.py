@@ -1,4 +1,8 @@
-"""Prediction with trained weights: in this process, or by Ray Data actors, with the same files as a result."""
+"""Prediction with trained weights: in this process, or by a pool of Ray Data actors, with the same files as a result.
+
+Paths go out to the actors, predictions come back, and pictures are written by the actors: sources and the output folder
+lie on storage that every node sees, as the runs of a training do. Ray is imported where it is used: it takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,16 @@ from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import build_predictor, check_classes
-from ray_yolo.engine.predict_files import Prediction, detect_files, from_wire, label_rows, to_json, to_wire
+from ray_yolo.engine.predict_files import (
+    Found,
+    Prediction,
+    detect_files,
+    from_wire,
+    label_rows,
+    place,
+    to_json,
+    to_wire,
+)
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
@@ -26,8 +40,6 @@ from ray_yolo.redact import printable
 from ray_yolo.runlog.run_dir import output_folder
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
-
-Found = Iterator[tuple[Media, list[Prediction]]]
 
 
 @dataclass(frozen=True)
@@ -47,21 +59,18 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         ResourcesError: if the cluster can never hold the workers.
     """
     config, trained, media = check(config)
-    placement, sources = config.placement, (str(Path(config.weights).absolute()), *(one.path for one in media))
+    placement = config.placement
     if placement.num_workers == 0:
         keep_freed_memory()
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                     device=local_device(placement.gpus_per_worker))
-        folder = output_folder(placement, sources)
-        found = detect_files(predictor, media, None if placement.nosave else folder,
-                             threads=len(os.sched_getaffinity(0)))
+        detect = partial(detect_files, predictor, media, threads=len(os.sched_getaffinity(0)))
     else:
-        from ray_yolo.runtime import cluster  # here, because importing Ray takes seconds
+        from ray_yolo.runtime import cluster
 
-        gpus = cluster.connect(placement)
-        cluster.wait_for_room(placement, gpus)
-        folder = output_folder(placement, sources)
-        found = _detect_on_ray(config, media, None if placement.nosave else folder, gpus)
+        detect = partial(_detect_on_ray, config, media, gpus=cluster.join(placement))
+    folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
+    found = detect(folder=None if placement.nosave else folder)
     predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)
     if config.save_json:
         write_durably(folder / "predictions.json", to_json(predictions, trained.names).encode())
@@ -111,31 +120,28 @@ def _write_labels(media: Media, predictions: Sequence[Prediction], folder: Path,
     for prediction in predictions:
         if len(prediction.detections):
             frame = "" if prediction.frame is None else f"_{prediction.frame}"
-            path = folder / f"{media.stem}{frame}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(label_rows(prediction, scores=scores))
+            place(folder, media, f"{frame}.txt").write_text(label_rows(prediction, scores=scores))
 
 
-def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None,
-                  gpus: float) -> Iterator[tuple[Media, list[Prediction]]]:
+def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None, gpus: float) -> Found:
     """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
 
     Raises:
         RayYoloError: if an actor fails for good.
     """
-    import ray.data  # here, as in `_quiet`, because it takes seconds
+    import ray.data
     import ray.exceptions
 
     placement = config.placement
-    low, high = placement.num_workers if isinstance(placement.num_workers, tuple) else (placement.num_workers,) * 2
+    low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
     absolute = config.model_copy(update={"weights": str(Path(config.weights).absolute())})
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
-                                    override_num_blocks=min(len(media), _PARTS_PER_WORKER * high))
+                                    override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         found = files.map_batches(
             _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), folder and str(folder)), batch_size=None,
             num_cpus=placement.cpus_per_worker, num_gpus=gpus,
-            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high))
+            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
             for row in found.iter_rows():
                 yield media[row["number"]], from_wire(row["found"])

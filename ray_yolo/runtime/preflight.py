@@ -30,15 +30,31 @@ from ray_yolo.data.index import read_index
 from ray_yolo.data.sampling import label_sizes
 from ray_yolo.data.survey import require_boxes
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import Job, initial_tensors
+from ray_yolo.engine.build import Job, initial_tensors, local_device
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
+from ray_yolo.runlog.callbacks import Hooks, load_callbacks
 from ray_yolo.runlog.run_dir import Run, storage_probe
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
+
+
+def check_early(config: RunConfig) -> Hooks:
+    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
+    workers, model, callbacks.
+
+    Returns the functions of the callbacks.
+    """
+    if config.placement.num_workers == 0:
+        local_device(config.placement.gpus_per_worker)
+    hooks = load_callbacks(config.placement.callbacks)
+    if not config.placement.resume:
+        resolve(config.recipe, config.placement.max_workers, gpu=False)
+        check_model(config.recipe)
+    return hooks
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import ray.exceptions
 import ray.train
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
 from ray_yolo.redact import redact
 from ray_yolo.runlog.events import Event, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.stopping import run_aside
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 # They would come again: input that is not as it has to be, or a defect of the program.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
+# What Ray raises where its controller has failed; of workers that have failed the `Judge` speaks
+CONTROLLER_FAILED = (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
 
@@ -64,16 +71,31 @@ class Judge(ray.train.UserCallback):
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in worker_exceptions.values())
         if not (taken or self.restarts.allow(step)):
-            kind, limit = LostWorkersError if _is_death(error) else TrainingError, self.restarts.limit
+            lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
+            kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
         if self._recorder is not None:
             emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
 
 
-def verdict(error: BaseException) -> RayYoloError | None:
-    """What a `Judge` has said of workers, if that is what `fit` has failed with."""
-    judgement = getattr(error, "controller_failure", None)
-    return judgement if isinstance(judgement, RayYoloError) else None
+def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
+                folder: Path, recorder: ActorHandle[Recorder] | None = None,
+                before_end: Callable[[Future[ray.train.Result]], None] = lambda outcome: None) -> Any:
+    """What `function(config)` returns on the first of the placement's workers; see `run_aside` for signals.
+
+    Raises:
+        RayYoloError: as the `Judge` says of workers that have failed.
+        Exception: one of CONTROLLER_FAILED.
+    """
+    judge = Judge(folder, placement.max_failures, recorder)
+    trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
+    try:
+        return run_aside(trainer.fit, before_end).return_value
+    except CONTROLLER_FAILED as error:
+        judgement = getattr(error, "controller_failure", None)
+        if isinstance(judgement, RayYoloError):
+            raise judgement from error
+        raise
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
@@ -84,11 +106,6 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
         return (0 if isinstance(error, PERMANENT) else 1 + lost, worker)
 
     return min(failures.items(), key=rank)
-
-
-def _is_death(error: Exception) -> bool:
-    """Whether it is what Ray says of a worker that has ended or does not answer, not what a worker says."""
-    return type(error).__module__.startswith("ray.")
 
 
 def place_of(worker: int, events: Sequence[Event]) -> str:

@@ -13,27 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
 import ray.train
 import torch
 
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
-from ray_yolo.runlog.callbacks import Callbacks, Hooks, load_callbacks
+from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.preflight import check_model, check_storage, first_record, foreseen, job_of, read_dataset
-from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
-from ray_yolo.runtime.stopping import ask_to_stop, run_aside, signals_ask
+from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.restarts import CONTROLLER_FAILED, Restarts, run_workers, saved_step, summary
+from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -65,13 +64,16 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if it was told to stop.
     """
-    placement = config.placement
+    placement, local = config.placement, config.placement.num_workers == 0
     hooks = check_early(config)
     run = find_run(config.recipe, placement)
     try:
         _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
-        local = placement.num_workers == 0
-        gpus = _local_gpus(placement) if local else _cluster_gpus(placement, run)
+        if local:
+            gpus = float(local_device(placement.gpus_per_worker).type == "cuda")
+        else:
+            gpus = cluster.join(placement)
+            check_storage(placement, run)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
@@ -109,23 +111,7 @@ def foresee(config: RunConfig) -> Recipe:
         _, train, val = read_dataset(recipe)
         return job_of(run, placement.max_workers, train, val).recipe
     _, train, _ = read_dataset(config.recipe)
-    gpus = _local_gpus(placement) if placement.num_workers == 0 else cluster.foreseen_gpus(placement)
-    return foreseen(config.recipe, placement, train, gpus)
-
-
-def check_early(config: RunConfig) -> Hooks:
-    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
-    workers, model, callbacks.
-
-    Returns the functions of the callbacks.
-    """
-    if config.placement.num_workers == 0:
-        _local_gpus(config.placement)
-    hooks = load_callbacks(config.placement.callbacks)
-    if not config.placement.resume:
-        resolve(config.recipe, config.placement.max_workers, gpu=False)
-        check_model(config.recipe)
-    return hooks
+    return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
@@ -163,29 +149,12 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
                 cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
 
     while True:
-        judge = Judge(job.run_dir, placement.max_failures, books.recorder)
-        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir, judge)
         try:
-            return run_aside(trainer.fit, before_end).return_value
-        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-            if judgement := verdict(error):
-                raise judgement from error
+            return run_workers(train_worker, config, placement, gpus, job.run_dir, books.recorder, before_end)
+        except CONTROLLER_FAILED as error:
             if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the training: {error}") from error
             tell(f"Ray's controller failed and is started again: {summary(error)}")
-
-
-def _cluster_gpus(placement: Placement, run: Run | None) -> float:
-    """GPUs of each worker on a cluster that has room for them, and whose nodes see the storage."""
-    gpus = cluster.connect(placement)
-    cluster.wait_for_room(placement, gpus)
-    check_storage(placement, run)
-    return gpus
-
-
-def _local_gpus(placement: Placement) -> float:
-    """GPUs that in-process training uses: one if there is one and it was not refused."""
-    return float(local_device(placement.gpus_per_worker).type == "cuda")
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

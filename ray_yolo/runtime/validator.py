@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-import ray.exceptions
 import ray.train
 import ray.train.torch
 import torch
@@ -32,8 +32,7 @@ from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
 from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.restarts import Judge, summary, verdict
-from ray_yolo.runtime.stopping import run_aside
+from ray_yolo.runtime.restarts import CONTROLLER_FAILED, run_workers, summary
 from ray_yolo.structures import AnnotationIndex
 
 
@@ -58,32 +57,25 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         TrainingError: if a worker fails.
     """
     config, trained, index = check(config)
-    placement, sources = config.placement, (str(Path(config.weights).absolute()), *index.paths)
-    if placement.num_workers == 0:
-        device, folder = local_device(placement.gpus_per_worker), output_folder(placement, sources)
-        report(config.split, index, folder, quiet=quiet)
-        found = _evaluate(trained, config, index, ALONE, device)
-    else:
-        gpus = cluster.connect(placement)
-        cluster.wait_for_room(placement, gpus)
-        folder = output_folder(placement, sources)
-        report(config.split, index, folder, quiet=quiet)
-        found = _on_ray(config, index, folder, gpus)
+    placement = config.placement
+    gpus = cluster.join(placement) if placement.num_workers else 0.0
+    folder = output_folder(placement, (str(Path(config.weights).absolute()), *index.paths))
+    say: Callable[[str], None] = (lambda text: None) if quiet else print
+    report(config.split, index, folder, say)
+    found = (_on_ray(config, index, folder, gpus) if placement.num_workers else
+             _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
     result = ValResult(folder, found.summary, found.losses,
                        per_class(found, index), twelve_numbers(found, index) if config.coco else {})
     told = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
     write_durably(folder / "results.json", json.dumps(told, indent=1).encode())
-    if not quiet:
-        print(table(result, len(index), len(index.classes)))
+    say(table(result, len(index), len(index.classes)))
     return result
 
 
-def report(split: str, index: AnnotationIndex, folder: Path, *, quiet: bool) -> None:
+def report(split: str, index: AnnotationIndex, folder: Path, say: Callable[[str], None]) -> None:
     """Tell what the split holds, and a summary of what its check found, all of which is put into the folder."""
     summary = write_findings({split: index}, folder)
-    lines = dataset_table({split: survey(index)}, index.names)
-    if not quiet:
-        print("\n".join([*lines, *([f"WARNING: {summary}"] if summary else [])]))
+    say("\n".join([*dataset_table({split: survey(index)}, index.names), *([f"WARNING: {summary}"] if summary else [])]))
 
 
 def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
@@ -148,12 +140,10 @@ def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float
     """The same, shared out over Ray Train workers."""
     wire = {"config": config.model_dump(mode="json"), "weights": str(Path(config.weights).absolute()),
             "index": [ray.put(index)]}
-    judge = Judge(folder, config.placement.max_failures, None)
-    trainer = cluster.build_trainer(_worker, wire, config.placement, gpus, folder, judge)
     try:
-        return run_aside(trainer.fit).return_value
-    except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-        raise verdict(error) or TrainingError(f"Ray could not run the validation: {summary(error)}") from error
+        return run_workers(_worker, wire, config.placement, gpus, folder)
+    except CONTROLLER_FAILED as error:
+        raise TrainingError(f"Ray could not run the validation: {summary(error)}") from error
 
 
 def _worker(wire: dict[str, Any]) -> Evaluation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,11 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
     try:
         with warnings_told(tell, placement.loader_processes) as init:
-            host = _host(placement, Replicas(worker, context.get_world_size()), init)
+            host = Host(
+                replicas=Replicas(worker, context.get_world_size()), device=ray.train.torch.get_device(),
+                prepare_model=partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
+                loader_init=init, threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache)
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
     except Exception:
@@ -64,16 +68,3 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         raise
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
-
-
-def _host(placement: Placement, replicas: Replicas, loader_init: Callable[[int], None]) -> Host:
-    return Host(
-        replicas=replicas,
-        device=ray.train.torch.get_device(),
-        prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=ddp_options()),
-        prepare_loader=ray.train.torch.prepare_data_loader,
-        loader_processes=placement.loader_processes,
-        loader_init=loader_init,
-        threads=max(1, int(placement.cpus_per_worker)),
-        cache=placement.cache,
-    )

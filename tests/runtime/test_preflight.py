@@ -16,8 +16,8 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.preflight import check_model, decide, read_dataset
-from ray_yolo.runtime.trainer import check_early, fit
+from ray_yolo.runtime.preflight import check_early, check_model, decide, read_dataset
+from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 
 
