@@ -39,7 +39,6 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
 
     Args:
         uri: the tracking server; its registry is used.
-        run_id: the MLflow run.
         register: name in the model registry: the model becomes its newest version, with the alias `best`.
 
     Returns:
@@ -49,8 +48,7 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
         CheckpointError: if there are no weights.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
     """
-    for setting, value in _SETTINGS.items():
-        os.environ.setdefault(setting, value)
+    os.environ.update({**_SETTINGS, **os.environ})
     from mlflow import MlflowClient  # here, because it takes more than a second
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -65,9 +63,11 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     from mlflow.entities import LoggedModelOutput
 
     experiment_id = client.get_run(run_id).info.experiment_id
+    best = run_dir / "weights" / "best.pt"
+    state = read_state(best if best.exists() else best.with_name("last.pt"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "model"
-        weights = _slim_weights(run_dir, Path(temporary) / "weights.pt")
+        folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
+        torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without what only a training needs
         model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
         save_model(folder, weights, run_id=run_id, model_id=model.model_id)
         client.log_model_artifacts(model.model_id, str(folder))
@@ -101,14 +101,6 @@ def _signature() -> ModelSignature:
     return ModelSignature(
         Schema([ColSpec(AnyType(), "image")]),  # paths or pixels: MLflow has no type for either-or
         Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")]))
-
-
-def _slim_weights(run_dir: Path, path: Path) -> Path:
-    """The averaged model and what it says of itself, without what only a training needs."""
-    best = run_dir / "weights" / "best.pt"
-    state = read_state(best if best.exists() else best.with_name("last.pt"))
-    torch.save({"meta": state["meta"], "ema": state["ema"]}, path)
-    return path
 
 
 def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:

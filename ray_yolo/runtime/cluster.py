@@ -13,8 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,13 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.results_files import EVENTS_FILE
 
-# Large blocks are kept and reused instead of being returned to the system after each layer; huge pages spare page
-# faults. Read by glibc when a process starts, so they are given to Ray's workers. Measured gain on CPU: see
-# tests/benchmarks/README.md.
+# Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
+# reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
-ANSWER_SECONDS = 10.0
-DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
+_ANSWER_SECONDS = 10.0
+_DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
 DRIVER_ENVIRONMENT = {
@@ -64,8 +62,7 @@ def connect(placement: Placement) -> float:
         InputError: for an address that is none.
         ResourcesError: if there is no cluster at the address, or it does not let us in.
     """
-    for name, value in DRIVER_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement)
         if fault := _silence(address):
@@ -73,8 +70,10 @@ def connect(placement: Placement) -> float:
                                  "that the head runs (ray status)")
         if address == "local":
             own_token()
-        with _refusals(address):
+        try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
+            raise _refusal(address, error) from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
@@ -108,32 +107,26 @@ def own_token() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
-@contextmanager
-def _refusals(address: str) -> Iterator[None]:
-    """Tells in one line why Ray cannot be reached, or be started (address `local`)."""
-    try:
-        yield
-    except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
-        reason = re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
-        if isinstance(error, ValueError):
-            raise InputError(f"address: {address} is none of a cluster ({reason}); give HOST:PORT of its head, as `ray "
-                             "start --head` prints it, with --address or RAY_ADDRESS") from None
-        if isinstance(error, ray.exceptions.AuthenticationError):
-            advice = "give this user the cluster's token (RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)"
-        elif address == "local":
-            advice = "try again, or see Ray's logs (/tmp/ray/session_latest/logs)"
-        else:
-            advice = ("check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
-                      "RAY_AUTH_MODE=token)")
-        raise ResourcesError(f"address: {address}: {reason}; {advice}") from None
+def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
+    """Says in one line why Ray cannot be reached, or be started (address `local`)."""
+    reason = re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
+    if isinstance(error, ValueError):
+        return InputError(f"address: {address} is none of a cluster ({reason}); give HOST:PORT of its head, as `ray "
+                          "start --head` prints it, with --address or RAY_ADDRESS")
+    advice = ("check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
+              "RAY_AUTH_MODE=token)")
+    if isinstance(error, ray.exceptions.AuthenticationError):
+        advice = "give this user the cluster's token (RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)"
+    elif address == "local":
+        advice = "try again, or see Ray's logs (/tmp/ray/session_latest/logs)"
+    return ResourcesError(f"address: {address}: {reason}; {advice}")
 
 
 def _address(placement: Placement) -> str:
-    """Where Ray is looked for: as asked for, else `auto`, for the cluster that `ray start` has left word of on this
-    machine, or `local`, for a new one.
+    """Where Ray is asked for, or `auto`: the cluster that `ray start` has left word of here, or `local`: a new one.
 
-    A head that was killed leaves word too, which Ray itself would believe for many minutes. One that lives is not
-    given by its address: only where Ray has found it itself does it use this user's token.
+    A head that was killed leaves word too, which Ray would believe for many minutes. One that lives is not given by its
+    address: only where Ray has found it itself does it use this user's token.
     """
     if asked := placement.address or os.environ.get("RAY_ADDRESS"):
         return asked
@@ -147,7 +140,7 @@ def _silence(address: str) -> str | None:
     match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
     try:
         if match:
-            socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
+            socket.create_connection((match[1], int(match[2])), timeout=_ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         return str(error)
     return None
@@ -161,7 +154,7 @@ def _resources(placement: Placement, gpus: float) -> dict[str, float]:
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
     """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
     if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else float(placement.gpus_per_worker)
+        gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return ray.train.ScalingConfig(
         num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=_resources(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
@@ -217,10 +210,10 @@ def check_storage(folder: Path) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    ask = ray.remote(os.path.exists)
-    answers = [ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True))
-               .remote(str(folder)) for node in nodes]
-    for node, seen in zip(nodes, ray.get(answers), strict=True):
+    ask = ray.remote(num_cpus=0)(os.path.exists)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
+    answers = ray.get([ask.options(scheduling_strategy=place).remote(str(folder)) for place in places])
+    for node, seen in zip(nodes, answers, strict=True):
         if not seen:
             raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
                              "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
@@ -241,7 +234,7 @@ def stop_workers(run_dir: Path) -> None:
     """End a training's workers, whatever they do, while its log can still take down what they have done."""
     if group := held_by(run_dir):
         free(group)
-        time.sleep(DYING_SECONDS)
+        time.sleep(_DYING_SECONDS)
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,

@@ -22,7 +22,7 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
-from ray_yolo.engine.predict import build_predictor, check_classes
+from ray_yolo.engine.predict import Trained, build_predictor, check_classes, load_trained
 from ray_yolo.engine.predict_files import (
     Found,
     Prediction,
@@ -33,7 +33,6 @@ from ray_yolo.engine.predict_files import (
     to_json,
     to_wire,
 )
-from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable

@@ -44,9 +44,7 @@ from ray_yolo.structures import AnnotationIndex
 
 def check_early(config: RunConfig) -> Hooks:
     """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
-    workers, model, callbacks.
-
-    Returns the functions of the callbacks.
+    workers, model, callbacks. Returns the functions of the callbacks.
     """
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -90,11 +88,11 @@ def check_model(recipe: Recipe) -> None:
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
+    there = f"{recipe.model} has layers 0 to {len(layers) - 1}"
     if missing := [number for number in recipe.freeze if number >= len(layers)]:
-        raise ConfigError(f"freeze: there is no layer {missing[0]}; {recipe.model} has layers 0 to {len(layers) - 1}")
-    trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
-    if not any(True for layer in trained for _ in layer.parameters()):
-        raise ConfigError(f"freeze: no layer would be trained; {recipe.model} has layers 0 to {len(layers) - 1}")
+        raise ConfigError(f"freeze: there is no layer {missing[0]}; {there}")
+    if not any(list(layer.parameters()) for number, layer in enumerate(layers) if number not in recipe.freeze):
+        raise ConfigError(f"freeze: no layer would be trained; {there}")
 
 
 def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
@@ -121,16 +119,15 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
     question = recipe, len(train.names), gpus > 0
-    answers = ([_room_here(*question)] if placement.num_workers == 0
-               else cluster.ask_every_worker(_room_here, question, placement, gpus))
+    answers = (cluster.ask_every_worker(_room_here, question, placement, gpus) if placement.num_workers else
+               [_room_here(*question)])
     return decided(images_per_worker=min(answers))
 
 
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
-    Args:
-        gpus: of each worker; None where that is not known yet.
+    `gpus` of each worker are None where that is not known yet.
     """
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
@@ -159,9 +156,9 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
-    model = build_model(architecture or name, len(train.names))
-    sizes, fit = label_sizes(train, resolved.imgsz), find_family(architecture or name).fit
-    anchors = fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
+    model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
+    sizes = label_sizes(train, resolved.imgsz)
+    anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
     return {
         "digest": recipe_digest(asked), "asked": asked.model_dump(mode="json"),
         "recipe": resolved.model_dump(mode="json"), "architecture": architecture, "anchors": anchors,

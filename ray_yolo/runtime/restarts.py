@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray.exceptions
 import ray.train
+from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
@@ -18,16 +19,11 @@ from ray_yolo.runlog.events import Event, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.stopping import run_aside
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
 # They would come again: input that is not as it has to be, or a defect of the program.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
-# What Ray raises where its controller has failed; of workers that have failed the `Judge` speaks
-CONTROLLER_FAILED = (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
 
@@ -74,28 +70,46 @@ class Judge(ray.train.UserCallback):
             lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
+        self.tell(f"{told}; all workers are started again, from step {step}")
+
+    def tell(self, text: str) -> None:
+        """Give a warning to the log, if there is one."""
         if self._recorder is not None:
-            emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
+            emitter(self._recorder)("warning", message=text)
 
 
 def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                folder: Path, recorder: ActorHandle[Recorder] | None = None,
-                before_end: Callable[[Future[ray.train.Result]], None] = lambda outcome: None) -> Any:
-    """What `function(config)` returns on the first of the placement's workers; see `run_aside` for signals.
+                folder: Path, work: str, recorder: ActorHandle[Recorder] | None = None) -> Any:
+    """What `function(config)` returns on the first of the placement's workers; `work` is the word for what they do.
+
+    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
+    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue. A signal
+    ends workers in order where it can, see `ask_to_stop`.
 
     Raises:
         RayYoloError: as the `Judge` says of workers that have failed.
-        Exception: one of CONTROLLER_FAILED.
+        LostWorkersError: if Ray itself fails more often than is put up with.
     """
-    judge = Judge(folder, placement.max_failures, recorder)
-    trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
-    try:
-        return run_aside(trainer.fit, before_end).return_value
-    except CONTROLLER_FAILED as error:
-        judgement = getattr(error, "controller_failure", None)
-        if isinstance(judgement, RayYoloError):
-            raise judgement from error
-        raise
+    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
+
+    def before_end(outcome: Future[ray.train.Result]) -> None:
+        try:
+            ask_to_stop([folder], judge.tell, outcome.done)
+        finally:
+            if not outcome.done():
+                cluster.stop_workers(folder)  # or they would train on, and nobody would record it
+
+    while True:
+        try:
+            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
+            return run_aside(trainer.fit, before_end).return_value
+        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
+            judgement = getattr(error, "controller_failure", None)
+            if isinstance(judgement, RayYoloError):
+                raise judgement from error
+            if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
+                raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
+            judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray.train
 import torch
 
 from ray_yolo.config.placement import Placement, RunConfig
@@ -21,18 +19,15 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks
-from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
-from ray_yolo.runtime.restarts import CONTROLLER_FAILED, Restarts, run_workers, saved_step, summary
-from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
+from ray_yolo.runtime.restarts import run_workers
+from ray_yolo.runtime.stopping import signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -130,31 +125,9 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
-    """The session on Ray Train workers, restarted after failures that Ray itself does not retry.
-
-    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
-    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
-    """
+    """The session on Ray Train workers."""
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    restarts = Restarts(placement.max_failures)
-
-    def tell(text: str) -> None:
-        books.emit("warning", message=text)
-
-    def before_end(outcome: Future[ray.train.Result]) -> None:
-        try:
-            ask_to_stop([job.run_dir], tell, outcome.done)
-        finally:
-            if not outcome.done():
-                cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
-
-    while True:
-        try:
-            return run_workers(train_worker, config, placement, gpus, job.run_dir, books.recorder, before_end)
-        except CONTROLLER_FAILED as error:
-            if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
-                raise LostWorkersError(f"Ray could not run the training: {error}") from error
-            tell(f"Ray's controller failed and is started again: {summary(error)}")
+    return run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:

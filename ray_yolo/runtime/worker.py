@@ -26,18 +26,16 @@ from ray_yolo.runtime.stopping import driver_asks
 
 
 def to_wire(job: Job) -> dict[str, Any]:
-    """A job as plain JSON and two references to the shared label index, each held once per node."""
-    return {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
-            "architecture": job.architecture, "anchors": job.anchors, "run_dir": str(job.run_dir),
-            "index": [ray.put(job.train), ray.put(job.val)]}
+    """A job as plain values and two references to label indices, each held once per node."""
+    return {**vars(job), "recipe": job.recipe.model_dump(mode="json"), "run_dir": str(job.run_dir),
+            "train": ray.put(job.train), "val": ray.put(job.val)}
 
 
 def from_wire(wire: dict[str, Any]) -> Job:
     """The job that `to_wire` sent."""
-    train, val = ray.get(wire["index"])
-    return Job(recipe=Recipe.model_validate(wire["recipe"]), digest=wire["digest"], names=tuple(wire["names"]),
-               architecture=wire["architecture"], anchors=wire["anchors"], train=train, val=val,
-               run_dir=Path(wire["run_dir"]))
+    train, val = ray.get([wire["train"], wire["val"]])
+    recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
+    return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:

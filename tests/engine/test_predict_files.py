@@ -16,7 +16,7 @@ import torch
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.data.images import read_image
 from ray_yolo.data.media import find_media, frames_per_second, read_video
-from ray_yolo.engine.predict import Predictor, build_predictor
+from ray_yolo.engine.predict import Predictor, build_predictor, load_trained
 from ray_yolo.engine.predict_files import (
     Prediction,
     detect_files,
@@ -26,7 +26,6 @@ from ray_yolo.engine.predict_files import (
     to_wire,
     unreadable,
 )
-from ray_yolo.engine.trained import load_trained
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
 from tests.support.weights import make_weights

@@ -17,10 +17,10 @@ from pycocotools.cocoeval import COCOeval
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
 from ray_yolo.errors import DatasetError
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.validator import twelve_numbers, validate
+from ray_yolo.runtime.validator import validate
 from ray_yolo.structures import AnnotationIndex
 from tests.support.jobs import make_config
 from tests.support.pictures import smooth_picture, write_image
