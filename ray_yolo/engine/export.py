@@ -248,9 +248,9 @@ def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int)
 
 
 def onnx_suppression(settings: NmsConfig, ir_version: int, opset: int) -> ModelProto:
-    """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`: (m, 7) float32 rows [image, x1,
-    y1, x2, y2, score, class], by image and falling score.
+    """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
 
+    These are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and falling score.
     ONNX limits what it keeps by class. The second suppression, among what the first has left and with an overlap that
     no two boxes exceed, suppresses nothing: it puts the best `max_detections` of each image in order.
     """

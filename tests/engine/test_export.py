@@ -1,5 +1,6 @@
-"""An exported file gives torch's numbers, says what it is, and does not exist where it would not; suppression in ONNX and
-TorchScript gives what `select` gives.
+"""An exported file gives torch's numbers, says what it is, and does not exist where it would not.
+
+Suppression in ONNX and TorchScript gives what `select` gives.
 """
 
 from __future__ import annotations
