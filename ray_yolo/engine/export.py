@@ -123,11 +123,7 @@ def export(config: ExportConfig) -> ExportResult:
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
-    """The configuration with what the weights decide, and the weights; nothing is written.
-
-    Raises:
-        InputError: as `export` does.
-    """
+    """The configuration with what the weights decide, and the weights; refuses what `export` does, writes nothing."""
     if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
         raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
     folder = Path(config.weights).parent
@@ -230,11 +226,7 @@ def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: i
 
 
 def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int) -> float:
-    """The largest absolute difference, with boxes as shares of the image.
-
-    Raises:
-        RayYoloError: if it is too large, or the shapes differ.
-    """
+    """The largest absolute difference, with boxes as shares of the image; an error if too large, or of shapes."""
     if expected.shape != got.shape:
         raise RayYoloError(f"the exported model gives {got.shape} numbers where torch gives {expected.shape}; nothing "
                            "was written")

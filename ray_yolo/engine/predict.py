@@ -1,7 +1,7 @@
-"""From an image to what is in it, in the image's own pixels.
+"""Trained weights as a model that can be used, and from an image to what is in it, in the image's own pixels.
 
 One image at a time, letterboxed as in validation: what is found in an image depends on that image and the settings
-alone. Nothing here reads files or knows how many workers there are.
+alone. Nothing here knows how many workers there are.
 """
 
 from __future__ import annotations
@@ -123,13 +123,8 @@ def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | No
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Refuse to look for classes that the weights do not know.
-
-    Raises:
-        InputError: naming those that they know.
-    """
-    unknown = [number for number in classes or () if not 0 <= number < len(names)]
-    if unknown:
+    """Refuse to look for classes that the weights do not know: an InputError names those that they know."""
+    if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
         known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise InputError(f"classes: {unknown[0]} is none of the weights' classes ({known})")
 

@@ -180,8 +180,7 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
 def wait_for_room(placement: Placement, gpus: float) -> None:
     """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
 
-    Raises:
-        ResourcesError: saying what is missing, after `wait_for_resources` seconds.
+    After `wait_for_resources` seconds a ResourcesError says what is missing.
     """
     fewest = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
     needed = {kind: amount * fewest for kind, amount in _resources(placement, gpus).items()}
@@ -202,11 +201,7 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
 
 
 def check_storage(folder: Path) -> None:
-    """Refuse a run folder that some node of the cluster does not see.
-
-    Raises:
-        InputError: naming the node.
-    """
+    """Refuse a run folder that some node of the cluster does not see: an InputError names the node."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
@@ -241,8 +236,7 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
                      gpus: float) -> list[Any]:
     """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
 
-    Raises:
-        ResourcesError: if they are not free for the placement's `timeout_seconds`.
+    A ResourcesError says that they were not free for the placement's `timeout_seconds`.
     """
     group = placement_group([_resources(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)

@@ -81,8 +81,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
 def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     """The configuration with what the weights decide, the weights and the files; nothing is started or made.
 
-    Raises:
-        InputError, ResourcesError: as `predict` does.
+    What cannot be used is refused as by `predict`.
     """
     media = find_media(config.source)
     trained = load_trained(Path(config.weights).absolute())
@@ -98,8 +97,11 @@ def _collect(found: Found, media: Sequence[Media], names: Sequence[str], config:
     of_file: dict[str, list[Prediction]] = {}
     for done, (one, predictions) in enumerate(found, 1):
         of_file[one.path] = predictions
-        if config.save_txt:
-            _write_labels(one, predictions, folder / "labels", scores=config.save_conf)
+        for prediction in predictions if config.save_txt else ():
+            if len(prediction.detections):
+                frame = "" if prediction.frame is None else f"_{prediction.frame}"
+                path = place(folder / "labels", one, f"{frame}.txt")
+                path.write_text(label_rows(prediction, scores=config.save_conf))
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
             print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
     return [prediction for one in media for prediction in of_file[one.path]]
@@ -114,19 +116,10 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     return frames + (", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts)) or "nothing found")
 
 
-def _write_labels(media: Media, predictions: Sequence[Prediction], folder: Path, *, scores: bool) -> None:
-    """labels/STEM.txt, or STEM_FRAME.txt for each frame; none where nothing was found."""
-    for prediction in predictions:
-        if len(prediction.detections):
-            frame = "" if prediction.frame is None else f"_{prediction.frame}"
-            place(folder, media, f"{frame}.txt").write_text(label_rows(prediction, scores=scores))
-
-
 def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None, gpus: float) -> Found:
     """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
 
-    Raises:
-        RayYoloError: if an actor fails for good.
+    A RayYoloError says why an actor has failed for good.
     """
     import ray.data
     import ray.exceptions

@@ -1,7 +1,7 @@
 """Everything a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
 
-Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back
-at every later one, so that a start with another placement trains the same recipe.
+Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back at
+every later one, so that a start with another placement trains the same recipe.
 """
 
 from __future__ import annotations
@@ -58,10 +58,8 @@ def check_early(config: RunConfig) -> Hooks:
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The data set of a recipe, checked: its description, training and validation labels.
 
-    What there was to say about the description is among the findings of the training labels.
-
-    Raises:
-        DatasetError: if it cannot be read as described, or holds nothing to train on.
+    What there was to say about the description is among the findings of the training labels. A DatasetError says that
+    it cannot be read as described, or holds nothing to train on.
     """
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
@@ -74,11 +72,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 def check_model(recipe: Recipe) -> None:
     """Refuse an unknown model, a model file that makes none, weights that cannot be read, and freezing layers that are
-    not there, or all that are.
-
-    Raises:
-        ConfigError: naming the line of the model file, or the layers there are.
-        CheckpointError: saying what to do about the weights.
+    not there, or all that are: a ConfigError names the line of the file or the layers, a CheckpointError the weights.
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
@@ -142,11 +136,7 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
 
 
 def check_storage(placement: Placement, run: Run | None) -> None:
-    """Refuse storage that some node of the cluster does not see: that of a run, or where a new one would lie.
-
-    Raises:
-        InputError: naming the node.
-    """
+    """`cluster.check_storage` of a run, or of where a new one would lie."""
     with nullcontext(run.folder) if run else storage_probe(placement) as place:
         cluster.check_storage(place)
 

@@ -93,19 +93,15 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 def foresee(config: RunConfig) -> Recipe:
     """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
 
-    What only the GPUs of a running cluster decide stays open.
-
-    Raises:
-        InputError, ResourcesError: as `fit` does.
+    What only the GPUs of a running cluster decide stays open. What cannot be used is refused as by `fit`.
     """
     placement = config.placement
     check_early(config)
     if run := find_run(config.recipe, placement):
         run.release()
-        recipe = Recipe.model_validate(run.record["recipe"])
-        _, train, val = read_dataset(recipe)
+    _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
+    if run:
         return job_of(run, placement.max_workers, train, val).recipe
-    _, train, _ = read_dataset(config.recipe)
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
 
 
@@ -132,9 +128,8 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:
     weights = run.folder / "weights"
-    last = summary["last_epoch"] or {}
     _, best = best_epochs(run.folder)
     best = best or {"epoch": summary["best_epoch"], "fitness": summary["best_fitness"]}
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
                        epochs=summary["epoch"] + 1, best_epoch=best["epoch"], best_fitness=best["fitness"],
-                       metrics=last.get("metrics") or {})
+                       metrics=(summary["last_epoch"] or {}).get("metrics") or {})

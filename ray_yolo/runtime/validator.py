@@ -74,8 +74,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
 def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     """The configuration with what the weights decide, the weights and the labels; nothing is started or made.
 
-    Raises:
-        InputError, ResourcesError: as `validate` does.
+    What cannot be used is refused as by `validate`.
     """
     trained = load_trained(Path(config.weights).absolute())
     recipe = trained.recipe
