@@ -19,7 +19,7 @@ from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import given_by_keyword, resolve_config
 from ray_yolo.config.yaml import load_yaml
-from ray_yolo.engine.trained import load_trained
+from ray_yolo.engine.predict import load_trained
 from ray_yolo.errors import InputError
 from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector

@@ -23,6 +23,6 @@ def ray_session() -> Iterator[None]:
     from ray_yolo.runtime.cluster import own_token
 
     own_token()
-    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=True, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

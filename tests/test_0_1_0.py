@@ -10,7 +10,7 @@ import pytest
 
 from ray_yolo.cli import parse_train, parse_tune
 from ray_yolo.runlog.events import read_events
-from ray_yolo.runtime.prepare import read_dataset
+from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Failed, Ledger, Sweep, read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig

@@ -16,7 +16,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.data import index as index_module
 from ray_yolo.engine.build import Host, build
-from ray_yolo.runtime.prepare import read_dataset
+from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.structures import AnnotationIndex
 from tests.support.formats import FORMATS, NAMES

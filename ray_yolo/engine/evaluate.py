@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.families import Family
 from ray_yolo.losses.criterion import Criterion
@@ -22,6 +23,7 @@ from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
+from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.nms import select
 from ray_yolo.structures import AnnotationIndex
 
@@ -37,16 +39,10 @@ class Evaluation:
     detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
 
     @property
-    def correct(self) -> np.ndarray:
-        """(n, 10) bool: at which IoU thresholds each detection is right."""
-        return (self.detections[:, 7:].astype(np.int64) & BITS) > 0
-
-    @property
     def summary(self) -> dict[str, float]:
         """The four numbers of an epoch."""
-        metrics = self.metrics
-        return {"precision": metrics.precision, "recall": metrics.recall, "mAP50": metrics.map50,
-                "mAP50-95": metrics.map}
+        found = self.metrics
+        return {"precision": found.precision, "recall": found.recall, "mAP50": found.map50, "mAP50-95": found.map}
 
 
 def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]:
@@ -58,6 +54,20 @@ def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]
              "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
              "mAP50-95": float(metrics.ap[number].mean())}
             for number, name in enumerate(index.names) if metrics.num_labels[number]]
+
+
+def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:
+    """The COCO protocol's numbers of a validation, by name."""
+    rows = found.detections
+    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
+    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
+                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
+                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
+                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
+    numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
+                                    rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
+    return numbers._asdict()
 
 
 @torch.no_grad()
@@ -106,12 +116,12 @@ def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: A
     detections = torch.cat([boxes, detections[:, 4:]], 1)
     correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
     bits = (correct * torch.from_numpy(BITS)).sum(1, keepdim=True)
-    return torch.cat([torch.full((len(detections), 1), float(image)), detections, bits.float()], 1)
+    return torch.cat([torch.full_like(bits, image), detections, bits], 1).float()
 
 
 def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
     """The metrics of a table of detections (see `Evaluation`)."""
-    correct = (table[:, 7:].astype(np.int64) & BITS) > 0
+    correct = (table[:, 7:].astype(np.int64) & BITS) > 0  # (n, 10): at which IoU thresholds each one is right
     return average_precision(correct, table[:, 5].astype(np.float64), table[:, 6].astype(np.int64), index.classes,
                              len(index.names))
 

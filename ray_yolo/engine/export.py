@@ -10,30 +10,63 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torchvision.ops import batched_nms
 
-from ray_yolo.config.commands import ExportConfig
-from ray_yolo.engine.export_check import (
-    LARGEST_DIFFERENCE,
-    Run,
-    compare_predictions,
-    compare_suppression,
-    random_predictions,
-)
-from ray_yolo.engine.export_nms import Suppression, onnx_suppression
-from ray_yolo.engine.trained import Trained, load_trained
-from ray_yolo.errors import InputError
+from ray_yolo.config.commands import ExportConfig, NmsConfig
+from ray_yolo.engine.predict import Trained, load_trained
+from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import Family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import fuse
+from ray_yolo.ops.nms import select
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, of chances as they are
+
+Run = Callable[[Tensor], np.ndarray]  # an exported model
+
+_ONNX_TEXT = """
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
+<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
+ int64[1] axis = {{2}}, int64[2] place = {{0, 2}}, float none = {{0}}, int64[1] limit = {{{limit}}}, float all = {{1}},
+ float overlap = {{{iou}}}, float score = {{{confidence}}}>
+{{
+    corners = Slice (predictions, zero, four, axis)
+    scores = Slice (predictions, four, end, axis)
+    best, label = TopK <axis = 2> (scores, one)
+    other = Less (scores, best)
+    own = Where (other, none, scores)
+    by_class = Transpose <perm = [0, 2, 1]> ({competing})
+    kept = NonMaxSuppression (corners, by_class, limit, overlap, score)
+    kept_place = Gather <axis = 1> (kept, place)
+    kept_score = GatherND (best, kept_place)
+    shape = Shape (best)
+    nothing = ConstantOfShape <value = float[1] {{0}}> (shape)
+    left = ScatterND (nothing, kept_place, kept_score)
+    ranked = Transpose <perm = [0, 2, 1]> (left)
+    chosen = NonMaxSuppression (corners, ranked, limit, all, score)
+    chosen_place = Gather <axis = 1> (chosen, place)
+    chosen_image = Gather <axis = 1> (chosen, zero)
+    image = Cast <to = 1> (chosen_image)
+    box = GatherND (corners, chosen_place)
+    chance = GatherND (best, chosen_place)
+    chosen_label = GatherND (label, chosen_place)
+    class = Cast <to = 1> (chosen_label)
+    detections = Concat <axis = 1> (image, box, chance, class)
+}}
+"""
 
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
@@ -74,8 +107,10 @@ def export(config: ExportConfig) -> ExportResult:
     config, trained = check(config)
     path = Path(config.weights).with_suffix(f".{config.format}")
     imgsz = config.imgsz or trained.recipe.imgsz
+    metadata = {  # YOLOv5's keys; `names` reads as a Python dict
+        "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
+        "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
-    metadata = describe(trained, config, imgsz)
     temporary = path.with_name(f".{path.name}")
     write = _write_onnx if config.format == "onnx" else _write_torchscript
     try:
@@ -88,11 +123,7 @@ def export(config: ExportConfig) -> ExportResult:
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
-    """The configuration with what the weights decide, and the weights; nothing is written.
-
-    Raises:
-        InputError: as `export` does.
-    """
+    """The configuration with what the weights decide, and the weights; refuses what `export` does, writes nothing."""
     if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
         raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
     folder = Path(config.weights).parent
@@ -100,12 +131,6 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to where the export may lie")
     return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained
-
-
-def describe(trained: Trained, config: ExportConfig, imgsz: int) -> dict[str, str]:
-    """What the file says of itself, under YOLOv5's keys; `names` reads as a Python dict."""
-    return {"names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
-            "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
 
 
 def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
@@ -124,11 +149,11 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
         raise InputError(f"opset: the exporter cannot write {config.opset}, only {opset}; leave --opset out")
     helper.set_model_props(graph, metadata)
     onnx.save(graph, path)
-    difference = compare_predictions(model, _onnx_run(path), config.batch_size, imgsz, dynamic=config.dynamic)
+    difference = _compare_predictions(model, _onnx_run(path), config.batch_size, imgsz, dynamic=config.dynamic)
     if config.nms:
         suppression = onnx_suppression(config, graph.ir_version, opset)
         onnx.save(suppression, path)
-        difference = max(difference, compare_suppression(_onnx_run(path), config))
+        difference = max(difference, _compare_suppression(_onnx_run(path), config))
         graph = compose.merge_models(graph, suppression, io_map=[("predictions", "predictions")])
         onnx.checker.check_model(graph)
         onnx.save(graph, path)
@@ -139,10 +164,11 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
 def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str],
                        path: Path) -> float:
     traced = _trace(model, torch.zeros(config.batch_size, 3, imgsz, imgsz))
-    difference = compare_predictions(model, _script_run(traced), config.batch_size, imgsz, dynamic=True)
+    difference = _compare_predictions(model, lambda images: traced(images).numpy(), config.batch_size, imgsz,
+                                      dynamic=True)
     if config.nms:
         suppression = _trace(Suppression(config), random_predictions())
-        difference = max(difference, compare_suppression(_script_run(suppression), config))
+        difference = max(difference, _compare_suppression(lambda boxes: suppression(boxes).numpy(), config))
         traced = _trace(nn.Sequential(traced, suppression), torch.zeros(config.batch_size, 3, imgsz, imgsz))
     torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
@@ -160,10 +186,6 @@ def _onnx_run(path: Path) -> Run:
     return lambda tensor: np.asarray(session.run(None, {name: tensor.numpy()})[0])
 
 
-def _script_run(traced: Any) -> Run:
-    return lambda tensor: np.asarray(traced(tensor).numpy())
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what exporters say of themselves, of their versions and of TorchScript's future."""
@@ -175,3 +197,84 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _compare_predictions(model: nn.Module, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
+    """`_difference` over a batch of noise, and over a batch of another shape where that is allowed."""
+    shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + 32)] * dynamic
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.rand(shape, generator=generator) for shape in shapes]
+    return max(_difference(model(images).numpy(), run(images), slice(0, 4), imgsz) for images in noise)
+
+
+def _compare_suppression(run: Run, settings: NmsConfig) -> float:
+    """`_difference` from `select` on boxes in heaps, which is where suppression has something to do."""
+    predictions = random_predictions()
+    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence, iou=settings.iou,
+                   max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+    expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(found)])
+    return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
+
+
+def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: int = 3) -> Tensor:
+    """(images, boxes, 4 + classes) overlapping boxes in an image of 640 pixels with random scores, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.randint(0, 6, (num_images, num_boxes, 2), generator=generator) * 100.0 + 50
+    edges = torch.rand(num_images, num_boxes, 4, generator=generator) * 20
+    boxes = torch.cat([centre - 40 - edges[..., :2], centre + 40 + edges[..., 2:]], 2)
+    return torch.cat([boxes, torch.rand(num_images, num_boxes, num_classes, generator=generator)], 2)
+
+
+def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int) -> float:
+    """The largest absolute difference, with boxes as shares of the image; an error if too large, or of shapes."""
+    if expected.shape != got.shape:
+        raise RayYoloError(f"the exported model gives {got.shape} numbers where torch gives {expected.shape}; nothing "
+                           "was written")
+    apart = np.abs(expected.astype(np.float64) - got)
+    apart[..., boxes] /= imgsz
+    worst = float(apart.max(initial=0.0))
+    if not worst <= LARGEST_DIFFERENCE:
+        raise RayYoloError(f"the exported model differs from torch by up to {worst:.1e} (allowed "
+                           f"{LARGEST_DIFFERENCE}); nothing was written")
+    return worst
+
+
+def onnx_suppression(settings: NmsConfig, ir_version: int, opset: int) -> ModelProto:
+    """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
+
+    These are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and falling score.
+    ONNX limits what it keeps by class. The second suppression, among what the first has left and with an overlap that
+    no two boxes exceed, suppresses nothing: it puts the best `max_detections` of each image in order.
+    """
+    from onnx import parser
+
+    return parser.parse_model(_ONNX_TEXT.format(
+        ir=ir_version, opset=opset, limit=settings.max_detections, iou=settings.iou, confidence=settings.confidence,
+        competing="best" if settings.agnostic_nms else "own"))
+
+
+class Suppression(nn.Module):
+    """The same for TorchScript; the file needs torchvision where it is loaded."""
+
+    def __init__(self, settings: NmsConfig) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, predictions: Tensor) -> Tensor:
+        """Detections of `predictions` (B, N, 4 + classes)."""
+        limits = self.settings
+        return _suppress(predictions, limits.confidence, limits.iou, limits.max_detections, limits.agnostic_nms)
+
+
+@torch.jit.script_if_tracing
+def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, agnostic: bool) -> Tensor:
+    found = [torch.zeros((0, 7), device=predictions.device)]
+    for image in range(predictions.shape[0]):
+        scores, classes = predictions[image, :, 4:].max(dim=1)
+        chosen = torch.nonzero(scores > confidence)[:, 0]
+        boxes, scores, classes = predictions[image, chosen, :4], scores[chosen], classes[chosen]
+        rivals = torch.zeros_like(classes) if agnostic else classes
+        kept = batched_nms(boxes, scores, rivals, iou)[:limit]
+        number = torch.full((kept.shape[0], 1), float(image), device=predictions.device)
+        found.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
+    return torch.cat(found)

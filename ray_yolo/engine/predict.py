@@ -1,13 +1,16 @@
-"""From an image to what is in it, in the image's own pixels.
+"""Trained weights as a model that can be used, and from an image to what is in it, in the image's own pixels.
 
 One image at a time, letterboxed as in validation: what is found in an image depends on that image and the settings
-alone. Nothing here reads files or knows how many workers there are.
+alone. Nothing here knows how many workers there are.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -15,18 +18,64 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.engine.build import CPU
+from ray_yolo.engine.build import CPU, initial_tensors
+from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.evaluate import autocast
-from ray_yolo.engine.trained import Trained
-from ray_yolo.errors import InputError
-from ray_yolo.families import Family
+from ray_yolo.errors import CheckpointError, InputError
+from ray_yolo.families import FAMILIES, Family, build_model, find_family
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.fusion import fuse
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights, and what is known about its training."""
+
+    model: Detector  # in eval mode
+    family: Family
+    names: tuple[str, ...]
+    recipe: Recipe  # of the training; the defaults for a file of plain tensors
+
+
+def load_trained(path: Path) -> Trained:
+    """The averaged model of a checkpoint of ours, or a known model from a file of plain tensors.
+
+    Raises:
+        CheckpointError: if the file cannot be used, or fits no known model.
+    """
+    state = read_state(path)
+    if "meta" not in state:
+        return _recognise(initial_tensors(path), path)
+    meta = json.loads(state["meta"])
+    recipe = Recipe.model_validate(meta["recipe"])
+    named = meta["architecture"] or recipe.model
+    model = build_model(named, len(meta["names"]), meta["anchors"])
+    model.load_state_dict(state["ema"])
+    return Trained(model.eval(), find_family(named), tuple(meta["names"]), recipe)
+
+
+def _recognise(tensors: dict[str, Tensor], path: Path) -> Trained:
+    """The known model whose tensors have these names and shapes."""
+    given = {name.removeprefix("module."): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    shapes = {name: tensor.shape for name, tensor in given.items()}
+    heads = {len(given[name]) // 3 - 5 for name in given if name.endswith(".m.0.bias") and name.count(".") == 4}
+    known = [(family, name) for family in FAMILIES.values() for name in family.models]
+    for (family, name), num_classes in product(known, [number for number in heads if number > 0]):
+        with torch.device("meta"):
+            wanted = build_model(name, num_classes).state_dict()
+        if shapes == {key: tensor.shape for key, tensor in wanted.items()}:
+            model = build_model(name, num_classes)
+            model.load_state_dict(given)
+            names = tuple(f"class{number}" for number in range(num_classes))
+            return Trained(model.eval(), family, names, Recipe(model=name))
+    raise CheckpointError(f"{path}: holds no recipe and its tensors fit none of the known models; train from it with "
+                          "python -m ray_yolo.train --model MODEL --weights FILE")
 
 
 @dataclass(frozen=True)
@@ -57,8 +106,10 @@ class Predictor:
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
         boxes, scores = self.family.decode(self.model.head, levels)
         settings = self.settings
-        chosen = _looked_for(scores[0], settings.classes)
-        [found] = select(boxes[:, chosen], scores[:, chosen], confidence=settings.confidence, iou=settings.iou,
+        if settings.classes is not None:  # those whose best score is of a class that is looked for
+            chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
+            boxes, scores = boxes[:, chosen], scores[:, chosen]
+        [found] = select(boxes, scores, confidence=settings.confidence, iou=settings.iou,
                          max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
         boxes = to_original(found[:, :4], ratio, pad, image.shape[:2])
         return torch.cat([boxes, found[:, 4:]], 1).cpu().numpy()
@@ -72,13 +123,8 @@ def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | No
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Refuse to look for classes that the weights do not know.
-
-    Raises:
-        InputError: naming those that they know.
-    """
-    unknown = [number for number in classes or () if not 0 <= number < len(names)]
-    if unknown:
+    """Refuse to look for classes that the weights do not know: an InputError names those that they know."""
+    if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
         known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise InputError(f"classes: {unknown[0]} is none of the weights' classes ({known})")
 
@@ -93,18 +139,9 @@ def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, 
     size = np.array([image.shape[:2]])
     height, width = loaded_sizes(size, imgsz)[0].tolist()
     tall, wide = padded_shapes(size, imgsz)[0].tolist()
-    if (height, width) != image.shape[:2]:
-        shrinks = height < image.shape[0] or width < image.shape[1]
-        method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-        resized = cv2.resize(image, (width, height), interpolation=method)
-    else:
-        resized = image
-    padded, pad = letterbox(resized, (tall, wide))
-    return padded, (height / image.shape[0], width / image.shape[1]), pad
-
-
-def _looked_for(scores: Tensor, classes: tuple[int, ...] | None) -> Tensor | slice:
-    """Which of the scores (N, classes) are best for a class among `classes`."""
-    if classes is None:
-        return slice(None)
-    return torch.isin(scores.argmax(1), torch.tensor(classes, device=scores.device))
+    ratio = height / image.shape[0], width / image.shape[1]
+    if ratio != (1, 1):
+        method = cv2.INTER_AREA if min(ratio) < 1 else cv2.INTER_LINEAR
+        image = cv2.resize(image, (width, height), interpolation=method)
+    padded, pad = letterbox(image, (tall, wide))
+    return padded, ratio, pad

@@ -19,29 +19,21 @@ _LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into th
 class Background:
     """Does `work` every `interval_seconds`.
 
-    Work that fails costs one warning and is tried again, at first soon, then once a minute. `work` must take up where
-    it failed. After an error of ours (`RayYoloError`), which says what the user has to do first, it is not tried again.
+    Work that fails costs one warning and is tried again, at first soon, then once a minute; it must take up where it
+    failed. After an error of ours (`RayYoloError`), which says what the user has to do first, it is not tried again.
     """
 
     def __init__(self, name: str, work: Callable[[], None], *, interval_seconds: float,
                  warn: Callable[[str], None]) -> None:
-        self._name = name
-        self._work = work
-        self._interval_seconds = interval_seconds
-        self._warn = warn
-        self._warned = False
-        self._finishing = threading.Event()
-        self._abandoned = threading.Event()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"ray_yolo {name}", daemon=True)
-        self._thread.start()
+        self._name, self._work, self._interval_seconds = name, work, interval_seconds
+        self._warn, self._warned = warn, False
+        self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name=f"ray_yolo {name}", daemon=True).start()
 
     def finish(self, patience_seconds: float, last_success: Callable[[], float] = lambda: 0.0) -> bool:
-        """Have the work done one last time, and wait for that.
+        """Have the work done one last time, and wait for that, `patience_seconds` after the last success at most.
 
-        Args:
-            patience_seconds: how long to wait without a success.
-            last_success: `time.monotonic` of the last part of the work that succeeded, where it has parts.
+        `last_success` gives `time.monotonic` of the last part of the work that succeeded, where it has parts.
 
         Returns:
             True if the last round succeeded. False: patience ran out, and the thread ends when it can.
@@ -64,7 +56,9 @@ class Background:
                 self._warn(f"{self._name}: {redact(str(error))}. Training goes on without.")
                 self._abandoned.set()
             except Exception as error:  # whatever a foreign library raises, the thread has to live on
-                self._complain(error)
+                if not self._warned:
+                    self._warn(f"{self._name}: {reason_of(error)}. Training goes on; this is tried again.")
+                self._warned = True
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 self._abandoned.wait(self._interval_seconds if last_round else 0)
             else:
@@ -72,11 +66,6 @@ class Background:
                 if last_round:
                     self._done.set()
                     return
-
-    def _complain(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(f"{self._name}: {reason_of(error)}. Training goes on; this is tried again.")
 
 
 def reason_of(error: BaseException) -> str:

@@ -43,10 +43,24 @@ class _Teller(logging.Handler):
 
     def say(self, text: str) -> None:
         text = printable(" ".join(text.splitlines()))
-        if text in self._told or len(self._told) > MOST:
-            return
-        self._told.add(text)
-        self._tell(text if len(self._told) <= MOST else f"more than {MOST} different warnings; the rest is not told")
+        if text not in self._told and len(self._told) <= MOST:
+            self._told.add(text)
+            enough = len(self._told) > MOST
+            self._tell(f"more than {MOST} different warnings; the rest is not told" if enough else text)
+
+    def listen(self) -> None:
+        """Have what is logged and warned in this process; warnings of other packages go where they went."""
+        before = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], filename: str, lineno: int,
+                 file: TextIO | None = None, line: str | None = None) -> None:
+            if filename.startswith(_SOURCES):
+                self.say(str(message))
+            else:
+                before(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        _LOG.addHandler(self)
 
 
 @contextmanager
@@ -57,7 +71,7 @@ def warnings_told(tell: Callable[[str], None], loader_processes: int) -> Iterato
     """
     teller = _Teller(tell)
     with warnings.catch_warnings():
-        _listen(teller)
+        teller.listen()
         try:
             if loader_processes:
                 with _loader_texts(teller) as texts:
@@ -66,21 +80,6 @@ def warnings_told(tell: Callable[[str], None], loader_processes: int) -> Iterato
                 yield worker_init
         finally:
             _LOG.removeHandler(teller)
-
-
-def _listen(teller: _Teller) -> None:
-    """Send what is logged and warned in this process to `teller`; warnings of other packages go where they went."""
-    before = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
-             line: str | None = None) -> None:
-        if filename.startswith(_SOURCES):
-            teller.say(str(message))
-        else:
-            before(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = show
-    _LOG.addHandler(teller)
 
 
 @contextmanager
@@ -105,4 +104,4 @@ def _loader_texts(teller: _Teller) -> Iterator[Any]:
 def _begin_loader(texts: Any, number: int) -> None:
     worker_init(number)
     texts.cancel_join_thread()
-    _listen(_Teller(texts.put))
+    _Teller(texts.put).listen()

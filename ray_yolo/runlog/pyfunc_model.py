@@ -16,8 +16,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.data.images import read_image
-from ray_yolo.engine.predict import Predictor, build_predictor
-from ray_yolo.engine.trained import load_trained
+from ray_yolo.engine.predict import Predictor, build_predictor, load_trained
 from ray_yolo.errors import InputError
 
 

@@ -20,7 +20,6 @@ from ray_yolo.engine.checkpoint import read_state
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.models import ModelSignature
 
 ALIAS = "best"
 
@@ -39,7 +38,6 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
 
     Args:
         uri: the tracking server; its registry is used.
-        run_id: the MLflow run.
         register: name in the model registry: the model becomes its newest version, with the alias `best`.
 
     Returns:
@@ -49,8 +47,7 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
         CheckpointError: if there are no weights.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
     """
-    for setting, value in _SETTINGS.items():
-        os.environ.setdefault(setting, value)
+    os.environ.update({**_SETTINGS, **os.environ})
     from mlflow import MlflowClient  # here, because it takes more than a second
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -65,11 +62,13 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     from mlflow.entities import LoggedModelOutput
 
     experiment_id = client.get_run(run_id).info.experiment_id
+    best = run_dir / "weights" / "best.pt"
+    state = read_state(best if best.exists() else best.with_name("last.pt"))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "model"
-        weights = _slim_weights(run_dir, Path(temporary) / "weights.pt")
+        folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
+        torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without what only a training needs
         model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
-        save_model(folder, weights, run_id=run_id, model_id=model.model_id)
+        _save(folder, weights, run_id=run_id, model_id=model.model_id)
         client.log_model_artifacts(model.model_id, str(folder))
     client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -77,38 +76,24 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     return str(model.model_id)
 
 
-def save_model(folder: Path, weights: Path, **identity: Any) -> None:
+def _save(folder: Path, weights: Path, **identity: Any) -> None:
     """Write an MLflow model folder around a weights file; `identity` says which run and model it belongs to."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # MLflow finds fault with its own type hints
         import mlflow.pyfunc
     import pandas as pd
-    from mlflow.models import Model
-
-    picture = np.full((64, 64, 3), 114, np.uint8)
-    mlflow.pyfunc.save_model(
-        folder, python_model=str(_CODE), artifacts={"weights": str(weights)}, code_paths=[str(_PACKAGE)],
-        signature=_signature(), input_example=pd.DataFrame({"image": [picture.tolist()]}),
-        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
-        mlflow_model=Model(**identity))
-
-
-def _signature() -> ModelSignature:
-    from mlflow.models import ModelSignature
+    from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, Schema
 
+    picture = np.full((64, 64, 3), 114, np.uint8)
     numbers = [ColSpec("double", name) for name in ("x1", "y1", "x2", "y2", "score")]
-    return ModelSignature(
-        Schema([ColSpec(AnyType(), "image")]),  # paths or pixels: MLflow has no type for either-or
-        Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")]))
-
-
-def _slim_weights(run_dir: Path, path: Path) -> Path:
-    """The averaged model and what it says of itself, without what only a training needs."""
-    best = run_dir / "weights" / "best.pt"
-    state = read_state(best if best.exists() else best.with_name("last.pt"))
-    torch.save({"meta": state["meta"], "ema": state["ema"]}, path)
-    return path
+    found = Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")])
+    given = Schema([ColSpec(AnyType(), "image")])  # paths or pixels: MLflow has no type for either-or
+    mlflow.pyfunc.save_model(
+        folder, python_model=str(_CODE), artifacts={"weights": str(weights)}, code_paths=[str(_PACKAGE)],
+        signature=ModelSignature(given, found), input_example=pd.DataFrame({"image": [picture.tolist()]}),
+        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+        mlflow_model=Model(**identity))
 
 
 def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:

@@ -13,8 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,18 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.results_files import EVENTS_FILE
 
-# Large blocks are kept and reused instead of being returned to the system after each layer; huge pages spare page
-# faults. Read by glibc when a process starts, so they are given to Ray's workers. Measured gain on CPU: see
-# tests/benchmarks/README.md.
+# Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
+# reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
-ANSWER_SECONDS = 10.0
-DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
+_ANSWER_SECONDS = 10.0
+_DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
 DRIVER_ENVIRONMENT = {
@@ -63,22 +62,39 @@ def connect(placement: Placement) -> float:
         InputError: for an address that is none.
         ResourcesError: if there is no cluster at the address, or it does not let us in.
     """
-    for name, value in DRIVER_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
-        address = placement.address or os.environ.get("RAY_ADDRESS") or _running_here()
+        address = _address(placement)
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
         if address == "local":
             own_token()
-        with _refusals(address):
+        try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
+            raise _refusal(address, error) from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def join(placement: Placement) -> float:
+    """`connect`, then `wait_for_room`. Returns the GPUs that each worker gets."""
+    gpus = connect(placement)
+    wait_for_room(placement, gpus)
+    return gpus
+
+
+def foreseen_gpus(placement: Placement) -> float | None:
+    """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
+    if placement.num_workers == 0:
+        return float(local_device(placement.gpus_per_worker).type == "cuda")
+    if placement.gpus_per_worker != "auto":
+        return float(placement.gpus_per_worker)
+    return float(torch.cuda.is_available()) if _address(placement) == "local" else None
 
 
 def own_token() -> None:
@@ -89,42 +105,31 @@ def own_token() -> None:
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not given and not (Path.home() / ".ray" / "auth_token").exists():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-def foreseen_gpus(placement: Placement) -> float | None:
-    """The GPUs that `connect` would return, told without Ray; None where a running cluster decides."""
-    if placement.gpus_per_worker != "auto":
-        return float(placement.gpus_per_worker)
-    starts_one = (placement.address or os.environ.get("RAY_ADDRESS") or _running_here()) == "local"
-    return float(torch.cuda.is_available()) if starts_one else None
 
 
-@contextmanager
-def _refusals(address: str) -> Iterator[None]:
-    """Tells in one line why Ray cannot be reached, or be started (address `local`)."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(f"address: {address} is none of a cluster ({_first_sentence(error)}); give HOST:PORT of its "
-                         "head, as `ray start --head` prints it, with --address or RAY_ADDRESS") from None
-    except ray.exceptions.AuthenticationError as error:
-        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; give this user the cluster's token "
-                             "(RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)") from None
-    except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
-        advice = ("try again, or see Ray's logs (/tmp/ray/session_latest/logs)" if address == "local" else
-                  "check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
-                  "RAY_AUTH_MODE=token)")
-        raise ResourcesError(f"address: {address}: {_first_sentence(error)}; {advice}") from None
+def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
+    """Says in one line why Ray cannot be reached, or be started (address `local`)."""
+    reason = re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
+    if isinstance(error, ValueError):
+        return InputError(f"address: {address} is none of a cluster ({reason}); give HOST:PORT of its head, as `ray "
+                          "start --head` prints it, with --address or RAY_ADDRESS")
+    advice = ("check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
+              "RAY_AUTH_MODE=token)")
+    if isinstance(error, ray.exceptions.AuthenticationError):
+        advice = "give this user the cluster's token (RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)"
+    elif address == "local":
+        advice = "try again, or see Ray's logs (/tmp/ray/session_latest/logs)"
+    return ResourcesError(f"address: {address}: {reason}; {advice}")
 
 
-def _first_sentence(error: Exception) -> str:
-    return re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
+def _address(placement: Placement) -> str:
+    """Where Ray is asked for, or `auto`: the cluster that `ray start` has left word of here, or `local`: a new one.
 
-
-def _running_here() -> str:
-    """`auto`, for the cluster that `ray start` has left word of on this machine, or `local`, for a new one.
-
-    A head that was killed leaves word too, which Ray itself would believe for many minutes. One that lives is not
-    given by its address: only where Ray has found it itself does it use this user's token.
+    A head that was killed leaves word too, which Ray would believe for many minutes. One that lives is not given by its
+    address: only where Ray has found it itself does it use this user's token.
     """
+    if asked := placement.address or os.environ.get("RAY_ADDRESS"):
+        return asked
     word = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     address = word.read_text().strip() if word.is_file() else ""
     return "local" if not address or _silence(address) else "auto"
@@ -133,41 +138,41 @@ def _running_here() -> str:
 def _silence(address: str) -> str | None:
     """Why nobody answers at host:port; None if somebody does, and for other kinds of addresses."""
     match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
-    if match is None:
-        return None
     try:
-        socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS).close()
+        if match:
+            socket.create_connection((match[1], int(match[2])), timeout=_ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         return str(error)
     return None
 
 
+def _resources(placement: Placement, gpus: float) -> dict[str, float]:
+    """What one worker is given."""
+    return {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+
+
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
     """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
     if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else float(placement.gpus_per_worker)
-    resources = {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+        gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources,
+        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=_resources(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, judge: ray.train.UserCallback | None = None) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-
-    Args:
-        judge: decides, by raising, which failures end the run; without one the placement's `max_failures` does.
+    `judge` decides, by raising, which failures end the run.
     """
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=-1 if judge else placement.max_failures),
-            callbacks=[judge] if judge else [],
+            failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[judge],
             worker_runtime_env={"env_vars": worker_environment(placement)},
             logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 
@@ -175,11 +180,10 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
 def wait_for_room(placement: Placement, gpus: float) -> None:
     """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
 
-    Raises:
-        ResourcesError: saying what is missing, after `wait_for_resources` seconds.
+    After `wait_for_resources` seconds a ResourcesError says what is missing.
     """
     fewest = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
-    needed = {"CPU": placement.cpus_per_worker * fewest, "GPU": gpus * fewest}
+    needed = {kind: amount * fewest for kind, amount in _resources(placement, gpus).items()}
     deadline = time.monotonic() + placement.wait_for_resources
     while True:
         there = ray.cluster_resources()
@@ -187,32 +191,24 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
         if not missing:
             return
         if time.monotonic() >= deadline:
-            raise ResourcesError("; ".join(
-                f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
-                for kind, amount in missing.items()) + _advice(missing, there))
+            lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
+                              for kind, amount in missing.items())
+            room = math.floor(there.get("CPU", 0) / placement.cpus_per_worker)
+            raise ResourcesError(f"{lacks}; use " + (
+                "fewer --num-workers, --gpus-per-worker 0, or add nodes" if "GPU" in missing else
+                f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
         time.sleep(0.5)
 
 
-def _advice(missing: dict[str, float], there: dict[str, float]) -> str:
-    if "GPU" in missing:
-        return "; use fewer --num-workers, --gpus-per-worker 0, or add nodes"
-    room = math.floor(there.get("CPU", 0))
-    return f"; use --num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"
-
-
 def check_storage(folder: Path) -> None:
-    """Refuse a run folder that some node of the cluster does not see.
-
-    Raises:
-        InputError: naming the node.
-    """
+    """Refuse a run folder that some node of the cluster does not see: an InputError names the node."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    ask = ray.remote(os.path.exists)
-    answers = [ask.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True))
-               .remote(str(folder)) for node in nodes]
-    for node, seen in zip(nodes, ray.get(answers), strict=True):
+    ask = ray.remote(num_cpus=0)(os.path.exists)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
+    answers = ray.get([ask.options(scheduling_strategy=place).remote(str(folder)) for place in places])
+    for node, seen in zip(nodes, answers, strict=True):
         if not seen:
             raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
                              "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
@@ -233,18 +229,17 @@ def stop_workers(run_dir: Path) -> None:
     """End a training's workers, whatever they do, while its log can still take down what they have done."""
     if group := held_by(run_dir):
         free(group)
-        time.sleep(DYING_SECONDS)
+        time.sleep(_DYING_SECONDS)
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
                      gpus: float) -> list[Any]:
     """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
 
-    Raises:
-        ResourcesError: if they are not free for the placement's `timeout_seconds`.
+    A ResourcesError says that they were not free for the placement's `timeout_seconds`.
     """
-    resources = {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
-    group = placement_group([resources] * placement.max_workers, strategy=placement.placement_strategy)
+    group = placement_group([_resources(placement, gpus)] * placement.max_workers,
+                            strategy=placement.placement_strategy)
     try:
         if not group.wait(placement.timeout_seconds):
             raise ResourcesError(f"{placement.max_workers} workers were not free at once for "

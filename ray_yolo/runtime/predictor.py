@@ -1,26 +1,44 @@
-"""Prediction with trained weights: in this process, or by Ray Data actors, with the same files as a result."""
+"""Prediction with trained weights: in this process, or by a pool of Ray Data actors, with the same files as a result.
+
+Paths go out to the actors, predictions come back, and pictures are written by the actors: sources and the output folder
+lie on storage that every node sees, as the runs of a training do. Ray is imported where it is used: it takes seconds.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
-from ray_yolo.engine.predict import build_predictor, check_classes
-from ray_yolo.engine.predict_files import detect_files
-from ray_yolo.engine.predictions import Prediction, label_rows, to_json
-from ray_yolo.engine.trained import Trained, load_trained
+from ray_yolo.engine.predict import Trained, build_predictor, check_classes, load_trained
+from ray_yolo.engine.predict_files import (
+    Found,
+    Prediction,
+    detect_files,
+    from_wire,
+    label_rows,
+    place,
+    to_json,
+    to_wire,
+)
+from ray_yolo.errors import RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
 from ray_yolo.runlog.run_dir import output_folder
 
-Found = Iterator[tuple[Media, list[Prediction]]]
+_PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 
 
 @dataclass(frozen=True)
@@ -40,21 +58,18 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         ResourcesError: if the cluster can never hold the workers.
     """
     config, trained, media = check(config)
-    placement, sources = config.placement, (str(Path(config.weights).absolute()), *(one.path for one in media))
+    placement = config.placement
     if placement.num_workers == 0:
         keep_freed_memory()
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                     device=local_device(placement.gpus_per_worker))
-        folder = output_folder(placement, sources)
-        found = detect_files(predictor, media, None if placement.nosave else folder,
-                             threads=len(os.sched_getaffinity(0)))
+        detect = partial(detect_files, predictor, media, threads=len(os.sched_getaffinity(0)))
     else:
-        from ray_yolo.runtime import cluster, predict_workers  # here, because importing Ray takes seconds
+        from ray_yolo.runtime import cluster
 
-        gpus = cluster.connect(placement)
-        cluster.wait_for_room(placement, gpus)
-        folder = output_folder(placement, sources)
-        found = predict_workers.detect_on_ray(config, media, None if placement.nosave else folder, gpus)
+        detect = partial(_detect_on_ray, config, media, gpus=cluster.join(placement))
+    folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
+    found = detect(folder=None if placement.nosave else folder)
     predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)
     if config.save_json:
         write_durably(folder / "predictions.json", to_json(predictions, trained.names).encode())
@@ -66,8 +81,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
 def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     """The configuration with what the weights decide, the weights and the files; nothing is started or made.
 
-    Raises:
-        InputError, ResourcesError: as `predict` does.
+    What cannot be used is refused as by `predict`.
     """
     media = find_media(config.source)
     trained = load_trained(Path(config.weights).absolute())
@@ -83,8 +97,11 @@ def _collect(found: Found, media: Sequence[Media], names: Sequence[str], config:
     of_file: dict[str, list[Prediction]] = {}
     for done, (one, predictions) in enumerate(found, 1):
         of_file[one.path] = predictions
-        if config.save_txt:
-            _write_labels(one, predictions, folder / "labels", scores=config.save_conf)
+        for prediction in predictions if config.save_txt else ():
+            if len(prediction.detections):
+                frame = "" if prediction.frame is None else f"_{prediction.frame}"
+                path = place(folder / "labels", one, f"{frame}.txt")
+                path.write_text(label_rows(prediction, scores=config.save_conf))
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
             print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
     return [prediction for one in media for prediction in of_file[one.path]]
@@ -99,11 +116,62 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     return frames + (", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts)) or "nothing found")
 
 
-def _write_labels(media: Media, predictions: Sequence[Prediction], folder: Path, *, scores: bool) -> None:
-    """labels/STEM.txt, or STEM_FRAME.txt for each frame; none where nothing was found."""
-    for prediction in predictions:
-        if len(prediction.detections):
-            frame = "" if prediction.frame is None else f"_{prediction.frame}"
-            path = folder / f"{media.stem}{frame}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(label_rows(prediction, scores=scores))
+def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None, gpus: float) -> Found:
+    """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
+
+    A RayYoloError says why an actor has failed for good.
+    """
+    import ray.data
+    import ray.exceptions
+
+    placement = config.placement
+    low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
+    absolute = config.model_copy(update={"weights": str(Path(config.weights).absolute())})
+    with _quiet():
+        files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
+                                    override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
+        found = files.map_batches(
+            _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), folder and str(folder)), batch_size=None,
+            num_cpus=placement.cpus_per_worker, num_gpus=gpus,
+            compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
+        try:
+            for row in found.iter_rows():
+                yield media[row["number"]], from_wire(row["found"])
+        except ray.exceptions.RayError as error:  # of an actor that could not be made it holds the text alone
+            raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
+
+
+class _Actor:
+    """Detects in the files of one part after the other."""
+
+    def __init__(self, config: dict[str, Any], folder: str | None) -> None:
+        import ray
+
+        keep_freed_memory()
+        settings = PredictConfig.model_validate(config)
+        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
+        self._folder = Path(folder) if folder else None
+        self._threads = max(1, int(settings.placement.cpus_per_worker))
+        self._predictor = build_predictor(load_trained(Path(settings.weights)), settings, imgsz=settings.imgsz,
+                                          precision=settings.precision, device=device)
+
+    def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
+        media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
+        found = detect_files(self._predictor, media, self._folder, threads=self._threads)
+        return {"number": list(part["number"]), "found": [to_wire(predictions) for _, predictions in found]}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray Data without its progress bars and its story of each execution."""
+    import ray.data
+
+    context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        logger.setLevel(level)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import ray.exceptions
 import ray.train
+from ray.actor import ActorHandle
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
 from ray_yolo.redact import redact
 from ray_yolo.runlog.events import Event, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runlog.results_files import EVENTS_FILE
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
 # They would come again: input that is not as it has to be, or a defect of the program.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
@@ -64,16 +67,49 @@ class Judge(ray.train.UserCallback):
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in worker_exceptions.values())
         if not (taken or self.restarts.allow(step)):
-            kind, limit = LostWorkersError if _is_death(error) else TrainingError, self.restarts.limit
+            lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
+            kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
+        self.tell(f"{told}; all workers are started again, from step {step}")
+
+    def tell(self, text: str) -> None:
+        """Give a warning to the log, if there is one."""
         if self._recorder is not None:
-            emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
+            emitter(self._recorder)("warning", message=text)
 
 
-def verdict(error: BaseException) -> RayYoloError | None:
-    """What a `Judge` has said of workers, if that is what `fit` has failed with."""
-    judgement = getattr(error, "controller_failure", None)
-    return judgement if isinstance(judgement, RayYoloError) else None
+def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
+                folder: Path, work: str, recorder: ActorHandle[Recorder] | None = None) -> Any:
+    """What `function(config)` returns on the first of the placement's workers; `work` is the word for what they do.
+
+    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
+    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue. A signal
+    ends workers in order where it can, see `ask_to_stop`.
+
+    Raises:
+        RayYoloError: as the `Judge` says of workers that have failed.
+        LostWorkersError: if Ray itself fails more often than is put up with.
+    """
+    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
+
+    def before_end(outcome: Future[ray.train.Result]) -> None:
+        try:
+            ask_to_stop([folder], judge.tell, outcome.done)
+        finally:
+            if not outcome.done():
+                cluster.stop_workers(folder)  # or they would train on, and nobody would record it
+
+    while True:
+        try:
+            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
+            return run_aside(trainer.fit, before_end).return_value
+        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
+            judgement = getattr(error, "controller_failure", None)
+            if isinstance(judgement, RayYoloError):
+                raise judgement from error
+            if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
+                raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
+            judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
@@ -84,11 +120,6 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
         return (0 if isinstance(error, PERMANENT) else 1 + lost, worker)
 
     return min(failures.items(), key=rank)
-
-
-def _is_death(error: Exception) -> bool:
-    """Whether it is what Ray says of a worker that has ended or does not answer, not what a worker says."""
-    return type(error).__module__.startswith("ray.")
 
 
 def place_of(worker: int, events: Sequence[Event]) -> str:

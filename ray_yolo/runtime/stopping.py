@@ -12,22 +12,47 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
+
+import ray
+import ray.exceptions
+from ray.actor import ActorHandle
 
 from ray_yolo.runlog.events import Event, follow
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runlog.results_files import EVENTS_FILE
-
-if TYPE_CHECKING:
-    import ray
-    from ray.actor import ActorHandle
 
 SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
 StopAsked = Callable[[], bool]
+T = TypeVar("T")
+
+
+def run_aside(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
+    """What `work` returns or raises; it runs in a thread of its own, which ends with the process at the latest.
+
+    In the main thread Ray Train and Ray Tune take Ctrl-C for themselves, and what a signal handler raises inside of
+    `ray.get` arrives as an exit with status 1. Here the main thread only waits, and a signal interrupts it at once;
+    `before_end` is called with the outcome to be before that goes on upwards.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="ray_yolo aside", daemon=True).start()
+    try:
+        return outcome.result()
+    except (KeyboardInterrupt, SystemExit):
+        before_end(outcome)
+        raise
 
 
 @contextlib.contextmanager
@@ -37,13 +62,13 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
     Handlers can be set in the main thread only; in another one signals stay as they are.
     """
     told: list[tuple[int, threading.Timer]] = []
-    replaced = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-                if threading.current_thread() is threading.main_thread()}
-    handlers = {number: handler for number, handler in replaced.items() if callable(handler)}
+    here = threading.current_thread() is threading.main_thread()
+    handlers = {int(number): handler for number in (signal.SIGINT, signal.SIGTERM)
+                if here and callable(handler := signal.getsignal(number))}
 
     def handle(number: int, frame: Any) -> None:
         if told:
-            handlers[signal.Signals(number)](number, frame)
+            handlers[number](number, frame)
         told.append((number, threading.Timer(SAVE_SECONDS, os.kill, (os.getpid(), number))))
         told[0][1].start()
         tell(MESSAGE)
@@ -58,14 +83,11 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if told:
-        first = told[0][0]
-        handlers[signal.Signals(first)](first, None)
+        handlers[told[0][0]](told[0][0], None)
 
 
 def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
     """For one worker on Ray: asks the recorder every moment, without waiting for its answer."""
-    import ray
-
     answer: ray.ObjectRef[bool] | None = None
     asked = 0.0
 
@@ -85,10 +107,8 @@ def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
 
 def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Callable[[], bool] = lambda: False
                 ) -> None:
-    """For a driver: ask trainings whose workers have begun to stop, and wait for that, at most for `SAVE_SECONDS`.
-
-    Args:
-        ended: whether all have stopped; else their logs tell.
+    """For a driver: ask trainings whose workers have begun to stop, and wait for that, at most for `SAVE_SECONDS`:
+    until their logs, or `ended`, say that all have.
     """
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
     training = {folder for folder, log in logs.items() if _has_begun(next(log))}

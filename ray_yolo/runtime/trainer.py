@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray.exceptions
-import ray.train
 import torch
 
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import LostWorkersError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
-from ray_yolo.runlog.callbacks import Callbacks, Hooks, load_callbacks
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.prepare import check_model, check_storage, first_record, foreseen, job_of, read_dataset
-from ray_yolo.runtime.restarts import Judge, Restarts, saved_step, summary, verdict
-from ray_yolo.runtime.stopping import ask_to_stop, signals_ask
+from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.restarts import run_workers
+from ray_yolo.runtime.stopping import signals_ask
 from ray_yolo.runtime.worker import to_wire, train_worker
 
 
@@ -66,13 +59,16 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if it was told to stop.
     """
-    placement = config.placement
+    placement, local = config.placement, config.placement.num_workers == 0
     hooks = check_early(config)
     run = find_run(config.recipe, placement)
     try:
         _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
-        local = placement.num_workers == 0
-        gpus = _local_gpus(placement) if local else _cluster_gpus(placement, run)
+        if local:
+            gpus = float(local_device(placement.gpus_per_worker).type == "cuda")
+        else:
+            gpus = cluster.join(placement)
+            check_storage(placement, run)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
@@ -97,36 +93,16 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 def foresee(config: RunConfig) -> Recipe:
     """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
 
-    What only the GPUs of a running cluster decide stays open.
-
-    Raises:
-        InputError, ResourcesError: as `fit` does.
+    What only the GPUs of a running cluster decide stays open. What cannot be used is refused as by `fit`.
     """
     placement = config.placement
     check_early(config)
     if run := find_run(config.recipe, placement):
         run.release()
-        recipe = Recipe.model_validate(run.record["recipe"])
-        _, train, val = read_dataset(recipe)
+    _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
+    if run:
         return job_of(run, placement.max_workers, train, val).recipe
-    _, train, _ = read_dataset(config.recipe)
-    gpus = _local_gpus(placement) if placement.num_workers == 0 else cluster.foreseen_gpus(placement)
-    return foreseen(config.recipe, placement, train, gpus)
-
-
-def check_early(config: RunConfig) -> Hooks:
-    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
-    workers, model, callbacks.
-
-    Returns the functions of the callbacks.
-    """
-    if config.placement.num_workers == 0:
-        _local_gpus(config.placement)
-    hooks = load_callbacks(config.placement.callbacks)
-    if not config.placement.resume:
-        resolve(config.recipe, config.placement.max_workers, gpu=False)
-        check_model(config.recipe)
-    return hooks
+    return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
@@ -145,55 +121,15 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
-    """The session on Ray Train workers, restarted after failures that Ray itself does not retry.
-
-    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
-    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
-    """
+    """The session on Ray Train workers."""
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    restarts = Restarts(placement.max_failures)
-
-    def tell(text: str) -> None:
-        books.emit("warning", message=text)
-
-    def before_end(outcome: Future[ray.train.Result]) -> None:
-        try:
-            ask_to_stop([job.run_dir], tell, outcome.done)
-        finally:
-            if not outcome.done():
-                cluster.stop_workers(job.run_dir)  # or they would train on, and nobody would record it
-
-    while True:
-        judge = Judge(job.run_dir, placement.max_failures, books.recorder)
-        trainer = cluster.build_trainer(train_worker, config, placement, gpus, job.run_dir, judge)
-        try:
-            return run_aside(trainer.fit, before_end).return_value
-        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-            if judgement := verdict(error):
-                raise judgement from error
-            if not restarts.allow(saved_step(read_events(job.run_dir / EVENTS_FILE))):
-                raise LostWorkersError(f"Ray could not run the training: {error}") from error
-            tell(f"Ray's controller failed and is started again: {summary(error)}")
-
-
-def _cluster_gpus(placement: Placement, run: Run | None) -> float:
-    """GPUs of each worker on a cluster that has room for them, and whose nodes see the storage."""
-    gpus = cluster.connect(placement)
-    cluster.wait_for_room(placement, gpus)
-    check_storage(placement, run)
-    return gpus
-
-
-def _local_gpus(placement: Placement) -> float:
-    """GPUs that in-process training uses: one if there is one and it was not refused."""
-    return float(local_device(placement.gpus_per_worker).type == "cuda")
+    return run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
 
 
 def _result(run: Run, summary: dict[str, Any]) -> TrainResult:
     weights = run.folder / "weights"
-    last = summary["last_epoch"] or {}
     _, best = best_epochs(run.folder)
     best = best or {"epoch": summary["best_epoch"], "fitness": summary["best_fitness"]}
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
                        epochs=summary["epoch"] + 1, best_epoch=best["epoch"], best_fitness=best["fitness"],
-                       metrics=last.get("metrics") or {})
+                       metrics=(summary["last_epoch"] or {}).get("metrics") or {})

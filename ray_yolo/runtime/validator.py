@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
-import ray.exceptions
 import ray.train
 import ray.train.torch
 import torch
@@ -18,21 +17,18 @@ from ray_yolo.config.commands import ValConfig
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index, require_boxes, survey
-from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.checkpoint import write_durably
-from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
+from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
+from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.trained import Trained, load_trained
-from ray_yolo.errors import DatasetError, TrainingError
-from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
+from ray_yolo.errors import DatasetError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
 from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.restarts import Judge, summary, verdict
+from ray_yolo.runtime.restarts import run_workers
 from ray_yolo.structures import AnnotationIndex
 
 
@@ -57,39 +53,27 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         TrainingError: if a worker fails.
     """
     config, trained, index = check(config)
-    placement, sources = config.placement, (str(Path(config.weights).absolute()), *index.paths)
-    if placement.num_workers == 0:
-        device, folder = local_device(placement.gpus_per_worker), output_folder(placement, sources)
-        report(config.split, index, folder, quiet=quiet)
-        found = _evaluate(trained, config, index, ALONE, device)
-    else:
-        gpus = cluster.connect(placement)
-        cluster.wait_for_room(placement, gpus)
-        folder = output_folder(placement, sources)
-        report(config.split, index, folder, quiet=quiet)
-        found = _on_ray(config, index, folder, gpus)
+    placement = config.placement
+    gpus = cluster.join(placement) if placement.num_workers else 0.0
+    folder = output_folder(placement, (str(Path(config.weights).absolute()), *index.paths))
+    say: Callable[[str], None] = (lambda text: None) if quiet else print
+    say("\n".join(dataset_table({config.split: survey(index)}, index.names)))
+    if findings := write_findings({config.split: index}, folder):
+        say(f"WARNING: {findings}")
+    found = (_on_ray(config, index, folder, gpus) if placement.num_workers else
+             _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
     result = ValResult(folder, found.summary, found.losses,
                        per_class(found, index), twelve_numbers(found, index) if config.coco else {})
     told = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
     write_durably(folder / "results.json", json.dumps(told, indent=1).encode())
-    if not quiet:
-        print(table(result, len(index), len(index.classes)))
+    say(_table(result, len(index), len(index.classes)))
     return result
-
-
-def report(split: str, index: AnnotationIndex, folder: Path, *, quiet: bool) -> None:
-    """Tell what the split holds, and a summary of what its check found, all of which is put into the folder."""
-    summary = write_findings({split: index}, folder)
-    lines = dataset_table({split: survey(index)}, index.names)
-    if not quiet:
-        print("\n".join([*lines, *([f"WARNING: {summary}"] if summary else [])]))
 
 
 def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     """The configuration with what the weights decide, the weights and the labels; nothing is started or made.
 
-    Raises:
-        InputError, ResourcesError: as `validate` does.
+    What cannot be used is refused as by `validate`.
     """
     trained = load_trained(Path(config.weights).absolute())
     recipe = trained.recipe
@@ -109,22 +93,8 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     return decided, trained, index
 
 
-def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:
-    """The COCO protocol's numbers of a validation, by name."""
-    rows = found.detections
-    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
-    crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
-    truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
-                     np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),
-                     np.concatenate([index.boxes.astype(np.float64), crowds[:, 2:6]]),
-                     np.concatenate([areas, crowds[:, 6]]), np.arange(len(owners) + len(crowds)) >= len(owners))
-    numbers = coco_metrics(Detected(rows[:, 0].astype(np.int64), rows[:, 6].astype(np.int64),
-                                    rows[:, 5].astype(np.float64), rows[:, 1:5].astype(np.float64)), truth)
-    return numbers._asdict()
-
-
-def table(result: ValResult, num_images: int, num_labels: int) -> str:
-    """What the command prints: a row for all classes and one for each, the COCO numbers, and where it all is."""
+def _table(result: ValResult, num_images: int, num_labels: int) -> str:
+    """A row for all classes and one for each, the COCO numbers, and where it all is."""
     everything = {"name": "all", "images": num_images, "labels": num_labels, **result.metrics}
     lines = [CLASS_HEADER, *(class_row(row) for row in (everything, *result.per_class))]
     lines += [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
@@ -146,21 +116,15 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
     """The same, shared out over Ray Train workers."""
     wire = {"config": config.model_dump(mode="json"), "weights": str(Path(config.weights).absolute()),
-            "index": [ray.put(index)]}
-    judge = Judge(folder, config.placement.max_failures, None)
-    trainer = cluster.build_trainer(_worker, wire, config.placement, gpus, folder, judge)
-    try:
-        return run_aside(trainer.fit).return_value
-    except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-        raise verdict(error) or TrainingError(f"Ray could not run the validation: {summary(error)}") from error
+            "index": ray.put(index)}
+    return run_workers(_worker, wire, config.placement, gpus, folder, "validation")
 
 
 def _worker(wire: dict[str, Any]) -> Evaluation:
     """Ray Train's train function of a validation."""
     config = ValConfig.model_validate(wire["config"])
     context = ray.train.get_context()
-    trained = load_trained(Path(wire["weights"]))
-    [index] = ray.get(wire["index"])
     torch.set_num_threads(max(1, int(config.placement.cpus_per_worker)))
     replicas = Replicas(context.get_world_rank(), context.get_world_size())
-    return _evaluate(trained, config, index, replicas, ray.train.torch.get_device())
+    return _evaluate(load_trained(Path(wire["weights"])), config, ray.get(wire["index"]), replicas,
+                     ray.train.torch.get_device())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,16 @@ from ray_yolo.runtime.stopping import driver_asks
 
 
 def to_wire(job: Job) -> dict[str, Any]:
-    """A job as plain JSON and two references to the shared label index, each held once per node."""
-    return {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
-            "architecture": job.architecture, "anchors": job.anchors, "run_dir": str(job.run_dir),
-            "index": [ray.put(job.train), ray.put(job.val)]}
+    """A job as plain values and two references to label indices, each held once per node."""
+    return {**vars(job), "recipe": job.recipe.model_dump(mode="json"), "run_dir": str(job.run_dir),
+            "train": ray.put(job.train), "val": ray.put(job.val)}
 
 
 def from_wire(wire: dict[str, Any]) -> Job:
     """The job that `to_wire` sent."""
-    train, val = ray.get(wire["index"])
-    return Job(recipe=Recipe.model_validate(wire["recipe"]), digest=wire["digest"], names=tuple(wire["names"]),
-               architecture=wire["architecture"], anchors=wire["anchors"], train=train, val=val,
-               run_dir=Path(wire["run_dir"]))
+    train, val = ray.get([wire["train"], wire["val"]])
+    recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
+    return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
 def train_worker(config: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +54,11 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
     try:
         with warnings_told(tell, placement.loader_processes) as init:
-            host = _host(placement, Replicas(worker, context.get_world_size()), init)
+            host = Host(
+                replicas=Replicas(worker, context.get_world_size()), device=ray.train.torch.get_device(),
+                prepare_model=partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
+                loader_init=init, threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache)
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
     except Exception:
@@ -64,16 +66,3 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
         raise
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
-
-
-def _host(placement: Placement, replicas: Replicas, loader_init: Callable[[int], None]) -> Host:
-    return Host(
-        replicas=replicas,
-        device=ray.train.torch.get_device(),
-        prepare_model=lambda model: ray.train.torch.prepare_model(model, parallel_strategy_kwargs=ddp_options()),
-        prepare_loader=ray.train.torch.prepare_data_loader,
-        loader_processes=placement.loader_processes,
-        loader_init=loader_init,
-        threads=max(1, int(placement.cpus_per_worker)),
-        cache=placement.cache,
-    )

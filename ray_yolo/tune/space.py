@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ray_yolo.config.changes import CHANGEABLE
-from ray_yolo.config.fields import GENES, LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
+from ray_yolo.config.fields import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import Frozen

@@ -35,10 +35,8 @@ from ray_yolo.runlog.mlflow import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.aside import run_aside
-from ray_yolo.runtime.prepare import check_model, check_storage, decide, foreseen, read_dataset
-from ray_yolo.runtime.stopping import ask_to_stop
-from ray_yolo.runtime.trainer import check_early
+from ray_yolo.runtime.preflight import check_early, check_model, check_storage, decide, foreseen, read_dataset
+from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Space, check_algorithm, grid_size

@@ -14,9 +14,8 @@ from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.data.dataset import ValDataset, cut_batches
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.evaluate import evaluate
-from ray_yolo.engine.predict import Predictor, build_predictor, check_classes, to_network
+from ray_yolo.engine.predict import Predictor, Trained, build_predictor, check_classes, load_trained, to_network
 from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import InputError
 from ray_yolo.structures import AnnotationIndex
 from tests.support.jobs import NAMES, make_index

@@ -17,7 +17,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.notices import MOST, warnings_told
 from ray_yolo.runtime import trainer
-from ray_yolo.runtime.prepare import read_dataset
+from ray_yolo.runtime.preflight import read_dataset
 from tests.support.jobs import make_config
 
 LOG = logging.getLogger("ray_yolo.data.anything")

@@ -16,8 +16,7 @@ from mlflow import MlflowClient
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.data.images import read_image
-from ray_yolo.engine.predict import build_predictor
-from ray_yolo.engine.trained import load_trained
+from ray_yolo.engine.predict import build_predictor, load_trained
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.registry import log_model
 from tests.support.weights import make_weights

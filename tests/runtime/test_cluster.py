@@ -101,7 +101,7 @@ def test_a_cluster_of_others_is_shown_no_token_of_ours(asked: list[str], tmp_pat
 KNOCK = """
 import urllib.error, urllib.request
 import ray
-from ray_yolo.config import Placement
+from ray_yolo.config.placement import Placement
 from ray_yolo.runtime import cluster
 
 cluster.connect(Placement(address="local"))
@@ -119,6 +119,8 @@ def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path)
                           capture_output=True, text=True, timeout=120)
     assert done.stdout == "401\n", done.stderr
     assert not (tmp_path / ".ray").exists()
+
+
 REFUSALS = [
     (ConnectionError("Could not find any running Ray instance. Please specify"), ResourcesError, "any running"),
     (TimeoutError("Timed out after 30 seconds while waiting for node. Did not"), ResourcesError, "30 seconds"),

@@ -117,19 +117,8 @@ def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_two_ray_workers_share_the_work_and_end_with_the_same_bits(calm: TrainResult, tmp_path: Path) -> None:
-    result = fit(make_config(tmp_path, 2, **EXACT), quiet=True)
-    assert_same(result, calm)
-    for epoch in range(3):
-        shares = {event["worker"]: event["images"] for event in events(result, "share") if event["epoch"] == epoch}
-        assert set(shares) == {0, 1}
-        assert sum(shares.values()) == 37
-        assert min(shares.values()) > 10
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
-def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_path: Path) -> None:
+def test_two_workers_share_the_work_and_one_that_is_killed_costs_steps_but_no_bit_of_the_result(
+        calm: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 2, {"save_steps": 1}, **EXACT)
     log = tmp_path / "runs" / "train" / "exp" / "events.jsonl"
     killer = threading.Thread(target=kill_a_worker_after_an_epoch, args=(log,))
@@ -143,6 +132,10 @@ def test_a_killed_worker_costs_steps_but_not_the_result(calm: TrainResult, tmp_p
     assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
     assert warning.endswith(f"; all workers are started again, from step {starts[1]['step']}")
     assert starts[1]["step"] >= 1
+    shares = {event["worker"]: event["images"] for event in events(result, "share") if event["epoch"] == 2}
+    assert set(shares) == {0, 1}
+    assert sum(shares.values()) == 37
+    assert min(shares.values()) > 10
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
 
@@ -154,10 +147,10 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
     weights = tmp_path / "weights.pt"
     torch.save({}, weights)
     monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
-    with pytest.raises(CheckpointError, match=rf"worker [01] on {socket.gethostname()}: .*no such weights file"):
-        fit(make_config(tmp_path, 2, weights=str(weights)), quiet=True)
+    with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
+        fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     log = read_events(tmp_path / "runs" / "train" / "exp" / "events.jsonl")
-    assert sorted(event["worker"] for event in log if event["type"] == "worker") == [0, 1]  # begun once
+    assert [event["worker"] for event in log if event["type"] == "worker"] == [0]  # begun once
     assert [event["status"] for event in log if event["type"] == "end"] == ["failed"]
     assert any("CheckpointError" in event["traceback"] for event in log if event["type"] == "failure")
 
@@ -185,16 +178,16 @@ def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_pat
 @pytest.mark.usefixtures("ray_session")
 def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_batch(tmp_path: Path) -> None:
     placement = {"wait_for_resources": 0, "mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    config = make_config(tmp_path, 64, placement, batch_size=None, microbatch=None, epochs=1)
+    config = make_config(tmp_path, 64, {**placement, "cpus_per_worker": 2}, batch_size=None, microbatch=None, epochs=1)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ResourcesError, match="64 workers need 64 CPU, the cluster has 4; use --num-workers 4"):
+    with pytest.raises(ResourcesError, match="64 workers need 128 CPU, the cluster has 4; use --num-workers 2,"):
         fit(config, quiet=True)
     assert sorted(tmp_path.rglob("*")) == before
-    advised = config.placement.model_copy(update={"num_workers": 4, "mlflow_uri": "off"})
+    advised = config.placement.model_copy(update={"num_workers": 2, "mlflow_uri": "off"})
     result = fit(RunConfig(recipe=config.recipe, placement=advised), quiet=True)
     assert result.run_dir.name == "exp"
     decided = json.loads((result.run_dir / "run.json").read_text())["recipe"]
-    assert (decided["batch_size"], decided["microbatch"]) == (64, 8)
+    assert (decided["batch_size"], decided["microbatch"]) == (32, 16)
 
 
 @pytest.mark.parametrize("name", ["", "mine"])

@@ -1,4 +1,5 @@
-"""Validation: what it says of the data, what it refuses, and the COCO numbers of COCO's own files."""
+"""Validation: what it says of the data, what it refuses, what the weights decide, and the numbers of COCO's own files.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from ray_yolo.config.commands import ValConfig
+from ray_yolo.config.fields import config_fields
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.errors import DatasetError
+from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
+from ray_yolo.errors import CheckpointError, DatasetError
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.validator import twelve_numbers, validate
+from ray_yolo.runtime.validator import ValResult, validate
 from ray_yolo.structures import AnnotationIndex
-from tests.support.jobs import make_config
+from tests.support.jobs import make_config, make_dataset
 from tests.support.pictures import smooth_picture, write_image
+from tests.support.weights import make_weights
 
 HEIGHT, WIDTH = 300, 400
 
@@ -133,3 +137,31 @@ def test_a_split_without_a_box_is_validated_only_where_that_is_meant(trained: Pa
         validate(settings(trained, tmp_path, data=str(data)))
     assert not (tmp_path / "runs").exists()
     assert validate(settings(trained, tmp_path, data=str(data), allow_empty=True), quiet=True).metrics["mAP50"] == 0
+
+
+def found_in(folder: Path, **settings: Any) -> ValResult:
+    """A validation of `folder`/run/weights/best.pt on the data set in `folder`."""
+    return validate(ValConfig.model_validate({
+        "weights": str(folder / "run" / "weights" / "best.pt"), "data": str(folder / "data" / "data.yaml"),
+        "evaluate": {"batch_size": 2}, **settings,
+        "placement": {"project": str(folder / "val"), **settings.get("placement", {})}}), quiet=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precision_left_out_is_that_of_the_training_as_help_says(tmp_path: Path, precision: str) -> None:
+    make_weights(tmp_path, precision=precision)
+    make_dataset(tmp_path / "data")
+    found = {asked: found_in(tmp_path, precision=asked).losses for asked in ("auto", "fp32", "bf16")}
+    assert found["auto"] == found[precision]
+    assert found["fp32"] != found["bf16"]
+    assert "auto: that of the training" in str(config_fields(ValConfig)["precision"].info.description)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_workers_error_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = make_weights(tmp_path)
+    make_dataset(tmp_path / "data")
+    monkeypatch.setattr(cluster, "wait_for_room", lambda *_: weights.unlink())
+    with pytest.raises(CheckpointError, match=r"^worker 0: .*best\.pt: no such weights file"):
+        found_in(tmp_path, placement={"num_workers": 1, "gpus_per_worker": 0})

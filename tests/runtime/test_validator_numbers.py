@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.engine.trained import Trained, load_trained
+from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.errors import CheckpointError, DatasetError
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS

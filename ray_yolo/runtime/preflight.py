@@ -1,7 +1,7 @@
 """Everything a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
 
-Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back
-at every later one, so that a start with another placement trains the same recipe.
+Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back at
+every later one, so that a start with another placement trains the same recipe.
 """
 
 from __future__ import annotations
@@ -28,24 +28,36 @@ from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.index import label_sizes, read_index, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import Job, initial_tensors
+from ray_yolo.engine.build import Job, initial_tensors, local_device
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
 from ray_yolo.models.fusion import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
+from ray_yolo.runlog.callbacks import Hooks, load_callbacks
 from ray_yolo.runlog.run_dir import Run, storage_probe
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
 
 
+def check_early(config: RunConfig) -> Hooks:
+    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
+    workers, model, callbacks. Returns the functions of the callbacks.
+    """
+    if config.placement.num_workers == 0:
+        local_device(config.placement.gpus_per_worker)
+    hooks = load_callbacks(config.placement.callbacks)
+    if not config.placement.resume:
+        resolve(config.recipe, config.placement.max_workers, gpu=False)
+        check_model(config.recipe)
+    return hooks
+
+
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
     """The data set of a recipe, checked: its description, training and validation labels.
 
-    What there was to say about the description is among the findings of the training labels.
-
-    Raises:
-        DatasetError: if it cannot be read as described, or holds nothing to train on.
+    What there was to say about the description is among the findings of the training labels. A DatasetError says that
+    it cannot be read as described, or holds nothing to train on.
     """
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
@@ -58,11 +70,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 def check_model(recipe: Recipe) -> None:
     """Refuse an unknown model, a model file that makes none, weights that cannot be read, and freezing layers that are
-    not there, or all that are.
-
-    Raises:
-        ConfigError: naming the line of the model file, or the layers there are.
-        CheckpointError: saying what to do about the weights.
+    not there, or all that are: a ConfigError names the line of the file or the layers, a CheckpointError the weights.
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
@@ -72,11 +80,11 @@ def check_model(recipe: Recipe) -> None:
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
+    there = f"{recipe.model} has layers 0 to {len(layers) - 1}"
     if missing := [number for number in recipe.freeze if number >= len(layers)]:
-        raise ConfigError(f"freeze: there is no layer {missing[0]}; {recipe.model} has layers 0 to {len(layers) - 1}")
-    trained = [layer for number, layer in enumerate(layers) if number not in recipe.freeze]
-    if not any(True for layer in trained for _ in layer.parameters()):
-        raise ConfigError(f"freeze: no layer would be trained; {recipe.model} has layers 0 to {len(layers) - 1}")
+        raise ConfigError(f"freeze: there is no layer {missing[0]}; {there}")
+    if not any(list(layer.parameters()) for number, layer in enumerate(layers) if number not in recipe.freeze):
+        raise ConfigError(f"freeze: no layer would be trained; {there}")
 
 
 def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
@@ -103,16 +111,15 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
     question = recipe, len(train.names), gpus > 0
-    answers = ([_room_here(*question)] if placement.num_workers == 0
-               else cluster.ask_every_worker(_room_here, question, placement, gpus))
+    answers = (cluster.ask_every_worker(_room_here, question, placement, gpus) if placement.num_workers else
+               [_room_here(*question)])
     return decided(images_per_worker=min(answers))
 
 
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
-    Args:
-        gpus: of each worker; None where that is not known yet.
+    `gpus` of each worker are None where that is not known yet.
     """
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
@@ -127,11 +134,7 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
 
 
 def check_storage(placement: Placement, run: Run | None) -> None:
-    """Refuse storage that some node of the cluster does not see: that of a run, or where a new one would lie.
-
-    Raises:
-        InputError: naming the node.
-    """
+    """`cluster.check_storage` of a run, or of where a new one would lie."""
     with nullcontext(run.folder) if run else storage_probe(placement) as place:
         cluster.check_storage(place)
 
@@ -141,9 +144,9 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
-    model = build_model(architecture or name, len(train.names))
-    sizes, fit = label_sizes(train, resolved.imgsz), find_family(architecture or name).fit
-    anchors = fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
+    model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
+    sizes = label_sizes(train, resolved.imgsz)
+    anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
     return {
         "digest": recipe_digest(asked), "asked": asked.model_dump(mode="json"),
         "recipe": resolved.model_dump(mode="json"), "architecture": architecture, "anchors": anchors,

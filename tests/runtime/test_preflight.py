@@ -16,8 +16,8 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.prepare import check_model, decide, read_dataset
-from ray_yolo.runtime.trainer import check_early, fit
+from ray_yolo.runtime.preflight import check_early, check_model, decide, read_dataset
+from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 
 
@@ -111,9 +111,9 @@ def test_every_worker_is_asked_at_the_same_time(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_autobatch_goes_through_the_cluster(tmp_path: Path) -> None:
-    recipe = Recipe.model_validate(make_config(tmp_path, 2, batch_size=-1, microbatch=None).recipe)
-    decided = decide(recipe, Placement(num_workers=2), read_dataset(recipe)[1], gpus=0.0)
-    assert (decided.batch_size, decided.microbatch) == (32, 16)
+    recipe = make_config(tmp_path, 1, batch_size=-1, microbatch=None).recipe
+    decided = decide(recipe, Placement(), read_dataset(recipe)[1], gpus=0.0)
+    assert (decided.batch_size, decided.microbatch) == (16, 16)
 
 
 @pytest.mark.ray
