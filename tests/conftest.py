@@ -4,6 +4,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # on a busy machine any example may take long
+settings.load_profile("untimed")
 
 RAY_SETTINGS = {
     "RAY_worker_niceness": "0",  # 15 otherwise, which loses against everything else on a small machine

@@ -65,7 +65,7 @@ class Newcomer:
 
     def await_jobs(self, address: str) -> None:
         """Wait until a head takes jobs: its agent comes up some seconds after it."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         command = [self.programs / "ray", "job", "submit", "--address", address, "--", "true"]
         while (tried := subprocess.run(command, env=self.environment, capture_output=True, text=True)).returncode:
             assert time.monotonic() < deadline, tried.stderr
@@ -73,14 +73,19 @@ class Newcomer:
 
     @contextmanager
     def head(self) -> Iterator[str]:
-        """`ray start --head`, with ports and a temporary folder of its own; the address of its dashboard."""
+        """`ray start --head`, with ports and a temporary folder of its own; the address of its dashboard.
+
+        The agent's port too: the agent of any other Ray on the machine listens at the default one, and a head whose
+        agent finds it taken never accepts a job.
+        """
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             ports = [each.getsockname()[1] for each in (one, other)]
         log = self.home / "head.log"
         with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short, log.open("w") as stream:
             process = subprocess.Popen(
                 [self.programs / "ray", "start", "--head", "--block", "--num-cpus=4", "--port=0", f"--temp-dir={short}",
-                 f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[1]}"],
+                 f"--dashboard-port={ports[0]}", f"--ray-client-server-port={ports[1]}",
+                 "--dashboard-agent-listen-port=0"],
                 cwd=self.folder, env={**self.environment, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}, stdout=stream,
                 stderr=stream)
             try:
@@ -186,6 +191,7 @@ def test_blocks_that_need_minutes_run_too(newcomer: Newcomer) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_job_that_brings_its_folder_stores_at_home(newcomer: Newcomer) -> None:
     (block,) = [block for block in BLOCKS if block.needs == HEAD]
     (newcomer.folder / "notes.txt").touch()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_yolo.plots.style import COLOURS, INK, count_along_x, dress, new_figure, plain, save
+from ray_yolo.plots.style import COLOURS, INK, count_along_x, count_along_y, dress, new_figure, plain, save
 from ray_yolo.structures import AnnotationIndex
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def _bars(axes: Axes, index: AnnotationIndex) -> None:
         axes.set_xticks(range(len(counts)), names, rotation=90 if len(counts) > 5 else 0)
     else:
         axes.set_xlabel("Class number")
+    count_along_y(axes)
     if len(counts) <= 12:
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, color=INK)
 
@@ -57,6 +58,7 @@ def _per_image(axes: Axes, per_image: np.ndarray) -> None:
     axes.hist(per_image, bins=[edge - 0.5 for edge in range(0, most + step + 1, step)], rwidth=0.85, color=COLOURS[0])
     axes.grid(visible=False, axis="x")
     count_along_x(axes)
+    count_along_y(axes)
 
 
 def _heat(axes: Axes, x: np.ndarray, y: np.ndarray, title: str, labels: tuple[str, str]) -> None:

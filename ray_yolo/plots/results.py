@@ -58,4 +58,4 @@ def _mark_best(axes: Axes, rows: Sequence[Row]) -> None:
     if best:
         epoch, value = best[-1]["epoch"] + 1, best[-1]["metrics"]["mAP50-95"]
         axes.axvline(epoch, color=GREY, linewidth=1.0, linestyle=":")
-        axes.set_title(f"best: {value:.3f} in epoch {epoch}", fontsize=8, color=INK, loc="right")
+        axes.set_title(f"best: {value:.4g} in epoch {epoch}", fontsize=8, color=INK, loc="right")

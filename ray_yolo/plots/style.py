@@ -55,6 +55,13 @@ def count_along_x(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def count_along_y(axes: Axes) -> None:
+    """Ticks of the y axis at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def line_style(index: int) -> tuple[str, str]:
     """Colour and dash of the line with this number."""
     return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]

@@ -26,6 +26,7 @@ def test_panels_count_classes_images_places_and_sizes(tmp_path: Path) -> None:
     assert [height for *_, height in rectangles(classes)] == [2, 1]
     assert images.get_title(loc="left") == "3 images, 1 without labels"
     assert [height for *_, height in rectangles(images)] == [1, 1, 1]
+    assert all(tick == round(tick) for axes in (classes, images) for tick in axes.get_yticks())
     cells = np.asarray(centres.collections[0].get_array()).reshape(50, 50)  # rows: y
     assert {(y, x): cells[y, x] for y, x in zip(*np.nonzero(cells), strict=True)} == {(5, 5): 2.0, (37, 37): 1.0}
     cells = np.asarray(sizes.collections[0].get_array()).reshape(50, 50)
