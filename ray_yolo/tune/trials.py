@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ray_yolo.config.hyp import GENES
+from ray_yolo.config.fields import GENES
 
 from ray_yolo.config.changes import Change
 from ray_yolo.config.fields import canonical, config_fields
