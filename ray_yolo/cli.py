@@ -1,4 +1,7 @@
-"""The commands: the flags that each one has, and how each one ends."""
+"""The commands: the flags that each one has, what it calls, and how it ends.
+
+What a command calls is imported once its line is read, so that --help and bad flags answer without torch, Ray, MLflow.
+"""
 
 from __future__ import annotations
 
@@ -109,12 +112,8 @@ TUNE = Command(
              "--evolve": "not needed: --space evolve --trials N is what it did"},
 )
 
-
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
-
-# The commands. What they call is imported once the command line is read, so that --help and bad flags answer without
-# torch, Ray and MLflow.
 
 
 def train(argv: Sequence[str] | None = None) -> int:

@@ -17,16 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from ray_yolo.config import sections
 from ray_yolo.config.changes import Change
-from ray_yolo.config.sections import (
-    AugmentConfig,
-    EvaluateConfig,
-    Frozen,
-    LossConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-)
+from ray_yolo.config.sections import Frozen
 from ray_yolo.errors import ConfigError
 
 MAX_LAYERS = 1000
@@ -112,12 +105,12 @@ class Recipe(Frozen):
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
     """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
     trained epochs on. Best weights and patience count anew from there."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    loss: LossConfig = LossConfig()
-    augment: AugmentConfig = AugmentConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
+    schedule: sections.ScheduleConfig = sections.ScheduleConfig()
+    loss: sections.LossConfig = sections.LossConfig()
+    augment: sections.AugmentConfig = sections.AugmentConfig()
+    evaluate: sections.EvaluateConfig = sections.EvaluateConfig()
+    objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
 
     @model_validator(mode="before")
     @classmethod

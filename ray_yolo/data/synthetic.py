@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 
 from ray_yolo.data.index_cache import cache_folder, publish
+from ray_yolo.data.labels import covered
 from ray_yolo.structures import Annotation
 
 VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
@@ -62,7 +63,7 @@ def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotat
     for kind in rng.integers(drawing.num_classes, size=wanted).tolist():
         for _ in range(12):  # attempts to find a place that overlaps earlier boxes only a little
             outline, box = _place(rng, kind, drawing)
-            if all(_covered(old, box) < 0.25 for old in boxes):
+            if all(max(covered(old[None], box), covered(box[None], old)) < 0.25 for old in boxes):
                 (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
                 _paint(image[above:below, left:right], rng, kind, outline - (left, above))
                 classes.append(kind)
@@ -108,12 +109,6 @@ def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.nd
     lowest, highest = -outline.min(axis=0), drawing.side_px - outline.max(axis=0)
     outline += lowest + (highest - lowest) * rng.random(2)
     return outline, np.concatenate([outline.min(axis=0), outline.max(axis=0)])
-
-
-def _covered(old: np.ndarray, new: np.ndarray) -> float:
-    """Fraction of the smaller of two boxes that the other one covers."""
-    sides = np.clip(np.minimum(old[2:], new[2:]) - np.maximum(old[:2], new[:2]), 0, None)
-    return float(sides.prod() / min((old[2:] - old[:2]).prod(), (new[2:] - new[:2]).prod()))
 
 
 def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.ndarray) -> None:

@@ -42,6 +42,17 @@ def test_a_file_and_a_pattern_name_files(folder: Path) -> None:
     assert names(folder / "**/*.bmp") == ["c d.bmp"]
 
 
+def test_a_folder_is_searched_as_one_of_a_data_set_is(folder: Path, tmp_path_factory: pytest.TempPathFactory,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "f.jpg").touch()
+    (folder / "linked").symlink_to(elsewhere)
+    assert "linked/f.jpg" in names(folder)
+    monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
+    with pytest.raises(InputError, match=r"^source: .* may not be read"):
+        find_media(str(folder))
+
+
 def test_links_that_run_in_circles_end(folder: Path) -> None:
     for name in ("one", "two", "three"):
         (folder / name).symlink_to(folder)

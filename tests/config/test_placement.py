@@ -1,0 +1,33 @@
+"""Where a training runs: what is read as a number of workers, and what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from ray_yolo.config.placement import Placement
+
+
+@pytest.mark.parametrize(("given", "read", "most"), [
+    (0, 0, 1), (3, 3, 3), ("2-8", (2, 8), 8), ([1, 4], (1, 4), 4)])
+def test_workers_are_a_number_or_a_range(given: object, read: object, most: int) -> None:
+    placement = Placement.model_validate({"num_workers": given})
+    assert (placement.num_workers, placement.max_workers) == (read, most)
+
+
+@pytest.mark.parametrize("given", [-1, 4097, "8-2", "0-4", "2-", "many"])
+def test_other_numbers_of_workers_are_refused(given: object) -> None:
+    with pytest.raises(ValidationError):
+        Placement.model_validate({"num_workers": given})
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "-a", "é", "a" * 64, "a b"])
+def test_a_name_is_no_path(name: str) -> None:
+    for field in ("name", "registered_name"):
+        with pytest.raises(ValidationError, match="folders go into --project"):
+            Placement.model_validate({field: name})
+
+
+@pytest.mark.parametrize(("workers", "cpus", "processes"), [(-1, 1.0, 0), (-1, 4.0, 3), (-1, 64.0, 8), (5, 1.0, 5)])
+def test_loader_processes_leave_a_cpu_to_the_worker(workers: int, cpus: float, processes: int) -> None:
+    assert Placement(workers=workers, cpus_per_worker=cpus).loader_processes == processes
