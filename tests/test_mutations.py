@@ -111,8 +111,7 @@ MUTATIONS = (
              "runlog/test_mlflow_run.py"),
     Mutation("runlog/narrator.py", "(self._epochs * self._batches - self._batch) * self._batch_size",
              "(self._epochs * self._batches - self._batch)", "runlog/test_narrator.py"),
-    Mutation("tune/schedulers.py", "reduction_factor=scheduler.reduction", "reduction_factor=4",
-             "tune/test_schedulers.py"),
+    Mutation("tune/searcher.py", "reduction_factor=reduction", "reduction_factor=4", "tune/test_searcher.py"),
     # plots
     Mutation("plots/confusion.py", "np.maximum(matrix.sum(axis=0), 1)", "np.maximum(matrix.sum(axis=1), 1)",
              "plots/test_confusion.py"),

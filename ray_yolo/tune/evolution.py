@@ -150,9 +150,8 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
 
 def can_move(gene: Gene, value: GeneValue) -> bool:
     """Whether mutation ever changes this value."""
-    if gene.kind == "choice":
-        return gene.gain > 0 and len(gene.values) > 1
-    return gene.gain > 0 and gene.low < gene.high and value != 0
+    has_others = len(gene.values) > 1 if gene.kind == "choice" else gene.low < gene.high and value != 0
+    return gene.gain > 0 and has_others
 
 
 def nearest(gene: Gene, value: object) -> GeneValue:
@@ -183,9 +182,7 @@ def grid_size(genes: Sequence[Gene]) -> int:
 
 def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
     """Whether evolution's proposal `k` is no child. Takes a draw only where the share is between 0 and 1."""
-    if k < len(space.starts) + space.random_first:
-        return True
-    return space.random_share > 0 and rng.random() < space.random_share
+    return k < len(space.starts) + space.random_first or 0 < space.random_share > rng.random()
 
 
 def _draw_parent(parents: Sequence[Row], rng: np.random.Generator) -> Row:
@@ -196,12 +193,10 @@ def _parent_genes(space: Space, parents: Sequence[Row], rng: np.random.Generator
     """Genes to mutate: of one of the parents, or their mean; the first start while nothing has finished."""
     if not parents:
         return space.starts[0]
-    drawn = dict(_draw_parent(parents, rng).genes)
-    if space.parent == "mean":  # of which choices have none
-        weights = parent_weights(parents)
-        drawn |= {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in parents]))
-                  for gene in space.genes if gene.kind != "choice"}
-    return drawn
+    drawn, weights = _draw_parent(parents, rng).genes, parent_weights(parents)
+    means = {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in parents]))
+             for gene in space.genes if gene.kind != "choice" and space.parent == "mean"}  # choices have none
+    return {**drawn, **means}
 
 
 def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
@@ -212,13 +207,13 @@ def _grid_point(genes: Sequence[Gene], k: int) -> Genes:
     for gene in reversed(genes):
         values = _grid_values(gene)
         k, index = divmod(k, len(values))
-        point[gene.name] = values[index]
-    return {gene.name: point[gene.name] for gene in genes}
+        point = {gene.name: values[index], **point}
+    return point
 
 
-def _grid_values(gene: Gene) -> tuple[GeneValue, ...]:
+def _grid_values(gene: Gene) -> Sequence[GeneValue]:
     assert gene.kind != "float", f"{gene.name}: a grid has no points on a continuous range"
-    return gene.values if gene.kind == "choice" else tuple(range(int(gene.low), int(gene.high) + 1))
+    return gene.values if gene.kind == "choice" else range(int(gene.low), int(gene.high) + 1)
 
 
 def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> GeneValue:

@@ -23,9 +23,7 @@ from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Stage, Trial, finished_rows, heir, new_trial, replay_command
 
-LEDGER_FILE = "ledger.jsonl"
-VERSION = 1
-
+LEDGER_FILE, VERSION = "ledger.jsonl", 1
 Numbers = Mapping[str, float | None]
 
 
@@ -139,17 +137,14 @@ class Ledger:
         self._begun, _ = _split(events or [self._write(begun)])
         self._trials = read_trials(events)
         self.recipe = self._begun.recipe
+        self.rungs = sweep.search.rungs(self.recipe.epochs)
+        """Epochs after which the scheduler compares trials."""
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         """All rows by number."""
         with self._lock:
             return tuple(self._trials.values())
-
-    @property
-    def rungs(self) -> Sequence[int]:
-        """Epochs after which the scheduler compares trials."""
-        return self._sweep.search.rungs(self.recipe.epochs)
 
     @property
     def to_run(self) -> tuple[Trial, ...]:
@@ -160,10 +155,10 @@ class Ledger:
         """A new row, proposed from all rows finished so far; on disk before it is given out."""
         with self._lock:
             number, rows = len(self._trials), finished_rows(self._trials.values())
-            what = self._sweep.space, self.recipe.seed, number, rows
-            genes = propose(*what)
+            given = self._sweep.space, self.recipe.seed, number, rows
+            genes = propose(*given)
             self.append(Proposed(trial=number, genes=genes, seen=tuple(row.trial for row in rows),
-                                 rungs=tuple(row.rung for row in rows), parents=parents_of(*what),
+                                 rungs=tuple(row.rung for row in rows), parents=parents_of(*given),
                                  command=replay_command(self.recipe, [Stage(0, genes)])))
             return self._trials[number]
 
@@ -173,15 +168,17 @@ class Ledger:
 
     def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
         """A trial is about to go on from another one's checkpoint with changed genes."""
-        past = heir(self._trials, self._trials[number], genes, origin).past
-        self.append(Exploited(trial=number, genes=genes, origin=origin, command=replay_command(self.recipe, past)))
+        command = replay_command(self.recipe, heir(self._trials, self._trials[number], genes, origin).past)
+        self.append(Exploited(trial=number, genes=genes, origin=origin, command=command))
 
     def finish(self, number: int, fitness: float | None, metrics: Numbers, losses: Numbers, epochs: int, *,
                stopped: bool = False) -> None:
         """A trial has ended, or was stopped, after so many epochs. Without a finite fitness it has failed."""
-        self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
-                             stopped=stopped) if fitness is not None and math.isfinite(fitness) else
-                    Failed(trial=number, reason=f"no finite fitness after {epochs} epochs"))
+        if fitness is None or not math.isfinite(fitness):
+            self.append(Failed(trial=number, reason=f"no finite fitness after {epochs} epochs"))
+        else:
+            self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
+                                 stopped=stopped))
 
     def append(self, event: Event) -> None:
         """Write down what has happened to a trial that has not ended, and bring its row up to date."""
@@ -234,8 +231,7 @@ def verify(events: Sequence[Begun | Event]) -> list[str]:
     the ones it says it has seen, on the rungs it says; numbers must count from 0, and no trial may end twice.
     """
     begun, later = _split(events)
-    trials: dict[int, Trial] = {}
-    problems: list[str] = []
+    trials, problems = dict[int, Trial](), list[str]()
     for event in later:
         number, trial = event.trial, trials.get(event.trial)
         if isinstance(event, Proposed) and (trial or number != len(trials)):

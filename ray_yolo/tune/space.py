@@ -37,7 +37,6 @@ from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
 SHIPPED = Path(__file__).parents[1] / "tune_spaces"
 SEARCH = "search"
-
 _RECIPE, _PLACEMENT = config_fields(Recipe), config_fields(Placement)
 
 ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
@@ -46,7 +45,6 @@ ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimize
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # a whole number between two good ones may be a bad one
 _MAX_TRIED = 10_000  # combinations: a second or so
 _MAX_WHOLE = 2.0**53  # beyond it floats, which the limits are, leave whole numbers out
-
 Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
 
