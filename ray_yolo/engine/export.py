@@ -32,8 +32,7 @@ from ray_yolo.engine.export_nms import Suppression, onnx_suppression
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import InputError
 from ray_yolo.families import Family
-from ray_yolo.models.detector import Detector
-from ray_yolo.models.fusion import fuse
+from ray_yolo.models.detector import Detector, fuse
 
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 

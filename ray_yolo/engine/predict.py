@@ -23,8 +23,7 @@ from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.trained import Trained
 from ray_yolo.errors import InputError
 from ray_yolo.families import Family
-from ray_yolo.models.detector import Detector
-from ray_yolo.models.fusion import fuse
+from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
 
