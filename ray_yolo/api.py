@@ -22,8 +22,7 @@ from ray_yolo.config.yaml import load_yaml
 from ray_yolo.engine.predict import load_trained
 from ray_yolo.errors import InputError
 from ray_yolo.families import build_model
-from ray_yolo.models.detector import Detector
-from ray_yolo.models.fusion import count_parameters, gflops
+from ray_yolo.models.detector import Detector, count_parameters, gflops
 
 if TYPE_CHECKING:
     from ray_yolo.engine.export import ExportResult

@@ -1,7 +1,4 @@
-"""The one table of model families, and the way from a name or a YAML mapping to a model.
-
-A family is the tables of its models, the loss they are trained with, and the meaning of what they predict.
-"""
+"""The one table of model families, and the way from a name or a YAML mapping to a model."""
 
 from __future__ import annotations
 
@@ -17,17 +14,15 @@ from ray_yolo.config.sections import LossConfig
 from ray_yolo.errors import CheckpointError, ConfigError
 from ray_yolo.losses import anchor_based, anchor_free
 from ray_yolo.losses.criterion import Criterion
-from ray_yolo.models import heads, yolov3, yolov5, yolov8
-from ray_yolo.models.anchor_free import AnchorFree
-from ray_yolo.models.anchor_free import decode as anchor_free_decode
+from ray_yolo.models import zoo
 from ray_yolo.models.detector import Architecture, Detector
-from ray_yolo.models.heads import Anchors, Predictions
+from ray_yolo.models.heads import AnchorFree, Anchors, Detect, Predictions, decode_anchors, decode_distances
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
 
 
 class Family(NamedTuple):
-    """What belongs together; all that the rest of the program knows of a model."""
+    """Tables of models, their loss, and the meaning of what they predict: all that the program knows of a model."""
 
     models: Mapping[str, Architecture]
     fit: Callable[[Any, np.ndarray, LossConfig, int], Anchors | None]  # (head, label sizes, gains, seed)
@@ -35,7 +30,7 @@ class Family(NamedTuple):
     decode: Callable[[Any, Sequence[Tensor]], Predictions]  # (head, what the detector gave)
 
 
-def fit_head(head: heads.Detect, sizes: np.ndarray, loss: LossConfig, seed: int) -> Anchors | None:
+def fit_head(head: Detect, sizes: np.ndarray, loss: LossConfig, seed: int) -> Anchors | None:
     """Better anchors in pixels for labels of these sizes (n, 2), or None where the head's own fit."""
     own = (head.anchors * torch.tensor(head.strides)[:, None, None]).numpy()
     found = fit_anchors(own, sizes, loss.anchor_t, seed)
@@ -47,9 +42,9 @@ def fit_nothing(head: AnchorFree, sizes: np.ndarray, loss: LossConfig, seed: int
 
 
 FAMILIES = {
-    "yolov5": Family(yolov5.MODELS, fit_head, anchor_based.build_loss, heads.decode),
-    "yolov3": Family(yolov3.MODELS, fit_head, anchor_based.build_loss, heads.decode),
-    "yolov8": Family(yolov8.MODELS, fit_nothing, anchor_free.build_loss, anchor_free_decode),
+    "yolov5": Family(zoo.YOLOV5, fit_head, anchor_based.build_loss, decode_anchors),
+    "yolov3": Family(zoo.YOLOV3, fit_head, anchor_based.build_loss, decode_anchors),
+    "yolov8": Family(zoo.YOLOV8, fit_nothing, anchor_free.build_loss, decode_distances),
 }
 YAML_FAMILY = FAMILIES["yolov5"]  # what a user's own table of rows belongs to
 
@@ -70,10 +65,9 @@ def find_family(model: str | Mapping[str, object]) -> Family:
     """
     if not isinstance(model, str):
         return YAML_FAMILY
-    for family in FAMILIES.values():
-        if model in family.models:
-            return family
-    known = [name for family in FAMILIES.values() for name in family.models]
+    known = {name: family for family in FAMILIES.values() for name in family.models}
+    if model in known:
+        return known[model]
     near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)[0]
     raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
 
@@ -105,15 +99,10 @@ def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchor
     """
     given = {name.removeprefix("module."): value for name, value in state.items() if isinstance(value, Tensor)}
     own = detector.state_dict()
-    left_out = []
-    with torch.no_grad():
-        for name, tensor in own.items():
-            kept = keep_anchors and name.endswith(".anchors")
-            if name in given and given[name].shape == tensor.shape and not kept:
-                tensor.copy_(given[name])
-            else:
-                left_out.append(name)
-    if len(left_out) == len(own):
+    fitting = {name: given[name] for name, tensor in own.items() if name in given and given[name].shape == tensor.shape
+               and not (keep_anchors and name.endswith(".anchors"))}
+    if not fitting:
         raise CheckpointError(f"weights: none of the model's {len(own)} tensors is among the {len(given)} given ones; "
                               f"expected names such as {next(iter(own))}")
-    return Transfer(len(own) - len(left_out), len(own), tuple(left_out))
+    detector.load_state_dict(fitting, strict=False)
+    return Transfer(len(fitting), len(own), tuple(name for name in own if name not in fitting))

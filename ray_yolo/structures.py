@@ -1,7 +1,6 @@
 """The values that modules hand to each other. Plain data: nothing here reads files or knows of workers.
 
-Boxes are xyxy float32 in pixels of the image they belong to unless the name says otherwise; sizes are
-(height, width).
+Boxes are xyxy float32 in pixels of the image they belong to; sizes are (height, width).
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ class AnnotationIndex:
 
     @property
     def digest(self) -> str:
-        """Identity of the labels: 16 hex digits over names, image sizes, classes and boxes in order.
-
-        What decides no weights (findings, crowds, areas) is no part of it.
-        """
+        """Identity of the labels: 16 hex digits over what decides weights, names, image sizes, classes and boxes."""
         digest = hashlib.sha256("\0".join(self.names).encode())
         for array in (self.sizes, self.offsets, self.classes, self.boxes):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -73,13 +69,10 @@ class AnnotationIndex:
 
 
 class SampleKey(NamedTuple):
-    """Names one training sample: its randomness depends on (seed, epoch, position) alone.
-
-    `position` is the place in the epoch's order (a weighted draw repeats an image).
-    """
+    """Names one training sample: its randomness depends on (seed, epoch, position) alone."""
 
     epoch: int
-    position: int
+    position: int  # in the epoch's order; a weighted draw repeats an image
     image: int
 
 

@@ -113,10 +113,10 @@ MUTATIONS = (
              "(self._epochs * self._batches - self._batch)", "runlog/test_narrator.py"),
     Mutation("tune/searcher.py", "reduction_factor=reduction", "reduction_factor=4", "tune/test_searcher.py"),
     # plots
-    Mutation("plots/confusion.py", "np.maximum(matrix.sum(axis=0), 1)", "np.maximum(matrix.sum(axis=1), 1)",
-             "plots/test_confusion.py"),
+    Mutation("plots/metrics.py", "np.maximum(matrix.sum(axis=0), 1)", "np.maximum(matrix.sum(axis=1), 1)",
+             "plots/test_metrics.py"),
     Mutation("plots/labels.py", "(left + right) / 2 / width", "(left + right) / 2 / height", "plots/test_labels.py"),
-    Mutation("plots/draw.py", "detections[::-1].tolist()", "detections.tolist()", "plots/test_draw.py"),
+    Mutation("plots/boxes.py", "detections[::-1].tolist()", "detections.tolist()", "plots/test_boxes.py"),
     # config
     Mutation("config/recipe.py", "if num_workers > units:", "if num_workers >= units:", "engine/test_plan.py"),
     Mutation("config/flags.py", "given |= options.given | dict(map(_read_assignment, options.set))",

@@ -25,8 +25,7 @@ from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import Family
-from ray_yolo.models.detector import Detector
-from ray_yolo.models.fusion import fuse
+from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.ops.nms import select
 
 if TYPE_CHECKING:

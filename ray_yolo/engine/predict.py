@@ -27,8 +27,7 @@ from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.errors import CheckpointError, InputError
 from ray_yolo.families import FAMILIES, Family, build_model, find_family
-from ray_yolo.models.detector import Detector
-from ray_yolo.models.fusion import fuse
+from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
 

@@ -23,7 +23,7 @@ import torch
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.data.media import Media, frames_per_second, read_video
 from ray_yolo.engine.predict import Predictor
-from ray_yolo.plots.draw import draw_detections
+from ray_yolo.plots.boxes import draw_detections
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.align import align
-from ray_yolo.ops.boxes import complete_iou
-from ray_yolo.ops.distances import BINS, expected_boxes, flatten_levels, grid_points
+from ray_yolo.ops.boxes import BINS, complete_iou, expected_boxes, flatten_levels, grid_points
 
 
 class Head(Protocol):

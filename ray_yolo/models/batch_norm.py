@@ -40,10 +40,8 @@ class BatchNorm(nn.BatchNorm2d):
         return F.batch_norm(x, *self.scratch, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
 
     def _synchronised(self, x: Tensor, global_sum: GlobalSum, scratch_mean: Tensor, scratch_var: Tensor) -> Tensor:
-        """Normalise with the mean and variance over all workers' images (this worker may hold none).
-
-        Two passes (mean, then squared distances) because E[x^2] - E[x]^2 cancels in fp32.
-        """
+        """Normalise with the mean and variance over all workers' images (this worker may hold none), in two passes
+        because E[x^2] - E[x]^2 cancels in fp32."""
         wide = x.float()
         count_here = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
         total = global_sum(torch.cat([wide.sum((0, 2, 3)), count_here]))

@@ -12,9 +12,8 @@ from ray_yolo.models.batch_norm import BatchNorm
 class Conv(nn.Module):
     """Convolution without bias, BatchNorm, SiLU. `padding` None keeps the size at stride 1 (odd kernels)."""
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None, groups: int = 1
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None,
+                 groups: int = 1) -> None:
         super().__init__()
         padding = kernel // 2 if padding is None else padding
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
@@ -38,7 +37,7 @@ class Bottleneck(nn.Module):
         self.adds = shortcut and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.cv2(self.cv1(x))
+        y = self.cv2(self.cv1(x))
         return x + y if self.adds else y
 
 
@@ -54,8 +53,7 @@ class C3(nn.Module):
         self.m = nn.Sequential(*(Bottleneck(hidden, hidden, shortcut, expansion=1.0) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
-        return y
+        return self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), 1))
 
 
 class C2f(nn.Module):
@@ -72,8 +70,7 @@ class C2f(nn.Module):
         parts = list(self.cv1(x).chunk(2, 1))
         for bottleneck in self.m:
             parts.append(bottleneck(parts[-1]))
-        y: Tensor = self.cv2(torch.cat(parts, 1))
-        return y
+        return self.cv2(torch.cat(parts, 1))
 
 
 class SPP(nn.Module):
@@ -88,8 +85,7 @@ class SPP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cv1(x)
-        y: Tensor = self.cv2(torch.cat([x, *(_same_max_pool(x, kernel) for kernel in self.kernels)], 1))
-        return y
+        return self.cv2(torch.cat([x, *(_same_max_pool(x, kernel) for kernel in self.kernels)], 1))
 
 
 class SPPF(nn.Module):
@@ -106,8 +102,7 @@ class SPPF(nn.Module):
         pools = [self.cv1(x)]
         for _ in range(3):
             pools.append(_same_max_pool(pools[-1], self.kernel))
-        y: Tensor = self.cv2(torch.cat(pools, 1))
-        return y
+        return self.cv2(torch.cat(pools, 1))
 
 
 class Concat(nn.Module):

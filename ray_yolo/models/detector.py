@@ -1,7 +1,8 @@
-"""Tables of rows made into a module."""
+"""Tables of rows made into a module; what it costs to run, and its cheaper twin for evaluation."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -9,8 +10,10 @@ from typing import cast
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ray_yolo.errors import ConfigError
+from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
 from ray_yolo.models.rows import DetectRow, HeadRow, Row
 
@@ -24,7 +27,7 @@ class Detector(nn.Module):
         """Build rows that have their final channels, repeats and classes; the last one is the head's.
 
         Args:
-            anchors_px: per level of the head and anchor (width, height) in pixels; None: squares, to be fitted.
+            anchors_px: of the head; None: squares, to be fitted.
 
         Raises:
             ConfigError: naming the row that does not fit the rows before it.
@@ -60,15 +63,12 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def _assemble(self, rows: Sequence[Row]) -> tuple[int, ...]:
-        """Build each layer for the channels that a dummy image has at its place; the strides of the head's levels.
-
-        Evaluation mode leaves the statistics of the norms as they are.
-        """
+        """Build each layer for the channels that a dummy image has at its place; the strides of the head's levels."""
         outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # row i gives outputs[i + 1]
         for index, (row, sources) in enumerate(zip(rows, self._sources, strict=True)):
             inputs = [outputs[source + 1] for source in sources]
             try:
-                layer = row.build([x.shape[1] for x in inputs]).eval()
+                layer = row.build([x.shape[1] for x in inputs]).eval()  # the norms' statistics stay as they are
                 outputs.append(layer(*inputs))
             except (RuntimeError, ValueError, TypeError) as error:
                 shapes = " and ".join(str(tuple(x.shape[1:])) for x in inputs)
@@ -130,3 +130,30 @@ def _count_anchors(anchors: Anchors, num_levels: int) -> int:
     if any(side <= 0 for level in anchors for anchor in level for side in anchor):
         raise ConfigError("anchors: every width and height is a number of pixels above 0")
     return counts.pop()
+
+
+def fuse(detector: Detector) -> Detector:
+    """A copy in evaluation mode with every BatchNorm folded into its convolution: the same outputs up to rounding."""
+    fused = copy.deepcopy(detector).eval()
+    for block in fused.modules():
+        if isinstance(block, Conv) and isinstance(block.bn, nn.BatchNorm2d):
+            block.conv, block.bn = fuse_conv_bn_eval(block.conv, block.bn), nn.Identity()
+    return fused
+
+
+def count_parameters(detector: nn.Module) -> int:
+    """Weights and biases, norms' included, running statistics not."""
+    return sum(parameter.numel() for parameter in detector.parameters())
+
+
+def gflops(detector: Detector, imgsz: int = 640) -> float:
+    """Billions of operations for one square image: 2 x multiply-adds of the convolutions of the fused model.
+
+    Counted on the meta device: nothing is computed.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # here: it takes a while, and few processes count
+
+    image = torch.empty(1, 3, imgsz, imgsz, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        fuse(detector).to("meta")(image)
+    return float(counter.get_total_flops()) / 1e9

@@ -1,4 +1,7 @@
-"""The anchor-based head: raw predictions per level, and their meaning as boxes."""
+"""The heads, with anchors and without: raw predictions per level, and their meaning as boxes.
+
+The second: Ge et al. 2021 (YOLOX, arXiv:2107.08430), Li et al. 2020 (Generalized Focal Loss, arXiv:2006.04388).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.ops.boxes import corners
+from ray_yolo.models.blocks import Conv
+from ray_yolo.ops.boxes import BINS, corners, expected_boxes, flatten_levels, grid_cells, grid_points
 
 Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, height) in pixels
 
@@ -32,10 +36,9 @@ class Head(Protocol):
 
 
 class Detect(nn.Module):
-    """One 1x1 convolution per level, to num_anchors x (5 + num_classes) channels.
+    """The head with anchors: one 1x1 convolution per level, to num_anchors x (5 + num_classes) channels.
 
-    `anchors` (levels, anchors, 2) are in cells of their level; `strides` are pixels per cell. Both are set by
-    `calibrate`, once the strides are known.
+    `anchors` (levels, anchors, 2) are in cells of their level; they and the strides are set by `calibrate`.
     """
 
     anchors: Tensor
@@ -87,29 +90,58 @@ def square_anchors(strides: Sequence[int], num_anchors: int) -> Anchors:
     return [[(size * stride, size * stride) for size in cells] for stride in strides]
 
 
-def decode(head: Detect, levels: Sequence[Tensor]) -> Predictions:
+def decode_anchors(head: Detect, levels: Sequence[Tensor]) -> Predictions:
     """Predictions in words of the image: with s = sigmoid, cell (cx, cy) and anchor (aw, ah) in cells,
 
         x = 2 s(tx) - 0.5 + cx,   y = 2 s(ty) - 0.5 + cy,   w = (2 s(tw))^2 aw,   h = (2 s(th))^2 ah,
 
     and the score of a class is its own chance times that of an object.
-
-    Args:
-        levels: raw predictions of `Detect`, one (B, anchors, h, w, 5 + classes) per level; N runs over levels, anchors,
-            rows, columns.
+    N runs over levels, anchors, rows, columns.
     """
+    boxes, scores = [], []
     with torch.autocast(levels[0].device.type, enabled=False):
-        decoded = [_decode_level(level.float(), anchors.float(), stride)
-                   for level, anchors, stride in zip(levels, head.anchors, head.strides, strict=True)]
-    return Predictions(torch.cat([boxes for boxes, _ in decoded], 1), torch.cat([scores for _, scores in decoded], 1))
+        for level, anchors, stride in zip(levels, head.anchors, head.strides, strict=True):
+            chances = level.float().sigmoid()
+            centre = (2 * chances[..., :2] - 0.5 + grid_cells(level)) * stride
+            size = (2 * chances[..., 2:4]).square() * anchors.float()[:, None, None] * stride
+            boxes.append(corners(torch.cat((centre, size), 4)).flatten(1, 3))
+            scores.append((chances[..., 4:5] * chances[..., 5:]).flatten(1, 3))
+    return Predictions(torch.cat(boxes, 1), torch.cat(scores, 1))
 
 
-def _decode_level(level: Tensor, anchors: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    height, width = level.shape[2:4]
-    rows, columns = torch.arange(height, device=level.device), torch.arange(width, device=level.device)
-    cells = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2)  # (h, w, 2) as (x, y)
-    chances = level.sigmoid()
-    centre = (2 * chances[..., :2] - 0.5 + cells) * stride
-    size = (2 * chances[..., 2:4]).square() * anchors[:, None, None] * stride
-    scores = chances[..., 4:5] * chances[..., 5:]
-    return corners(torch.cat((centre, size), 4)).flatten(1, 3), scores.flatten(1, 3)
+class AnchorFree(nn.Module):
+    """Two branches per level: 4 x `BINS` logits of the distances left, top, right, bottom, and the classes' logits."""
+
+    def __init__(self, channels: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.strides: tuple[int, ...] = ()
+        boxes, scores = max(BINS, channels[0] // 4, 4 * BINS), max(channels[0], min(num_classes, 100))
+        self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * BINS) for c in channels)
+        self.cv3 = nn.ModuleList(_branch(c, scores, num_classes) for c in channels)
+        self.dfl = nn.Module()
+        self.dfl.conv = nn.Conv2d(BINS, 1, 1, bias=False).requires_grad_(False)  # the published files have it
+        self.dfl.conv.weight.data[:] = torch.arange(BINS).view(1, BINS, 1, 1)
+
+    def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
+        """Raw predictions (B, 4 x BINS + classes, h, w) per level."""
+        return tuple(torch.cat((box(x), score(x)), 1)
+                     for box, score, x in zip(self.cv2, self.cv3, features, strict=True))
+
+    def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
+        """Set strides and the biases from which training starts: about 5 objects in an image of 640 pixels."""
+        self.strides = strides
+        for box, score, stride in zip(self.cv2, self.cv3, strides, strict=True):
+            for branch, bias in ((box, 1.0), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
+                nn.init.constant_(cast(Tensor, cast(nn.Sequential, branch)[-1].bias), bias)
+
+
+def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
+
+
+def decode_distances(head: AnchorFree, levels: Sequence[Tensor]) -> Predictions:
+    """Predictions of `AnchorFree` in words of the image: a class's score is the sigmoid of its logit."""
+    with torch.autocast(levels[0].device.type, enabled=False):
+        distances, classes = flatten_levels(levels)
+        return Predictions(expected_boxes(distances, *grid_points(levels, head.strides)), classes.sigmoid())

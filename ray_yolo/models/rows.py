@@ -7,18 +7,15 @@ are written, comparable, printable.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import field, replace
-from typing import Annotated, Literal, Self
+from dataclasses import field, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from ray_yolo.models import blocks
-from ray_yolo.models.anchor_free import AnchorFree
-from ray_yolo.models.heads import Detect
+from ray_yolo.models import blocks, heads
 
 # The bounds only keep a slip of the pen from asking for more memory than there is.
 Channels = Annotated[int, Field(ge=1, le=2**15)]
@@ -29,14 +26,20 @@ STRICT = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Row(ABC):
+class Row:
     """One layer. `source` are rows by index; a negative one counts back from this row (-1: the row before)."""
 
+    layer: ClassVar[type[nn.Module]]
     source: tuple[int, ...] = (-1,)
 
-    @abstractmethod
+    @property
+    def arguments(self) -> list[Any]:
+        """What a row of a YAML file writes behind the layer's name, in order."""
+        return [getattr(self, entry.name) for entry in fields(self) if not entry.kw_only]
+
     def build(self, channels: Sequence[int]) -> nn.Module:
         """The layer, for inputs of so many channels."""
+        return self.layer(*self.arguments)
 
     def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
         """The row of a model size."""
@@ -50,9 +53,9 @@ class WideRow(Row):
     channels: Channels
     repeats: Count = field(default=1, kw_only=True)
 
-    @abstractmethod
     def block(self, channels: int) -> nn.Module:
         """One repeat, for an input of so many channels."""
+        return self.layer(channels, *self.arguments)
 
     def build(self, channels: Sequence[int]) -> nn.Module:
         first, *others = [self.block(channels[0] if i == 0 else self.channels) for i in range(self.repeats)]
@@ -69,13 +72,11 @@ class WideRow(Row):
 class ConvRow(WideRow):
     """Convolution; padding None: half the kernel."""
 
+    layer = blocks.Conv
     kernel: Kernel = 1
     stride: Kernel = 1
     padding: Padding | None = None
     groups: Channels = 1
-
-    def block(self, channels: int) -> nn.Module:
-        return blocks.Conv(channels, self.channels, self.kernel, self.stride, self.padding, self.groups)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -86,71 +87,60 @@ class DWConvRow(WideRow):
     stride: Kernel = 1
 
     def block(self, channels: int) -> nn.Module:
-        groups = math.gcd(channels, self.channels)
-        return blocks.Conv(channels, self.channels, self.kernel, self.stride, groups=groups)
+        return blocks.Conv(channels, self.channels, self.kernel, self.stride,
+                           groups=math.gcd(channels, self.channels))
 
 
 @dataclass(frozen=True, config=STRICT)
 class BottleneckRow(WideRow):
     """Bottlenecks of half width inside."""
 
+    layer = blocks.Bottleneck
     shortcut: bool = True
-
-    def block(self, channels: int) -> nn.Module:
-        return blocks.Bottleneck(channels, self.channels, self.shortcut)
 
 
 @dataclass(frozen=True, config=STRICT)
 class C3Row(WideRow):
     """Repeats are bottlenecks inside the block."""
 
+    layer: ClassVar[type[nn.Module]] = blocks.C3
     shortcut: bool = True
 
-    def block(self, channels: int) -> nn.Module:
-        return blocks.C3(channels, self.channels, self.repeats, self.shortcut)
-
     def build(self, channels: Sequence[int]) -> nn.Module:
-        return self.block(channels[0])
+        return self.layer(channels[0], self.channels, self.repeats, self.shortcut)
 
 
 @dataclass(frozen=True, config=STRICT)
 class C2fRow(C3Row):
     """Repeats are bottlenecks inside the block."""
 
-    def block(self, channels: int) -> nn.Module:
-        return blocks.C2f(channels, self.channels, self.repeats, self.shortcut)
+    layer = blocks.C2f
 
 
 @dataclass(frozen=True, config=STRICT)
 class SPPRow(WideRow):
     """Max-pools of these sizes side by side."""
 
+    layer = blocks.SPP
     kernels: tuple[Kernel, ...] = (5, 9, 13)
-
-    def block(self, channels: int) -> nn.Module:
-        return blocks.SPP(channels, self.channels, self.kernels)
 
 
 @dataclass(frozen=True, config=STRICT)
 class SPPFRow(WideRow):
     """Three max-pools of this size in a chain."""
 
+    layer = blocks.SPPF
     kernel: Kernel = 5
-
-    def block(self, channels: int) -> nn.Module:
-        return blocks.SPPF(channels, self.channels, self.kernel)
 
 
 @dataclass(frozen=True, config=STRICT)
 class UpsampleRow(Row):
     """Enlarges by `factor`; `size` is there because the published tables write it, as None."""
 
+    layer = nn.Upsample
     size: None = None
     factor: Kernel = 2
     mode: Literal["nearest"] = "nearest"
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return nn.Upsample(scale_factor=float(self.factor), mode=self.mode)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -167,22 +157,18 @@ class ConcatRow(Row):
 class MaxPoolRow(Row):
     """Maximum over a square window."""
 
+    layer = nn.MaxPool2d
     kernel: Kernel
     stride: Kernel
     padding: Padding = 0
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return nn.MaxPool2d(self.kernel, self.stride, self.padding)
 
 
 @dataclass(frozen=True, config=STRICT)
 class ZeroPadRow(Row):
     """Pads by (left, right, top, bottom) pixels."""
 
+    layer = nn.ZeroPad2d
     padding: tuple[Padding, Padding, Padding, Padding]
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return nn.ZeroPad2d(self.padding)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -191,20 +177,20 @@ class HeadRow(Row):
 
     num_classes: Channels = 80
 
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return self.layer(channels, *self.arguments)
+
 
 @dataclass(frozen=True, config=STRICT)
 class AnchorFreeRow(HeadRow):
     """The decoupled head without anchors."""
 
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return AnchorFree(channels, self.num_classes)
+    layer = heads.AnchorFree
 
 
 @dataclass(frozen=True, config=STRICT)
 class DetectRow(HeadRow):
     """The head with anchors."""
 
+    layer = heads.Detect
     num_anchors: Count = 3
-
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return Detect(channels, self.num_classes, self.num_anchors)

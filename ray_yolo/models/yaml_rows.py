@@ -1,6 +1,5 @@
-"""YOLOv5-style model YAML -> typed rows. Names are looked up in tables; nothing is ever evaluated.
-
-Takes the mapping that a safe YAML loader gives back.
+"""YOLOv5-style model YAML, as a safe loader gives it back -> typed rows. Names are looked up in tables; nothing is ever
+evaluated.
 """
 
 from __future__ import annotations
@@ -12,40 +11,16 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ray_yolo.errors import ConfigError
+from ray_yolo.models import rows
 from ray_yolo.models.detector import Architecture
-from ray_yolo.models.rows import (
-    BottleneckRow,
-    C3Row,
-    ConcatRow,
-    ConvRow,
-    DetectRow,
-    DWConvRow,
-    MaxPoolRow,
-    Row,
-    SPPFRow,
-    SPPRow,
-    UpsampleRow,
-    WideRow,
-    ZeroPadRow,
-)
 
 Where = Callable[..., str]
 
-MODULES: dict[str, type[Row]] = {
-    "Conv": ConvRow,
-    "DWConv": DWConvRow,
-    "Bottleneck": BottleneckRow,
-    "C3": C3Row,
-    "SPP": SPPRow,
-    "SPPF": SPPFRow,
-    "Concat": ConcatRow,
-    "nn.Upsample": UpsampleRow,
-    "nn.MaxPool2d": MaxPoolRow,
-    "nn.ZeroPad2d": ZeroPadRow,
-    "Detect": DetectRow,
+MODULES: dict[str, type[rows.Row]] = {
+    "Conv": rows.ConvRow, "DWConv": rows.DWConvRow, "Bottleneck": rows.BottleneckRow, "C3": rows.C3Row,
+    "SPP": rows.SPPRow, "SPPF": rows.SPPFRow, "Concat": rows.ConcatRow, "nn.Upsample": rows.UpsampleRow,
+    "nn.MaxPool2d": rows.MaxPoolRow, "nn.ZeroPad2d": rows.ZeroPadRow, "Detect": rows.DetectRow,
 }
-
-
 PLAIN_NAMES = {"None": None, "True": True, "False": False, "nearest": "nearest"}
 
 
@@ -78,15 +53,15 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
         file = ModelFile.model_validate(mapping)
     except ValidationError as error:
         raise ConfigError(f"{where(*error.errors()[0]['loc'])}: {_first(error)}") from error
-    names = {**PLAIN_NAMES, "nc": file.nc, "anchors": _frozen(file.anchors)}
-    rows = [_read_row(entry, f"{where(part, index)}: {part}[{index}]", names)
-            for part, entries in (("backbone", file.backbone), ("head", file.head))
-            for index, entry in enumerate(entries)]
+    names = {**PLAIN_NAMES, "nc": file.nc, "anchors": _look_up(file.anchors, PLAIN_NAMES, "anchors")}
+    table = [_read_row(entry, f"{where(part, index)}: {part}[{index}]", names)
+             for part, entries in (("backbone", file.backbone), ("head", file.head))
+             for index, entry in enumerate(entries)]
     anchors = file.anchors if isinstance(file.anchors, int) else [_pairs(level, where) for level in file.anchors]
-    return Architecture(tuple(rows), anchors, file.depth_multiple, file.width_multiple)
+    return Architecture(tuple(table), anchors, file.depth_multiple, file.width_multiple)
 
 
-def _read_row(entry: object, where: str, names: Mapping[str, object]) -> Row:
+def _read_row(entry: object, where: str, names: Mapping[str, object]) -> rows.Row:
     """The typed row of one [from, number, module, args]."""
     match entry:
         case [int() | list() as source, int() as number, str() as module, list() as args]:
@@ -98,16 +73,17 @@ def _read_row(entry: object, where: str, names: Mapping[str, object]) -> Row:
         raise ConfigError(f"{where}: module {module!r} is unknown; did you mean {near}? Known: {', '.join(MODULES)}")
     where, row = f"{where} {module}", MODULES[module]
     values = [_look_up(value, names, where) for value in args]
-    if row is DetectRow:
+    if row is rows.DetectRow:
         if values != [names["nc"], names["anchors"]]:
             raise ConfigError(f"{where}: its arguments are [nc, anchors], as given at the top of the file")
         values = []
-    if number != 1 and not issubclass(row, WideRow):
+    wide = issubclass(row, rows.WideRow)
+    if number != 1 and not wide:
         raise ConfigError(f"{where}: cannot be repeated; set its number to 1")
-    repeats = {"repeats": number} if issubclass(row, WideRow) else {}
-    build: Callable[..., Row] = row
+    build: Callable[..., rows.Row] = row
     try:
-        return build(*values, source=tuple(source) if isinstance(source, list) else (source,), **repeats)
+        return build(*values, source=tuple(source) if isinstance(source, list) else (source,),
+                     **({"repeats": number} if wide else {}))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_first(error)}") from error
 
@@ -121,10 +97,6 @@ def _look_up(value: object, names: Mapping[str, object], where: str) -> object:
     if value not in names:
         raise ConfigError(f"{where}: argument {value!r} is not a number; known names: {', '.join(names)}")
     return names[value]
-
-
-def _frozen(anchors: int | list[list[float]]) -> object:
-    return anchors if isinstance(anchors, int) else tuple(tuple(level) for level in anchors)
 
 
 def _pairs(level: Sequence[float], where: Where) -> list[tuple[float, float]]:

@@ -1,7 +1,4 @@
-"""Do the anchors fit the labels, and if not, which ones would?
-
-Sides are (width, height) in pixels of the network input. Pure numpy; all draws come from the seed.
-"""
+"""Do the anchors fit the labels, and if not, which would? Sides are (width, height), pixels of the network input."""
 
 from __future__ import annotations
 
@@ -33,18 +30,15 @@ def best_possible_recall(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float
 
 
 def fit_anchors(anchors: np.ndarray, sizes: np.ndarray, anchor_t: float, seed: int) -> np.ndarray | None:
-    """Anchors that reach more labels than the given ones, or None where those do well enough.
+    """Anchors that reach more labels than the given ones, in ascending order of area, float64; None where those do well
+    enough: a best possible recall above 0.98.
 
-    Well enough is a best possible recall above 0.98. New ones are k-means centres of the labels, improved by
-    1000 random mutations, and are taken only if more labels are reached.
+    New ones are k-means centres of the labels, improved by 1000 random mutations, and taken only if they reach more.
 
     Args:
         anchors: (levels, anchors per level, 2) pixels.
         sizes: (n, 2) labels' sides after their image's long side became the network's size.
         anchor_t: largest factor between sides that are assigned to each other.
-
-    Returns:
-        Anchors of the same shape in ascending order of area, float64, or None.
     """
     sizes = sizes[(sizes > 0).all(axis=1)].astype(np.float64)
     rng = generator(Stream.ANCHORS, seed)
@@ -75,18 +69,16 @@ def cluster(points: np.ndarray, num_centres: int, rng: np.random.Generator) -> n
 
 
 def _mutate(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
-    """Hill climbing on the mean fit of the labels that are reached at all."""
-    best, fitness = anchors, _fitness(sizes, anchors, anchor_t)
+    """Hill climbing on the fitness: the mean fit of the labels, 0 for those out of reach."""
+    def measure(anchors: np.ndarray) -> float:
+        fits = best_ratios(sizes, anchors)
+        return float((fits * (fits > 1 / anchor_t)).mean())
+
+    best, fitness = anchors, measure(anchors)
     for _ in range(_MUTATIONS):
         chosen = rng.random(best.shape) < _MUTATED_SHARE
         factors = np.clip(1 + chosen * rng.random() * rng.standard_normal(best.shape) * _SIGMA, 0.3, 3.0)
         child = np.maximum(best * factors, _MIN_SIDE_PX)
-        score = _fitness(sizes, child, anchor_t)
-        if score > fitness:
+        if (score := measure(child)) > fitness:
             best, fitness = child, score
     return best
-
-
-def _fitness(sizes: np.ndarray, anchors: np.ndarray, anchor_t: float) -> float:
-    best = best_ratios(sizes, anchors)
-    return float((best * (best > 1 / anchor_t)).mean())

@@ -1,7 +1,6 @@
-"""Average precision as YOLOv5 reports it.
+"""Average precision as YOLOv5 reports it (the COCO protocol is another one: `coco_metrics`).
 
-Two pure steps: `match` says which detections of one image are correct, `evaluate` turns the matches of a whole data
-set into numbers. The COCO protocol (area ranges, limits of detections) is another one: see `coco_metrics`.
+`match` says which detections of one image are correct, `evaluate` turns the matches of a data set into numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Ints = NDArray[np.int64]
 
 IOU_THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 GRID = np.linspace(0.0, 1.0, 1000)  # confidences and recalls at which curves are given
-RECALLS = np.linspace(0.0, 1.0, 101)  # recalls between which the area is integrated
+RECALLS = np.linspace(0.0, 1.0, 101)  # recalls between which the area is integrated, by trapezoids
 SMOOTHING = 0.1  # width of the box filter over mean F1, as a share of the grid
 
 
@@ -39,9 +38,7 @@ class Metrics:
     ap: Floats  # (classes, 10) average precision at `IOU_THRESHOLDS`
     class_precision: Floats  # (classes,) at `confidence`, IoU 0.5
     class_recall: Floats  # (classes,)
-    class_f1: Floats  # (classes,)
     num_labels: Ints  # (classes,)
-    num_detections: Ints  # (classes,)
     confidence: float  # where the smoothed mean F1 is highest
     precision: float  # mean at `confidence`, IoU 0.5
     recall: float  # mean at `confidence`, IoU 0.5
@@ -84,9 +81,8 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
     return claims & (bids == winner[label])
 
 
-def evaluate(
-    correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints, true_classes: Ints, num_classes: int
-) -> Metrics:
+def evaluate(correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints, true_classes: Ints, num_classes: int
+             ) -> Metrics:
     """Precision, recall and average precision of a data set.
 
     Equal scores are taken in the order given, so the same rows in the same order give the same bits.
@@ -111,23 +107,24 @@ def evaluate(
         recall = hits / num_labels[index]
         precision = hits / np.arange(1, len(rows) + 1)[:, None]
         for level in range(len(IOU_THRESHOLDS)):
-            ap[index, level] = _area(*_envelope(recall[:, level], precision[:, level]))
+            envelope = np.interp(RECALLS, *_envelope(recall[:, level], precision[:, level]))
+            ap[index, level] = np.trapezoid(envelope, RECALLS)
         # np.interp wants rising abscissae, and scores fall. Above the highest score nothing is detected.
         curves.recall[index] = np.interp(-GRID, -scores[rows], recall[:, 0], left=0.0)
         curves.precision[index] = np.interp(-GRID, -scores[rows], precision[:, 0], left=1.0)
         curves.precision_at_recall[index] = np.interp(GRID, *_envelope(recall[:, 0], precision[:, 0]))
     total = curves.precision + curves.recall
     np.divide(2 * curves.precision * curves.recall, total, out=curves.f1, where=total > 0)
-    return _summary(ap, curves, num_labels, num_detections)
+    return _summary(ap, curves, num_labels)
 
 
-def _summary(ap: Floats, curves: Curves, num_labels: Ints, num_detections: Ints) -> Metrics:
+def _summary(ap: Floats, curves: Curves, num_labels: Ints) -> Metrics:
     labelled = num_labels > 0
     best = int(_smooth(_mean(curves.f1[labelled])).argmax())
     precision, recall = curves.precision[:, best], curves.recall[:, best]
     return Metrics(
-        ap=ap, class_precision=precision, class_recall=recall, class_f1=curves.f1[:, best],
-        num_labels=num_labels, num_detections=num_detections, confidence=float(GRID[best]),
+        ap=ap, class_precision=precision, class_recall=recall,
+        num_labels=num_labels, confidence=float(GRID[best]),
         precision=float(_mean(precision[labelled])), recall=float(_mean(recall[labelled])),
         map50=float(_mean(ap[labelled, 0])), map=float(_mean(ap[labelled].mean(axis=1))), curves=curves,
     )
@@ -146,11 +143,6 @@ def _envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
     recall = np.concatenate([[0.0], recall, [1.0]])
     precision = np.concatenate([[1.0], precision, [0.0]])
     return recall, np.maximum.accumulate(precision[::-1])[::-1]
-
-
-def _area(recall: Floats, precision: Floats) -> float:
-    """Area below the curve by trapezoids between 101 recalls."""
-    return float(np.trapezoid(np.interp(RECALLS, recall, precision), RECALLS))
 
 
 def _smooth(values: Floats) -> Floats:

@@ -1,4 +1,5 @@
-"""Arithmetic of boxes: overlaps, forms, and the way back from a letterboxed input to the original image.
+"""Arithmetic of boxes: overlaps, forms, the way back from a letterboxed input to the original image, and boxes as
+distances from points to their four sides, each a distribution over whole cells.
 
 Boxes are xyxy unless a name says otherwise; any unit, as long as it is one. Overlaps of all pairs and greedy
 suppression are `torchvision.ops`; here is what it does not have.
@@ -7,21 +8,17 @@ suppression are `torchvision.ops`; here is what it does not have.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+BINS = 16  # distances 0 .. 15, in cells
 EPSILON = 1e-7  # keeps quotients of degenerate boxes finite; far below one float32 step of a real area
 
 
-def centre_size(boxes: Tensor) -> Tensor:
-    """Boxes (..., 4) as (centre x, centre y, width, height)."""
-    low, high = boxes[..., :2], boxes[..., 2:]
-    return torch.cat(((low + high) / 2, high - low), -1)
-
-
 def corners(centre_size_boxes: Tensor) -> Tensor:
-    """Boxes (..., 4) given as (centre x, centre y, width, height) as xyxy: the inverse of `centre_size`."""
+    """Boxes (..., 4) given as (centre x, centre y, width, height) as xyxy."""
     centre, size = centre_size_boxes[..., :2], centre_size_boxes[..., 2:]
     return torch.cat((centre - size / 2, centre + size / 2), -1)
 
@@ -42,19 +39,18 @@ def paired_iou(a: Tensor, b: Tensor) -> Tensor:
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:
     """Complete IoU of boxes taken in pairs: row i of `a` with row i of `b`.
 
-    Overlap, minus the squared centre distance relative to the enclosing box, minus a penalty for
-    different aspect ratios. Equals 1 for equal boxes only; unchanged when both boxes are scaled or swapped.
+    Overlap, minus the squared centre distance relative to the enclosing box, minus a penalty for different aspect
+    ratios (Zheng et al. 2020, "Distance-IoU Loss", arXiv:1911.08287). Equals 1 for equal boxes only; unchanged when
+    both boxes are scaled or swapped.
 
     Args:
-        a, b: (n, 4) boxes, xyxy, both in the same unit, with positive width and height.
+        a, b: (n, 4) boxes, in the same unit, with positive width and height.
 
     Returns:
         (n,) values in (-1.5, 1]. The aspect weight is treated as a constant in the gradient.
 
     Raises:
         ValueError: if the shapes differ.
-
-    Source: Zheng et al. 2020, "Distance-IoU Loss", arXiv:1911.08287.
     """
     iou = paired_iou(a, b)
     enclosing = torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])
@@ -73,19 +69,42 @@ def _angle(boxes: Tensor) -> Tensor:
 
 
 def to_original(boxes: Tensor, ratio: tuple[float, float], pad: tuple[float, float], size: tuple[int, int]) -> Tensor:
-    """Boxes of a letterboxed network input as boxes of the original image, clipped to it.
+    """Boxes (n, 4) in pixels of a letterboxed network input as boxes of the original image, clipped to it.
 
     Args:
-        boxes: (n, 4) pixels of the network input.
         ratio: (vertical, horizontal) scale from the original image to the network input.
         pad: (top, left) pixels added around the scaled image.
         size: (height, width) of the original image.
-
-    Returns:
-        (n, 4) pixels of the original image.
     """
     x1, y1, x2, y2 = boxes.unbind(1)
     (height, width), (top, left) = size, pad
     columns = ((torch.stack((x1, x2)) - left) / ratio[1]).clamp(0, width)
     rows = ((torch.stack((y1, y2)) - top) / ratio[0]).clamp(0, height)
     return torch.stack((columns[0], rows[0], columns[1], rows[1]), 1)
+
+
+def grid_cells(level: Tensor) -> Tensor:
+    """(column, row) of every cell of a level (B, c, h, w, ...), (h, w, 2) int64."""
+    rows, columns = (torch.arange(length, device=level.device) for length in level.shape[2:4])
+    return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2)
+
+
+def grid_points(levels: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Points, over levels, rows, columns: the centres of their cells, (N, 2) as (x, y) pixels, and strides, (N, 1)."""
+    parts = [(grid_cells(level).flatten(0, 1), stride) for level, stride in zip(levels, strides, strict=True)]
+    return (torch.cat([(cells + 0.5) * stride for cells, stride in parts]),
+            torch.cat([torch.full((len(cells), 1), float(stride), device=cells.device) for cells, stride in parts]))
+
+
+def flatten_levels(levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits in float32 of all points of levels (B, 4 x BINS + classes, h, w): of the distances left, top, right,
+    bottom, (B, N, 4, BINS), and of the classes, (B, N, classes)."""
+    points = torch.cat([level.float().permute(0, 2, 3, 1).flatten(1, 2) for level in levels], 1)
+    return points[..., : 4 * BINS].unflatten(2, (4, BINS)), points[..., 4 * BINS:]
+
+
+def expected_boxes(distances: Tensor, places: Tensor, strides: Tensor) -> Tensor:
+    """Boxes (B, N, 4), xyxy in pixels: each point -/+ the expectation of its distances' distributions x stride."""
+    bins = torch.arange(BINS, device=distances.device, dtype=distances.dtype)
+    expected = (distances.softmax(3) * bins).sum(3) * strides
+    return torch.cat((places - expected[..., :2], places + expected[..., 2:]), 2)

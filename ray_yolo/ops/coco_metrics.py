@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ray_yolo.ops.average_precision import RECALLS, Floats, Ints
+
 Bools = NDArray[np.bool_]
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
-RECALLS = np.linspace(0.0, 1.0, 101)
 AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # all, small, medium, large; square pixels
 LIMITS = (1, 10, 100)  # detections per image and class
 PAIRS_AT_ONCE = 1 << 18  # bounds the memory of overlaps, and keeps them in the processor's cache
@@ -191,12 +190,9 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
             for level, limit in enumerate(LIMITS):
                 right = counted[rank[matches.rows[part]] < limit].sum(axis=0)
                 recall[level, index, area] = right / num_labels[area]
-    return CocoMetrics(
-        _mean(precision[:, 0]), _mean(precision[:, 0, 0]), _mean(precision[:, 0, 5]),
-        _mean(precision[:, 1]), _mean(precision[:, 2]), _mean(precision[:, 3]),
-        _mean(recall[0, :, 0]), _mean(recall[1, :, 0]), _mean(recall[2, :, 0]),
-        _mean(recall[2, :, 1]), _mean(recall[2, :, 2]), _mean(recall[2, :, 3]),
-    )
+    return CocoMetrics(*map(_mean, (
+        precision[:, 0], precision[:, 0, 0], precision[:, 0, 5], *(precision[:, area] for area in (1, 2, 3)),
+        *recall[:, :, 0], *(recall[2, :, area] for area in (1, 2, 3)))))
 
 
 def _precision(matched: Bools, counted: Bools, inside: Bools, place: Ints, num_labels: int) -> Floats:

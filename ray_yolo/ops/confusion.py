@@ -10,10 +10,8 @@ Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
 
-def confusion_matrix(
-    detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int,
-    *, confidence: float = 0.25, iou: float = 0.45,
-) -> Ints:
+def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int, *,
+                     confidence: float = 0.25, iou: float = 0.45) -> Ints:
     """How often each class was detected where each class was labelled.
 
     In every image detections and labels of any class are paired by falling overlap, each used once (the first of equal

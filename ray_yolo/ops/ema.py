@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Generic, TypeVar
 
 import torch
 from torch import nn
 
-from ray_yolo.ops.schedule import ema_decay
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class Ema(Generic[Model]):
-    """A copy of the model whose floating entries follow it: e <- d(n) e + (1 - d(n)) m at optimiser step n.
+    """A copy of the model whose floating entries follow it: e <- d e + (1 - d) m, d the `ema_decay` of the step.
 
-    d(n) = limit (1 - exp(-n / ramp)). Every worker keeps its own; equal models give equal averages.
+    Every worker keeps its own; equal models give equal averages.
     """
 
     def __init__(self, model: Model, limit: float, ramp: float) -> None:
@@ -28,11 +27,15 @@ class Ema(Generic[Model]):
     def update(self, model: Model, step: int) -> None:
         """Follow the model after its `step`-th optimiser step (counted from 1)."""
         if self._pairs is None:
-            floating = [(mine, theirs) for mine, theirs in
-                        zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
-                        if mine.dtype.is_floating_point]
+            floating = [pair for pair in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+                        if pair[0].dtype.is_floating_point]
             self._pairs = [mine for mine, _ in floating], [theirs for _, theirs in floating]
         torch._foreach_lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             if not mine.dtype.is_floating_point:
                 mine.copy_(theirs)
+
+
+def ema_decay(step: int, limit: float, ramp: float) -> float:
+    """Decay of the average at its n-th update: limit (1 - exp(-n / ramp))."""
+    return limit * (1 - math.exp(-step / ramp))

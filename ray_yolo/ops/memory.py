@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-# glibc's numbers of M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD
-_OPTIONS = {-1: 2**31 - 1, -2: 2**28, -3: 2**30}
-
 
 def keep_freed_memory() -> None:
     """Have large blocks of memory reused instead of returned to the system after each layer and each picture.
@@ -16,5 +13,5 @@ def keep_freed_memory() -> None:
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
-        for option, num_bytes in _OPTIONS.items():
-            set_option(option, num_bytes)
+        for option, num_bytes in ((-1, 2**31 - 1), (-2, 2**28), (-3, 2**30)):  # glibc's M_TRIM_THRESHOLD, M_TOP_PAD,
+            set_option(option, num_bytes)  # M_MMAP_THRESHOLD

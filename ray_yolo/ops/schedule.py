@@ -1,4 +1,4 @@
-"""Rates as pure functions of progress: learning rates, momentum, accumulation, EMA decay.
+"""Rates as pure functions of progress: learning rates, momentum, accumulation.
 
 Nothing here remembers anything, so a resumed training asks for step n and gets what the calm one got.
 Source: the YOLOv5 recipe.
@@ -48,8 +48,3 @@ def warm_rates(batch: int, warmup: int, lr: float, bias_lr: float, momentum: flo
 def accumulation(batch: int, warmup: int, batch_size: int, nominal_batch: int) -> int:
     """Batches that an optimiser step collects at a batch index: 1 at the start, nominal / batch_size after warm-up."""
     return max(1, round(interpolate(batch, warmup, 1.0, nominal_batch / batch_size)))
-
-
-def ema_decay(step: int, limit: float, ramp: float) -> float:
-    """Decay of the moving average at its n-th update: limit (1 - exp(-n / ramp))."""
-    return limit * (1 - math.exp(-step / ramp))

@@ -1,8 +1,4 @@
-"""Randomness as a value: every draw belongs to a key, so nothing random is ever saved or restored.
-
-Generators are seeded with the list of integers, never with their sum: (seed 1, epoch 2) and (seed 2, epoch 1)
-must differ.
-"""
+"""Randomness as a value: every draw belongs to a key, so nothing random is ever saved or restored."""
 
 from __future__ import annotations
 
@@ -24,7 +20,10 @@ class Stream(IntEnum):
 
 
 def generator(stream: Stream, *key: int) -> np.random.Generator:
-    """The generator of one key: equal keys give equal draws in any process, on any machine."""
+    """The generator of one key: equal keys give equal draws in any process, on any machine.
+
+    Seeded with the list of integers, never with their sum: (seed 1, epoch 2) and (seed 2, epoch 1) must differ.
+    """
     return np.random.default_rng([int(stream), *key])
 
 

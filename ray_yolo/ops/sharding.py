@@ -1,8 +1,4 @@
-"""Who does what: integers in, integers out. Every worker computes the same answer, so nobody has to ask.
-
-Also the shape of the binary tree in which gradients are summed. A node (start, size) covers the
-microbatches start .. start + size - 1, size a power of two and start a multiple of it.
-"""
+"""Who does what, and the tree in which gradients are summed: every worker computes the same, nobody has to ask."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import NamedTuple
 
 
 class Node(NamedTuple):
-    """A subtree of the sum over microbatches."""
+    """A subtree of the sum over microbatches start .. start + size - 1; size a power of two, start a multiple of it."""
 
     start: int
     size: int

@@ -1,14 +1,18 @@
-"""Images with their boxes: what training is fed with, and what validation finds beside what is labelled."""
+"""Images with their boxes: what training is fed with, what validation finds beside what is labelled, and at their full
+size, fast enough for every frame of a video, what `predict` finds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from ray_yolo.plots.style import COLOURS, INK, new_figure, plain, save
 
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 SIDE = 3.2  # inches of a picture's width
+LONGEST_NAME = 24  # characters
 
 
 class Picture(NamedTuple):
@@ -68,3 +72,28 @@ def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
         inside = top < picture.image.shape[0] / 25  # no room above the box
         axes.text(left, top, plain(names[number], 16) + score, fontsize=5, color="white", clip_on=True,
                   va="top" if inside else "bottom", bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})
+
+
+def draw_detections(image: np.ndarray, detections: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """A copy of an image (height, width, 3) uint8 RGB with a box, name and score for each detection, best on top."""
+    picture = Image.fromarray(image)
+    canvas = ImageDraw.Draw(picture)
+    line_px = max(2, round(min(image.shape[:2]) / 200))
+    font = _font(max(10, round(min(image.shape[:2]) / 40)))
+    for left, top, right, bottom, score, kind in detections[::-1].tolist():
+        colour = COLOURS[int(kind) % len(COLOURS)]
+        canvas.rectangle((left, top, right, bottom), outline=colour, width=line_px)
+        text = f"{' '.join(names[int(kind)].split())[:LONGEST_NAME]} {score:.2f}"
+        _, _, width, height = canvas.textbbox((0, 0), text, font=font)
+        corner = (max(0, min(left, image.shape[1] - width)), top - height if top >= height else top)
+        canvas.rectangle((*corner, corner[0] + width, corner[1] + height), fill=colour)
+        canvas.text(corner, text, fill="white", font=font)
+    return np.asarray(picture)
+
+
+@lru_cache
+def _font(size_px: int) -> ImageFont.FreeTypeFont:
+    """Matplotlib's own font, which knows more alphabets than Pillow's."""
+    import matplotlib
+
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)

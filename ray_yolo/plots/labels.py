@@ -50,8 +50,7 @@ def _bars(axes: Axes, index: AnnotationIndex) -> None:
 
 
 def _per_image(axes: Axes, per_image: np.ndarray) -> None:
-    empty = int((per_image == 0).sum())
-    title = f"{len(per_image):,} images, {empty:,} without labels"
+    title = f"{len(per_image):,} images, {(per_image == 0).sum():,} without labels"
     dress(axes, title=title, x="Labels in the image", y="Images")
     most = int(per_image.max(initial=0))
     step = math.ceil((most + 1) / CELLS)

@@ -18,9 +18,7 @@ RATES = ("biases", "weights", "norms")
 
 
 def plot_results(rows: Sequence[Row], path: Path) -> Figure:
-    """Losses, metrics and learning rates over the epochs; the best epoch is marked.
-
-    Epochs are counted from 1, as on the console.
+    """Losses, metrics and learning rates over the epochs, counted from 1 as on the console; the best one is marked.
 
     Args:
         rows: epoch events; epochs that were not validated have None for `val` and `metrics`.
@@ -34,7 +32,10 @@ def plot_results(rows: Sequence[Row], path: Path) -> Figure:
     _lines(panels[5], rows, "Learning rate", {name: ("lr", index) for index, name in enumerate(RATES)})
     for axes in panels[3:]:
         axes.set_ylim(bottom=0.0)
-    _mark_best(panels[4], rows)
+    if best := [row for row in rows if row["best"] and row["metrics"] is not None]:
+        epoch, value = best[-1]["epoch"] + 1, best[-1]["metrics"]["mAP50-95"]
+        panels[4].axvline(epoch, color=GREY, linewidth=1.0, linestyle=":")
+        panels[4].set_title(f"best: {value:.4g} in epoch {epoch}", fontsize=8, color=INK, loc="right")
     return save(figure, path)
 
 
@@ -51,11 +52,3 @@ def _lines(axes: Axes, rows: Sequence[Row], title: str, lines: Mapping[str, tupl
     count_along_x(axes)
     if axes.lines:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-
-
-def _mark_best(axes: Axes, rows: Sequence[Row]) -> None:
-    best = [row for row in rows if row["best"] and row["metrics"] is not None]
-    if best:
-        epoch, value = best[-1]["epoch"] + 1, best[-1]["metrics"]["mAP50-95"]
-        axes.axvline(epoch, color=GREY, linewidth=1.0, linestyle=":")
-        axes.set_title(f"best: {value:.4g} in epoch {epoch}", fontsize=8, color=INK, loc="right")

@@ -7,6 +7,7 @@ are Okabe and Ito's, which readers with colour blindness can tell apart; no pict
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,7 @@ INK = "#222222"
 GREY = "#8c8c8c"
 PALE = "#e4e4e4"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008, without yellow
-DASHES = ("-", "--")
-DISTINCT = len(COLOURS) * len(DASHES)  # lines that can be told apart in one picture
+LINES = tuple(product(("-", "--"), COLOURS))  # (dash, colour) of lines that can be told apart in one picture
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -60,11 +60,6 @@ def count_along_y(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def line_style(index: int) -> tuple[str, str]:
-    """Colour and dash of the line with this number."""
-    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
 
 
 def plain(text: str, limit: int = 24) -> str:

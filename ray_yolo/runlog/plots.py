@@ -16,9 +16,8 @@ from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
-from ray_yolo.plots.confusion import plot_confusion
-from ray_yolo.plots.curves import plot_all_curves
 from ray_yolo.plots.labels import plot_labels
+from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runlog.background import reason_of
 from ray_yolo.runlog.events import epoch_rows, read_events, surviving

@@ -31,7 +31,7 @@ from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, initial_tensors, local_device
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILIES, build_model, find_family
-from ray_yolo.models.fusion import count_parameters
+from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.errors import ConfigError
-from ray_yolo.models import yolov3, yolov5
-from ray_yolo.models.detector import Architecture, Detector
-from ray_yolo.models.fusion import count_parameters, fuse, gflops
+from ray_yolo.models.detector import Architecture, Detector, fuse, gflops
 from ray_yolo.models.heads import Anchors
 from ray_yolo.models.rows import C3Row, ConcatRow, ConvRow, DetectRow, MaxPoolRow, UpsampleRow
+from ray_yolo.models.zoo import YOLOV5
 
-MODELS = {**yolov5.MODELS, **yolov3.MODELS}
 SMALL = Architecture(
     (
         ConvRow(8, kernel=3, stride=2),
@@ -29,73 +27,8 @@ SMALL = Architecture(
 )
 
 
-def without_memory(name: str, num_classes: int = 80) -> Detector:
-    """A model of shapes only: yolov5x takes 350 MB otherwise."""
-    with torch.device("meta"):
-        return MODELS[name].build(num_classes)
-
-
-@pytest.mark.parametrize(
-    ("name", "training", "fused", "published_gflops"),
-    [
-        ("yolov5n", 1_872_157, 1_867_405, 4.5),
-        ("yolov5s", 7_235_389, 7_225_885, 16.5),
-        ("yolov5m", 21_190_557, 21_172_173, 49.0),
-        ("yolov5l", 46_563_709, 46_533_693, 109.1),
-        ("yolov5x", 86_749_405, 86_705_005, 205.7),
-        ("yolov3", 61_949_149, 61_922_845, 156.3),
-        ("yolov3-spp", 62_998_749, 62_971_933, 157.1),
-        ("yolov3-tiny", 8_852_366, 8_849_182, 13.2),
-    ],
-)
-def test_size_and_cost_of_the_published_models(name: str, training: int, fused: int, published_gflops: float) -> None:
-    model = without_memory(name)
-    assert count_parameters(model) == training
-    assert count_parameters(fuse(model)) == fused
-    assert gflops(model) == pytest.approx(published_gflops, rel=0.015)
-
-
-@pytest.mark.parametrize(("num_classes", "parameters"), [(1, 7_022_326), (20, 7_073_569)])
-def test_fewer_classes_make_a_smaller_head(num_classes: int, parameters: int) -> None:
-    assert count_parameters(without_memory("yolov5s", num_classes)) == parameters
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_strides_and_anchors_per_level(name: str) -> None:
-    head = without_memory(name).head
-    assert head.strides == ((16, 32) if name == "yolov3-tiny" else (8, 16, 32))
-    assert head.anchors.shape == (len(head.strides), 3, 2)
-
-
-def test_anchors_are_the_published_pixels_over_the_strides() -> None:
-    head = yolov5.MODELS["yolov5n"].build(80).head
-    pixels = head.anchors * torch.tensor(head.strides)[:, None, None]
-    assert pixels.tolist() == [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]],
-                               [[116, 90], [156, 198], [373, 326]]]
-
-
-def test_tensor_names_are_the_published_ones() -> None:
-    norm = r"bn\.(weight|bias|running_mean|running_var|num_batches_tracked)"
-    conv = rf"(conv\.weight|{norm})"
-    layers = {
-        "yolov5n": rf"model\.(\d+\.{conv}|\d+\.(cv[123]|m\.\d+\.cv[12])\.{conv}|24\.(anchors|m\.[012]\.(weight|bias)))",
-        "yolov3-spp": rf"model\.(\d+\.{conv}|\d+\.(\d\.)?cv[12]\.{conv}|28\.(anchors|m\.[012]\.(weight|bias)))",
-    }
-    for name, grammar in layers.items():
-        state = without_memory(name).state_dict()
-        assert [key for key in state if not re.fullmatch(grammar, key)] == []
-    assert state["model.2.cv1.conv.weight"].shape == (32, 64, 1, 1)  # one bottleneck stands alone
-    assert state["model.6.7.cv2.conv.weight"].shape == (256, 128, 3, 3)  # eight are a sequence
-    assert state["model.12.cv2.conv.weight"].shape == (512, 2048, 1, 1)
-    state = without_memory("yolov5n").state_dict()
-    assert state["model.0.conv.weight"].shape == (16, 3, 6, 6)
-    assert state["model.6.m.2.cv2.conv.weight"].shape == (64, 64, 3, 3)
-    assert state["model.9.cv2.conv.weight"].shape == (256, 512, 1, 1)
-    assert state["model.24.m.2.weight"].shape == (255, 256, 1, 1)
-
-
 def test_training_and_evaluation_give_the_same_form() -> None:
-    model, images = yolov5.MODELS["yolov5n"].build(3), torch.rand(2, 3, 64, 96)
+    model, images = YOLOV5["yolov5n"].build(3), torch.rand(2, 3, 64, 96)
     shapes = [(2, 3, 8, 12, 8), (2, 3, 4, 6, 8), (2, 3, 2, 3, 8)]
     assert [tuple(level.shape) for level in model(images)] == shapes
     with torch.no_grad():
@@ -216,7 +149,7 @@ def test_a_size_beyond_all_bounds_is_refused() -> None:
 
 def test_fusing_changes_cost_and_not_outputs() -> None:
     torch.manual_seed(0)
-    model = yolov5.MODELS["yolov5n"].build(3)
+    model = YOLOV5["yolov5n"].build(3)
     for name, tensor in model.state_dict().items():
         if re.search(r"bn\.(weight|running_var)", name):
             nn.init.uniform_(tensor, 0.5, 1.5)

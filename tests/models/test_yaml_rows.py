@@ -9,9 +9,10 @@ import torch
 import yaml
 
 from ray_yolo.errors import ConfigError
-from ray_yolo.models import yolov3, yolov5
 from ray_yolo.models.blocks import Bottleneck
 from ray_yolo.models.yaml_rows import read_architecture
+from ray_yolo.models.zoo import TINY as TINY_ROWS
+from ray_yolo.models.zoo import YOLOV3, YOLOV5
 
 YOLOV5S = """
 nc: 80
@@ -65,7 +66,7 @@ def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 @pytest.mark.parametrize(
-    ("text", "built_in"), [(YOLOV5S, yolov5.MODELS["yolov5s"]), (TINY, yolov3.MODELS["yolov3-tiny"])]
+    ("text", "built_in"), [(YOLOV5S, YOLOV5["yolov5s"]), (TINY, YOLOV3["yolov3-tiny"])]
 )
 def test_a_yaml_model_equals_the_built_in_one(text: str, built_in: Any) -> None:
     read = read_architecture(yaml.safe_load(text))
@@ -82,8 +83,8 @@ def test_a_yaml_model_equals_the_built_in_one(text: str, built_in: Any) -> None:
 
 
 def test_rows_equal_the_built_in_rows() -> None:
-    assert read_architecture(yaml.safe_load(TINY)).rows[:11] == yolov3.TINY[:11]
-    assert read_architecture(yaml.safe_load(YOLOV5S)).rows[:9] == yolov5.ROWS[:9]
+    assert read_architecture(yaml.safe_load(TINY)).rows[:11] == TINY_ROWS[:11]
+    assert read_architecture(yaml.safe_load(YOLOV5S)).rows[:9] == YOLOV5["yolov5s"].rows[:9]
 
 
 def test_spp_bottlenecks_and_depthwise_convolutions_can_be_written() -> None:

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torchvision.ops import box_iou, complete_box_iou_loss
+from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
-from ray_yolo.ops.boxes import centre_size, complete_iou, corners, paired_iou, to_original
+from ray_yolo.ops.boxes import complete_iou, corners, paired_iou, to_original
 
 
 def random_boxes(num: int, seed: int) -> Tensor:
@@ -16,13 +16,13 @@ def random_boxes(num: int, seed: int) -> Tensor:
     return torch.cat((low, low + 1 + torch.rand(num, 2, generator=generator) * 50), 1)
 
 
-def test_centre_and_size_of_a_box() -> None:
-    assert centre_size(torch.tensor([[2.0, 4.0, 8.0, 5.0]])).tolist() == [[5.0, 4.5, 6.0, 1.0]]
+def test_corners_of_a_box_given_by_centre_and_size() -> None:
+    assert corners(torch.tensor([[5.0, 4.5, 6.0, 1.0]])).tolist() == [[2.0, 4.0, 8.0, 5.0]]
 
 
-def test_corners_undo_centre_size() -> None:
+def test_corners_are_those_of_torchvision() -> None:
     boxes = random_boxes(20, seed=0).view(4, 5, 4)
-    torch.testing.assert_close(corners(centre_size(boxes)), boxes)
+    torch.testing.assert_close(corners(boxes), box_convert(boxes, "cxcywh", "xyxy"))
 
 
 def test_paired_overlap_is_the_diagonal_of_all_pairs() -> None:

@@ -1,12 +1,13 @@
 """The moving average follows its definition."""
 
 import copy
+import math
 
+import pytest
 import torch
 from torch import nn
 
-from ray_yolo.ops.ema import Ema
-from ray_yolo.ops.schedule import ema_decay
+from ray_yolo.ops.ema import Ema, ema_decay
 
 
 def test_each_floating_entry_follows_the_definition_and_counters_are_copied() -> None:
@@ -35,3 +36,9 @@ def test_the_average_is_in_eval_mode_without_gradients_and_leaves_the_model_alon
     before = model.weight.clone()
     ema.update(model, 1)
     assert torch.equal(model.weight, before)
+
+
+def test_moving_average_forgets_quickly_at_first() -> None:
+    assert ema_decay(0, 0.9999, 2000) == 0.0
+    assert ema_decay(2000, 0.9999, 2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
+    assert ema_decay(10**6, 0.9999, 2000) == pytest.approx(0.9999)

@@ -1,10 +1,8 @@
 """Hand-worked cases of the recipe's rates (specification section 5)."""
 
-import math
-
 import pytest
 
-from ray_yolo.ops.schedule import accumulation, decay_factor, ema_decay, interpolate, warm_rates
+from ray_yolo.ops.schedule import accumulation, decay_factor, interpolate, warm_rates
 
 
 def test_linear_decay_goes_from_one_towards_lrf() -> None:
@@ -37,12 +35,6 @@ def test_accumulation_rises_from_one_batch_to_the_nominal_ones() -> None:
     assert accumulation(500, 100, 128, 64) == 1
     assert accumulation(500, 100, 48, 64) == 1  # round(1.33)
     assert accumulation(500, 100, 24, 64) == 3  # round(2.67)
-
-
-def test_moving_average_forgets_quickly_at_first() -> None:
-    assert ema_decay(0, 0.9999, 2000) == 0.0
-    assert ema_decay(2000, 0.9999, 2000) == pytest.approx(0.9999 * (1 - math.exp(-1)))
-    assert ema_decay(10**6, 0.9999, 2000) == pytest.approx(0.9999)
 
 
 def test_interpolation_is_constant_outside() -> None:

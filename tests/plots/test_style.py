@@ -11,7 +11,8 @@ from ray_yolo.plots.style import plain
 def test_matplotlib_is_imported_when_something_is_drawn_and_pyplot_never() -> None:
     code = """
 import sys
-from ray_yolo.plots import boxes, confusion, curves, labels, results, style, tune
+from ray_yolo.plots import boxes, labels, metrics, results, style
+from ray_yolo.tune import plots
 assert "matplotlib" not in sys.modules
 style.new_figure(1, 1)
 assert "matplotlib" in sys.modules

@@ -1,0 +1,93 @@
+"""How well a data set is detected: precision, recall and F1 as curves, and the confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_yolo.ops.average_precision import GRID, Metrics
+from ray_yolo.plots.style import GREY, INK, LINES, dress, new_figure, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+READABLE = 30  # classes up to which the cells of a matrix carry their numbers
+
+
+def plot_all_curves(metrics: Metrics, names: Sequence[str], folder: Path) -> list[Figure]:
+    """Write PR_curve.png, F1_curve.png, P_curve.png and R_curve.png of the classes that have labels."""
+    labelled = np.flatnonzero(metrics.num_labels).tolist()
+    curves, shown = metrics.curves, [names[index] for index in labelled]
+    best = np.abs(GRID - metrics.confidence).argmin()
+    return [plot_curves(curves.precision_at_recall[labelled], metrics.ap[labelled, 0], shown, folder / "PR_curve.png",
+                        title="Precision and recall at IoU 0.5", x="Recall", y="Precision"),
+            *(plot_curves(values[labelled], values[labelled, best], shown, folder / f"{letter}_curve.png",
+                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=metrics.confidence)
+              for letter, name, values in (("F1", "F1", curves.f1), ("P", "Precision", curves.precision),
+                                           ("R", "Recall", curves.recall)))]
+
+
+def plot_curves(values: Floats, told: Floats, names: Sequence[str], path: Path, *, title: str, x: str, y: str,
+                mark: float | None = None) -> Figure:
+    """One line per class and one for their mean.
+
+    Args:
+        values: (classes, 1000) on the grid of recalls or confidences.
+        told: (classes,) numbers for the legend.
+        mark: the confidence that is reported, where the mean F1 is highest.
+    """
+    figure = new_figure(9, 6)
+    axes = dress(figure.add_subplot(), title=title, x=x, y=y)
+    if len(values) <= len(LINES):
+        for row, name, number, (dash, colour) in zip(values, names, told, LINES, strict=False):
+            axes.plot(GRID, row, linewidth=1.2, label=f"{plain(name)}  {number:.3f}", color=colour, linestyle=dash)
+    else:  # so many lines show a spread, not single classes
+        lines = axes.plot(GRID, values.T, linewidth=0.5, color=GREY, alpha=0.6)
+        lines[0].set_label("single classes")
+    if len(values) > 1:
+        mean = f"mean of {len(names)} classes  {told.mean():.3f}"
+        axes.plot(GRID, values.mean(axis=0), linewidth=2.8, color=INK, label=mean)
+    if len(values):
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
+    if mark is not None:
+        axes.axvline(mark, color=GREY, linewidth=1.0, linestyle=":")
+        side, shift = ("left", 4) if mark < 0.6 else ("right", -4)
+        axes.annotate(f"best F1 at confidence {mark:.3f}", (mark, 0.02), xytext=(shift, 0), textcoords="offset points",
+                      ha=side, fontsize=8, color=INK)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    return save(figure, path)
+
+
+def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool) -> Figure:
+    """Detected against labelled classes, as counts or as shares of each labelled class (column).
+
+    Args:
+        matrix: (classes + 1, classes + 1), [detected, labelled], the background last.
+    """
+    shares = matrix / np.maximum(matrix.sum(axis=0), 1)
+    labels = [*(plain(name, 18) for name in names), "background"]
+    side = min(4.0 + 0.55 * len(labels), 16.0)
+    figure = new_figure(side + 1.2, side)
+    title = f"Detections by labelled class{', share of each column' if normalised else ''}"
+    axes = dress(figure.add_subplot(), title=title, x="Labelled", y="Detected")
+    axes.grid(visible=False)
+    # Colours are shares in both pictures: counts would show little more than which classes are frequent.
+    picture = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=30)
+    bar.set_label("Share of the labelled class", fontsize=9, color=INK)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+    size = 8 if len(labels) <= READABLE else 5
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 6 else 0, fontsize=size)
+    axes.set_yticks(range(len(labels)), labels, fontsize=size)
+    if len(labels) <= READABLE:
+        for row, column in zip(*np.nonzero(matrix), strict=True):
+            text = f"{shares[row, column]:.2f}" if normalised else str(matrix[row, column])
+            colour = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+    return save(figure, path)
