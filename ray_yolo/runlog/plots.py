@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Job, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.events import EndEvent, Event
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
 from ray_yolo.plots.confusion import plot_confusion
@@ -21,13 +22,33 @@ from ray_yolo.plots.curves import plot_all_curves
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runlog.background import reason_of
-from ray_yolo.runlog.events import epoch_rows, read_events, surviving
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
+from ray_yolo.runlog.projections import Projection
 from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
+
+
+class Pictures(Projection):
+    """The pictures of a training that has come to its end; those that cannot be drawn are one warning."""
+
+    name = "pictures"
+
+    def __init__(self, run_dir: Path, job: Job, warn: Callable[[str], None]) -> None:
+        self._run_dir, self._job, self._warn = run_dir, job, warn
+        self._done = False
+
+    def event(self, event: Event) -> None:
+        """Take note of how it ends."""
+        if isinstance(event, EndEvent):
+            self._done = event.status == "done"
+
+    def finish(self) -> None:
+        """Draw them."""
+        if self._done and (failed := draw_plots(self._run_dir, self._job)):
+            self._warn(f"pictures that could not be drawn: {', '.join(failed)}")
 
 
 def draw_plots(run_dir: Path, job: Job) -> list[str]:

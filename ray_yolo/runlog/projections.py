@@ -1,74 +1,91 @@
-"""The projections of a run's event log that the driver keeps while it trains: console, result files, MLflow."""
+"""What is made of a run's event log while it is written: files, console, MLflow, pictures, a user's functions.
+
+Each projection has a guard of its own: what one raises is a warning in the log, and neither the others nor training nor
+the exit code know of it. All are made from the log alone, so that each can be made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar
 
+from ray_yolo.events import Event
 from ray_yolo.runlog.background import Background, reason_of
-from ray_yolo.runlog.console import ProgressDisplay
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.mlflow import Tracking
-from ray_yolo.runlog.narrator import closing_message
-from ray_yolo.runlog.recorder import Emit
-from ray_yolo.runlog.results_files import EVENTS_FILE, Results
+from ray_yolo.runlog.event_log import follow
+
+Warn = Callable[[str], None]
 
 
-class Records:
-    """Three threads, none of which training ever waits for.
+class Projection:
+    """One thing that is made of the events of a run.
 
-    Args:
-        run_dir: the run folder; its event log may hold the story of earlier attempts.
-        mlflow_uri: the tracking server (`tracking.tracking_uri`); None: no tracking.
-        emit: told of what goes wrong, once for each projection; the display then shows it.
-        stream: the console.
-        parent_run_id, tags: of the MLflow run, see `tracking.Tracker`.
+    `event` is called for each event in order, `update` after every few of them, and again after it has failed: both in
+    a thread of the projection's own. `finish` is called once, by the driver, when the log is complete and told, and
+    the projections before this one are finished.
     """
 
-    def __init__(self, run_dir: Path, mlflow_uri: str | None, emit: Emit, stream: TextIO, *,
-                 parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
-        def warn(message: str) -> None:
-            emit("warning", message=message)
+    name: ClassVar[str]
+    interval_seconds: ClassVar[float] = 2.0
+    patience_seconds: float = 10.0
+    """How long the last update may take, since `answered_at`."""
+    is_last: bool = False
+    """Whether the log is complete, so that the update that comes is the last one."""
 
-        self._run_dir, self._stream, self._warn = run_dir, stream, warn
-        self._display = ProgressDisplay(run_dir, stream, warn)
-        self._results = Results(run_dir)
-        self._results_thread = Background("result files", self._results.update, interval_seconds=2.0, warn=warn)
-        self._tracking = mlflow_uri and Tracking(run_dir, mlflow_uri, warn, parent_run_id=parent_run_id, tags=tags)
+    def event(self, event: Event) -> None:
+        """Take note of an event, without waiting for anything."""
 
-    def finish(self, draw_plots: Callable[[], None], patience_seconds: float | None = None,
-               flush: Callable[[], None] = lambda: None) -> None:
-        """Complete everything, each part on its own, and print the closing message. What fails is a warning.
+    def update(self) -> None:
+        """Bring the sink up to date with what was noted."""
 
-        The log must be complete by then, but for such warnings.
+    def answered_at(self) -> float:
+        """`time.monotonic` of the last part of an update that succeeded, where it has parts."""
+        return 0.0
+
+    def finish(self) -> None:
+        """Complete the sink."""
+
+    def abandon(self) -> None:
+        """Instead of `finish`: the last update has not come to its end in time."""
+        raise TimeoutError(f"not complete after {self.patience_seconds:g} s")
+
+
+class Runner:
+    """Feeds one projection from a log."""
+
+    def __init__(self, projection: Projection, log: Path, warn: Warn) -> None:
+        self._projection, self._warn = projection, warn
+        self._events = follow(log)
+        self._thread = Background(projection.name, self._round, interval_seconds=projection.interval_seconds, warn=warn)
+
+    def finish(self) -> None:
+        """Complete the sink, now that the log is. What goes wrong is a warning."""
+        projection = self._projection
+        projection.is_last = True
+        try:
+            done = self._thread.finish(projection.patience_seconds, projection.answered_at)
+            (projection.finish if done else projection.abandon)()
+        except Exception as error:  # whatever it is: training is over, and the others have their own work to end
+            self._warn(f"{projection.name}: {reason_of(error)}")
+
+    def _round(self) -> None:
+        for event in next(self._events):
+            self._projection.event(event)
+        self._projection.update()
+
+
+class Projections:
+    """The projections of one run, fed side by side and ended one after the other, in their order."""
+
+    def __init__(self, log: Path, projections: Sequence[Projection], warn: Warn) -> None:
+        self._runners = [Runner(projection, log, warn) for projection in projections]
+
+    def finish(self, flush: Callable[[], None] = lambda: None) -> None:
+        """Complete everything. The log must be complete, but for warnings that this itself adds.
 
         Args:
-            draw_plots: called when results.csv is final and before files go to MLflow.
-            patience_seconds: how long to wait for a tracking server that does not answer, see `Tracking.finish`.
-            flush: called to have warnings written, before the console tells the rest.
+            flush: called to have warnings written, so that those that follow tell them.
         """
-        note: list[str | None] = []
-        tracking = self._tracking
-        self._alone("result files", self._finish_results)
-        self._alone("pictures", draw_plots)
-        if tracking:
-            self._alone("MLflow", lambda: note.append(tracking.finish(patience_seconds)))
-        flush()
-        self._alone("console", lambda: self._finish_console(filter(None, note)))
-
-    def _alone(self, name: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # whatever it is: training is over, and the others have their own work to end
-            self._warn(f"{name}: {reason_of(error)}")
-
-    def _finish_results(self) -> None:
-        if not self._results_thread.finish(patience_seconds=10.0):
-            raise TimeoutError("not complete after 10 s")
-        self._results.close()
-
-    def _finish_console(self, notes: Iterable[str]) -> None:
-        self._display.finish()
-        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *notes):
-            print(text, file=self._stream)
+        for runner in self._runners:
+            runner.finish()
+            flush()

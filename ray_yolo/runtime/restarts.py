@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import ray.train
 
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.events import CheckpointEvent, Event, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
-from ray_yolo.runlog.events import Event, read_events
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
-from ray_yolo.runlog.results_files import EVENTS_FILE
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -67,7 +67,7 @@ class Judge(ray.train.UserCallback):
             kind, limit = LostWorkersError if _is_death(error) else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
         if self._recorder is not None:
-            emitter(self._recorder)("warning", message=f"{told}; all workers are started again, from step {step}")
+            emitter(self._recorder)(WarningEvent(message=f"{told}; all workers are started again, from step {step}"))
 
 
 def verdict(error: BaseException) -> RayYoloError | None:
@@ -93,7 +93,7 @@ def _is_death(error: Exception) -> bool:
 
 def place_of(worker: int, events: Sequence[Event]) -> str:
     """A worker by its number and the node where it has begun last."""
-    nodes = [event["node"] for event in events if event["type"] == "worker" and event["worker"] == worker]
+    nodes = [event.node for event in events if isinstance(event, WorkerEvent) and event.worker == worker]
     return f"worker {worker} on {nodes[-1]}" if nodes else f"worker {worker}"
 
 
@@ -106,4 +106,4 @@ def summary(error: BaseException) -> str:
 
 def saved_step(events: Sequence[Event]) -> int:
     """The step of the newest checkpoint that a log knows of; 0 before the first."""
-    return max((event["step"] for event in events if event["type"] == "checkpoint"), default=0)
+    return max((event.step for event in events if isinstance(event, CheckpointEvent)), default=0)

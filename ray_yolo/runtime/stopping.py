@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_yolo.runlog.events import Event, follow
+from ray_yolo.events import EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, follow
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
-from ray_yolo.runlog.results_files import EVENTS_FILE
 
 if TYPE_CHECKING:
     import ray
@@ -104,7 +104,7 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
             while training and not ended() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS / 2)
                 training -= {folder for folder in training
-                             if any(event["type"] == "end" for event in next(logs[folder]))}
+                             if any(isinstance(event, EndEvent) for event in next(logs[folder]))}
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)
@@ -112,4 +112,5 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
 
 def _has_begun(events: Iterable[Event]) -> bool:
     """Whether workers train, by a log: those that were given a place last have started."""
-    return [event["type"] for event in events if event["type"] in ("placement", "start", "end")][-1:] == ["start"]
+    told = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))]
+    return bool(told) and isinstance(told[-1], StartEvent)

@@ -26,6 +26,7 @@ from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.trained import Trained, load_trained
 from ray_yolo.errors import DatasetError, TrainingError
+from ray_yolo.events import ClassResult, SplitCounts
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import write_findings
@@ -81,7 +82,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
 def report(split: str, index: AnnotationIndex, folder: Path, *, quiet: bool) -> None:
     """Tell what the split holds, and a summary of what its check found, all of which is put into the folder."""
     summary = write_findings({split: index}, folder)
-    lines = dataset_table({split: survey(index)}, index.names)
+    lines = dataset_table({split: SplitCounts.model_validate(survey(index))}, index.names)
     if not quiet:
         print("\n".join([*lines, *([f"WARNING: {summary}"] if summary else [])]))
 
@@ -127,7 +128,7 @@ def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float
 def table(result: ValResult, num_images: int, num_labels: int) -> str:
     """What the command prints: a row for all classes and one for each, the COCO numbers, and where it all is."""
     everything = {"name": "all", "images": num_images, "labels": num_labels, **result.metrics}
-    lines = [CLASS_HEADER, *(class_row(row) for row in (everything, *result.per_class))]
+    lines = [CLASS_HEADER, *(class_row(ClassResult.model_validate(row)) for row in (everything, *result.per_class))]
     lines += [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
     return "\n".join([*lines, f"results in {result.folder}"])
 

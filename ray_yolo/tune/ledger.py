@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.events import Event, EventLog, plain, read_events
+from ray_yolo.runlog.event_log import EventLog, Line, plain, read_lines
 from ray_yolo.tune import evolution
 from ray_yolo.tune.evolution import Gene, Genes, Row, Space
 from ray_yolo.tune.proposals import propose
@@ -135,14 +135,14 @@ class Ledger:
         self.path = Path(path)
         self._sweep = sweep
         self._lock = threading.Lock()
-        events = read_events(self.path)
+        events = read_lines(self.path)
         if events:
             _check_identity(self.path, events[0], sweep)
         self._log = EventLog(self.path)
         if not events:
-            self._log.append("sweep", identity=sweep.identity(), space=asdict(sweep.space),
+            self._log.append_line("sweep", identity=sweep.identity(), space=asdict(sweep.space),
                              search=sweep.search.model_dump(), recipe=resolved.model_dump(mode="json"))
-            events = read_events(self.path)
+            events = read_lines(self.path)
         self.recipe = Recipe.model_validate(events[0]["recipe"])
         self._rung = _rung_rule(events[0])
         self._trials = read_trials(events)
@@ -220,7 +220,7 @@ class Ledger:
     def _append(self, type: str, **fields: Any) -> None:
         trial = self._trials.get(fields["trial"])
         assert trial is None or not trial.has_ended, f"trial {fields['trial']} has ended already"
-        self._log.append(type, **fields)
+        self._log.append_line(type, **fields)
         _fold(self._trials, {"type": type, **plain(fields)}, self._rung)
 
 
@@ -229,7 +229,7 @@ def trial_folder(number: int, num_exploits: int) -> str:
     return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
 
 
-def read_trials(events: Sequence[Event]) -> dict[int, Trial]:
+def read_trials(events: Sequence[Line]) -> dict[int, Trial]:
     """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
     trials: dict[int, Trial] = {}
     for event in events[1:]:
@@ -237,20 +237,20 @@ def read_trials(events: Sequence[Event]) -> dict[int, Trial]:
     return trials
 
 
-def _rung_rule(first: Event) -> Callable[[Event], int]:
+def _rung_rule(first: Line) -> Callable[[Line], int]:
     """What gives the rung of a `finished` event in the sweep that a ledger's first event begins."""
     search, epochs = Search.model_validate(first["search"]), first["recipe"]["epochs"]
     return lambda event: search.rung(event["epochs"], epochs, stopped=event.get("stopped", True))  # 0.1.0 did not say
 
 
-def read_space_of(events: Sequence[Event]) -> Space:
+def read_space_of(events: Sequence[Line]) -> Space:
     """The space that a ledger was opened with."""
     space = events[0]["space"]
     genes = tuple(Gene(**{**gene, "values": tuple(gene["values"])}) for gene in space["genes"])
     return Space(**{**space, "genes": genes, "starts": tuple(space["starts"])})
 
 
-def verify(events: Sequence[Event]) -> list[str]:
+def verify(events: Sequence[Line]) -> list[str]:
     """What in a ledger does not follow from the rows before it; nothing if all is well.
 
     Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it
@@ -273,7 +273,7 @@ def verify(events: Sequence[Event]) -> list[str]:
     return problems
 
 
-def _check_proposal(event: Event, space: Space, seed: int, rows: Sequence[Row]) -> list[str]:
+def _check_proposal(event: Line, space: Space, seed: int, rows: Sequence[Row]) -> list[str]:
     number = event["trial"]
     if event["seen"] != [row.trial for row in rows]:
         return [f"trial {number}: says it has seen {event['seen']}, but {[row.trial for row in rows]} had finished"]
@@ -286,7 +286,7 @@ def _check_proposal(event: Event, space: Space, seed: int, rows: Sequence[Row]) 
             for name, value in expected.items() if event["genes"].get(name) != value]
 
 
-def _fold(trials: dict[int, Trial], event: Event, rung: Callable[[Event], int]) -> None:
+def _fold(trials: dict[int, Trial], event: Line, rung: Callable[[Line], int]) -> None:
     """Bring the rows up to date with one more event."""
     number = event["trial"]
     if event["type"] == "proposed":
@@ -324,7 +324,7 @@ def _finished(trials: Iterable[Trial]) -> list[Row]:
     return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
 
 
-def _check_identity(path: Path, first: Event, sweep: Sweep) -> None:
+def _check_identity(path: Path, first: Line, sweep: Sweep) -> None:
     if first["type"] != "sweep":
         raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
     then = first["identity"]

@@ -17,7 +17,8 @@ from pathlib import Path
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.engine.checkpoint import read_state, save_checkpoint, write_durably
 from ray_yolo.errors import CheckpointError
-from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.owed import RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.ledger import Origin, trial_folder
 from ray_yolo.tune.replay import changed_recipe, train_command

@@ -31,8 +31,8 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.mlflow import tracking_uri
+from ray_yolo.runlog.event_log import read_lines
+from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster
@@ -113,7 +113,7 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
 
 def _has_more(folder: Path, trials: int) -> bool:
     """Whether a sweep that has ended has fewer trials than are asked for now."""
-    return len(read_trials(read_events(folder / LEDGER_FILE))) < trials
+    return len(read_trials(read_lines(folder / LEDGER_FILE))) < trials
 
 
 def _adapted(config: TuneConfig, space: Space) -> TuneConfig:
