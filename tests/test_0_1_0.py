@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import parse_train, parse_tune
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.prepare import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.config import TuneConfig

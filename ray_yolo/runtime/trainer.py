@@ -29,7 +29,7 @@ from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks, Hooks, load_callbacks
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.projections import Runner
+from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.aside import run_aside
@@ -77,7 +77,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
-        calls = Runner(callbacks, run.folder / EVENTS_FILE, _complain)
+        calls = Projections(run.folder / EVENTS_FILE, [callbacks] if hooks else [], _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)

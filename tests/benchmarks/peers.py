@@ -21,7 +21,7 @@ from pathlib import Path
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.trainer import fit
 
 DATA, NUM_IMAGES, BATCH = "shapes1k", 1000, 16

@@ -24,7 +24,7 @@ import numpy as np
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import TrainingError
-from ray_yolo.runlog.events import EventLog, epoch_rows, read_events, surviving
+from ray_yolo.runlog.event_log import EventLog, epoch_rows, read_events, surviving
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.evolution import Genes, Space, mutate, propose
 from ray_yolo.tune.space import overlay, read_space

@@ -13,7 +13,7 @@ import pytest
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.callbacks import Callbacks, load_callbacks
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3)

@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from ray_yolo.runlog.console import Display, ProgressDisplay
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.console import Display, Console
+from ray_yolo.runlog.event_log import EVENTS_FILE
 from tests.support import run_log
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.runlog.events import EventLog, best_row, durable, epoch_rows, follow, read_events, surviving
+from ray_yolo.runlog.event_log import EventLog, best_row, durable, epoch_rows, follow, read_events, surviving
 from tests.support import run_log
 
 

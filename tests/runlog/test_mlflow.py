@@ -18,17 +18,12 @@ from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.mlflow import (
-    ARTIFACTS,
-    Tracking,
-    _ensure_database,
-    build_client,
-    read_run_file,
-    synchronise,
-    tracking_uri,
-)
+from ray_yolo.runlog.mlflow import ARTIFACTS, Mlflow, _ensure_database, synchronise
+from ray_yolo.runlog.mlflow_client import build_client, tracking_uri
+from ray_yolo.runlog.owed import read_run_file
 from ray_yolo.runlog.mlflow_run import BEST, metrics
-from ray_yolo.runlog.results_files import EVENTS_FILE, TERMS, replace_text
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.results_files import TERMS, replace_text
 from tests.support import run_log
 
 STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1),
@@ -90,7 +85,7 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path, monkeypatch, in_place)
     with monkeypatch.context() as patch:
         patch.setattr("mlflow.store.db.utils._upgrade_db", die)
         if in_place:  # the same by MLflow itself: why it is made elsewhere
-            patch.setattr("ray_yolo.runlog.mlflow._ensure_database", lambda *_: None)
+            patch.setattr("ray_yolo.runlog.mlflow_client._ensure_database", lambda *_: None)
         with pytest.raises(Killed):
             build_client(f"sqlite:///{path}").search_experiments()
     assert path.exists() == in_place

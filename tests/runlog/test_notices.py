@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runlog.notices import MOST, warnings_told
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.prepare import read_dataset

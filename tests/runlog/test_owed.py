@@ -10,9 +10,10 @@ from mlflow import MlflowClient
 
 from ray_yolo import sync
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.mlflow import Tracking, synchronise
+from ray_yolo.runlog.mlflow import Mlflow, synchronise
 from ray_yolo.runlog.owed import OWED_FILE, claimed, note_owed, owing_runs, read_owed
-from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.owed import RUN_FILE
 from tests.support import run_log
 
 STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)]

@@ -10,9 +10,10 @@ import pytest
 
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runlog import plots
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runlog.plots import draw_plots
-from ray_yolo.runlog.results_files import EVENTS_FILE, format_results
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.results_files import format_results
 from ray_yolo.runtime.trainer import fit
 from tests.support import run_log
 from tests.support.jobs import make_config, make_job

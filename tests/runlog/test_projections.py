@@ -4,11 +4,12 @@ import socket
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.mlflow import Tracking, read_run_file
-from ray_yolo.runlog.projections import Records
+from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runlog.mlflow import Mlflow
+from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
 from tests.support import run_log
 
 

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 
 

@@ -8,16 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ray_yolo.config.hyp import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.results_files import (
-    EVENTS_FILE,
-    Results,
-    TensorBoard,
-    format_results,
-    number_at,
-    replace_text,
-    write_options,
-    write_results_csv,
-)
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.results_files import ResultsCsv, format_results, number_at, replace_text, write_options, write_results_csv
+from ray_yolo.runlog.tensorboard import TensorBoard
 from tests.support import run_log
 
 HEADER = (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from tests.support.jobs import STEADY, TINY, make_dataset
 
 EPOCHS = 4

@@ -10,8 +10,8 @@ import ray.exceptions
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
-from ray_yolo.runlog.events import EventLog
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EventLog
+from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runtime import restarts
 from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
 

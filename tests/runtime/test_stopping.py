@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.runlog.events import EventLog
+from ray_yolo.runlog.event_log import EventLog
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import stopping
 from ray_yolo.runtime.stopping import MESSAGE, StopAsked, ask_to_stop, signals_ask

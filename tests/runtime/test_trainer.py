@@ -22,7 +22,7 @@ from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
 from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.runlog import bookkeeping
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
 from tests.support.jobs import make_config

@@ -20,7 +20,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ray_yolo.cli import parse_train
 from ray_yolo.models.detector import Detector
-from ray_yolo.runlog.events import Event, read_events
+from ray_yolo.events import Event
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.trainer import fit
 
 GREY = 114

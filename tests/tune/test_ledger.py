@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
 from ray_yolo.tune.replay import Stage, trained_recipe

@@ -13,7 +13,7 @@ import torch
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import CheckpointError
-from ray_yolo.runlog.events import read_events, surviving
+from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Origin
 from ray_yolo.tune.pbt import asked_recipe, open_fork

@@ -15,7 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ResourcesError
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space

@@ -18,7 +18,7 @@ import torch
 
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.engine.checkpoint import read_state
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.tune.config import TuneConfig
 from ray_yolo.tune.ledger import Trial, read_trials, verify
 from ray_yolo.tune.tuner import search

@@ -15,7 +15,7 @@ import ray.tune
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, TrainingError
-from ray_yolo.runlog.events import EventLog
+from ray_yolo.runlog.event_log import EventLog
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import LEDGER_FILE, Ledger, Origin, Sweep

@@ -16,7 +16,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.prepare import decide
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
