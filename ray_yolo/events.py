@@ -6,6 +6,7 @@ that is not known here is passed over, and so are fields. JSON has no NaN: a num
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -41,6 +42,10 @@ class Event(Frozen):
     def fields(self) -> dict[str, Any]:
         """What it says, beside what the writer adds."""
         return self.model_dump(exclude={"seq", "time", "type"})
+
+
+Emit = Callable[[Event], None]
+"""Sends an event to the log of the run, without waiting."""
 
 
 class RowEvent(Event):

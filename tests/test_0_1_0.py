@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import parse_train, parse_tune
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.events import StartEvent, StepEvent
+from ray_yolo.runlog.event_log import read_lines
 from ray_yolo.runtime.prepare import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.config import TuneConfig
 from ray_yolo.tune.ledger import Ledger, Sweep, read_trials, verify
 from ray_yolo.tune.space import load_space
 from ray_yolo.tune.tuner import search
+from tests.support import run_log
 from tests.support.sweeps import assert_cpus_return
 
 LEFT = Path(__file__).parent / "fixtures" / "0.1.0"
@@ -43,9 +45,8 @@ def test_a_training_is_found_by_its_command_and_goes_on_to_its_end(storage: Path
     result = fit(parse_train(TRAIN).config, quiet=True)
     assert result.run_dir == storage / "runs" / "train" / "exp"
     assert [path.name for path in result.run_dir.parent.iterdir()] == ["exp"]
-    events = read_events(result.run_dir / "events.jsonl")
-    assert [event["step"] for event in events if event["type"] == "start"] == [0, 5]
-    assert [event["step"] for event in events if event["type"] == "step"] == list(range(1, 9))
+    assert [event.step for event in run_log.told(result.run_dir, StartEvent)] == [0, 5]
+    assert [event.step for event in run_log.told(result.run_dir, StepEvent)] == list(range(1, 9))
     assert (result.run_dir / "run.json").read_text() == record
     manifest = json.loads((result.run_dir / "weights" / "last.json").read_text())
     assert (manifest["step"], manifest["recipe_digest"]) == (8, json.loads(record)["digest"])
@@ -53,14 +54,14 @@ def test_a_training_is_found_by_its_command_and_goes_on_to_its_end(storage: Path
 
 def test_a_ledger_holds_true_and_goes_on_with_its_own_sweep(storage: Path) -> None:
     path, config = storage / "runs" / "evolve" / "exp" / "ledger.jsonl", parse_tune(TUNE).config
-    before = read_events(path)
+    before = read_lines(path)
     assert verify(before) == []
     ledger = Ledger(path, sweep_of(config), config.recipe)
     assert [trial.number for trial in ledger.to_run] == [1]
     ledger.fail(1, "as an example")
     assert ledger.propose().number == 2
     ledger.close()
-    after = read_events(path)
+    after = read_lines(path)
     assert after[:len(before)] == before
     assert verify(after) == []
 
@@ -71,7 +72,7 @@ def test_a_sweep_is_found_by_its_command_and_its_trials_go_on(storage: Path) -> 
     result = search(parse_tune(TUNE).config, quiet=True)
     assert result.folder == storage / "runs" / "evolve" / "exp"
     assert [(trial.state, trial.epochs) for trial in result.trials] == [("finished", 2)] * 2
-    rows = read_trials(read_events(LEFT / "runs" / "evolve" / "exp" / "ledger.jsonl"))
+    rows = read_trials(read_lines(LEFT / "runs" / "evolve" / "exp" / "ledger.jsonl"))
     assert result.trials[0] == rows[0]
     for file in ("run.json", "events.jsonl"):  # the trial that had begun went on as it was
         begun = (LEFT / "runs" / "evolve" / "exp" / "trials" / "trial1" / file).read_bytes()

@@ -29,9 +29,9 @@ from ray_yolo.errors import TrainingError
 from ray_yolo.events import (
     CheckpointEvent,
     ClassResult,
+    Emit,
     EndEvent,
     EpochEvent,
-    Event,
     ShardEvent,
     StartEvent,
     StepEvent,
@@ -44,7 +44,6 @@ MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
 
-Emit = Callable[[Event], None]
 Report = Callable[[dict[str, Any]], None]
 
 

@@ -35,16 +35,17 @@ class Callbacks(Projection):
     """The functions of one training, as `load_callbacks` gives them.
 
     Args:
-        warn: told of an exception in a function, and of one that does not come back.
+        warn: told of an exception in a function.
     """
 
     name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
 
     def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
+        super().__init__()
         self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
         self._told = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
         self._new: list[EpochEvent] = []
-        self._started = self._ended = False
+        self._started = False
         self.result: Any = None
         """What `on_run_end` is given."""
 
@@ -54,20 +55,19 @@ class Callbacks(Projection):
             self._told.add(event.epoch)
             self._new.append(event)
 
-    def update(self) -> None:
+    def update(self, last: bool = False) -> None:
         """Call what is to be called now."""
         if not self._started:
             self._started = True
             self._call("on_run_start", self._run_dir, self._recipe)
         while self._new:
-            self._call("on_epoch_end", self._new.pop(0).model_dump())
-        if self.is_last and not self._ended:
-            self._ended = True
+            self._call("on_epoch_end", self._new.pop(0).model_dump(mode="json"))
+        if last:
             self._call("on_run_end", self.result)
 
-    def abandon(self) -> None:
+    def abandon(self) -> str:
         """Leave a function alone that does not come back."""
-        self._warn(f"callbacks: not back after {self.patience_seconds:g} s; they are left behind")
+        return f"callbacks: not back after {self.patience_seconds:g} s; they are left behind"
 
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)

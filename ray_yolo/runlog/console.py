@@ -71,25 +71,34 @@ class Console(Projection):
     name, interval_seconds, patience_seconds = "console", 0.5, 2.0
 
     def __init__(self, run_dir: Path, stream: TextIO, notes: Callable[[], Sequence[str]] = tuple) -> None:
+        super().__init__()
         self._run_dir, self._stream, self._notes = run_dir, stream, notes
         self._display = Display(stream)
-        past = read_events(run_dir / EVENTS_FILE)
-        self._display.recall(past)
-        self._recalled = past[-1].seq if past else -1
+        self._last_past = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
+        self._past: list[Event] = []
         self._new: list[Event] = []
 
     def event(self, event: Event) -> None:
-        """Take note of what is new."""
-        if event.seq > self._recalled:
-            self._new.append(event)
+        """Take note of what happened before, and of what is new."""
+        (self._new if event.seq > self._last_past else self._past).append(event)
 
-    def update(self) -> None:
+    def update(self, last: bool = False) -> None:
         """Tell it."""
-        new, self._new = self._new, []
+        past, self._past, new, self._new = self._past, [], self._new, []
+        if past:
+            self._display.recall(past)
         self._display.update(new)
 
     def finish(self) -> None:
         """Leave the stream at the begin of a line, and tell the outcome."""
         self._display.close()
+        self._tell_outcome()
+
+    def abandon(self) -> str:
+        """Tell at least the outcome."""
+        self._tell_outcome()
+        return super().abandon()
+
+    def _tell_outcome(self) -> None:
         for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
             print(text, file=self._stream)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_yolo.errors import InputError
-from ray_yolo.events import Event, ShardEvent, StepEvent
+from ray_yolo.events import Event
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
@@ -180,30 +180,23 @@ class Mlflow(Projection):
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
                  tags: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self.notes: list[str] = []
         """What the user has to know at the end: how to deliver the rest."""
         self.patience_seconds = 10.0 if uri.startswith("http") else 60.0
         self._run_dir, self._uri, self._parent_run_id, self._tags = run_dir, uri, parent_run_id, tags or {}
         self._tracker = self._other = Tracker(run_dir, uri, parent_run_id, self._tags)
         self._owing = owing_runs(run_dir, uri)
-        self._events: list[Event] = []
-        self._stale = False
 
     def answered_at(self) -> float:
         """`time.monotonic` of the server's last answer."""
         return max(self._tracker.last_answer, self._other.last_answer)
 
-    def event(self, event: Event) -> None:
-        """Take note of what the MLflow run should hold."""
-        if not isinstance(event, (StepEvent, ShardEvent)):
-            self._events.append(event)
-            self._stale = True
-
-    def update(self) -> None:
-        """Deliver what is new in this run, then what others owe, each tried once."""
-        if self._stale or self.is_last:
-            self._tracker.deliver(self._events, with_files=self.is_last)
-            self._stale = False
+    def update(self, last: bool = False) -> None:
+        """Deliver what is new in this run, then what others owe, each tried once. Files are final the last time."""
+        if self.is_stale or last:
+            self._tracker.deliver(self.history, with_files=last)
+            self.is_stale = False
         while self._owing:
             folder = self._owing.pop(0)
             with claimed(folder, self._uri) as owed:
@@ -216,11 +209,12 @@ class Mlflow(Projection):
         """All is delivered."""
         forget_owed(self._run_dir, self._uri)
 
-    def abandon(self) -> None:
+    def abandon(self) -> str:
         """Leave a note of what is owed."""
-        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
         words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
         self.notes.append(f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}")
+        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
+        return ""
 
 
 def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = None,

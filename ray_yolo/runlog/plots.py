@@ -14,16 +14,14 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Job, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
-from ray_yolo.events import EndEvent, Event
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
 from ray_yolo.plots.confusion import plot_confusion
 from ray_yolo.plots.curves import plot_all_curves
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.results import plot_results
-from ray_yolo.runlog.background import reason_of
 from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
-from ray_yolo.runlog.projections import Projection
+from ray_yolo.runlog.projections import Projection, reason_of
 from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
@@ -37,17 +35,12 @@ class Pictures(Projection):
     name = "pictures"
 
     def __init__(self, run_dir: Path, job: Job, warn: Callable[[str], None]) -> None:
+        super().__init__()
         self._run_dir, self._job, self._warn = run_dir, job, warn
-        self._done = False
-
-    def event(self, event: Event) -> None:
-        """Take note of how it ends."""
-        if isinstance(event, EndEvent):
-            self._done = event.status == "done"
 
     def finish(self) -> None:
         """Draw them."""
-        if self._done and (failed := draw_plots(self._run_dir, self._job)):
+        if self.has_ended_well and (failed := draw_plots(self._run_dir, self._job)):
             self._warn(f"pictures that could not be drawn: {', '.join(failed)}")
 
 

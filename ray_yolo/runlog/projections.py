@@ -1,20 +1,26 @@
 """What is made of a run's event log while it is written: files, console, MLflow, pictures, a user's functions.
 
-Each projection has a guard of its own: what one raises is a warning in the log, and neither the others nor training nor
-the exit code know of it. All are made from the log alone, so that each can be made again.
+Each projection has a thread and a guard of its own: what one raises is a warning in the log, and neither the others nor
+training nor the exit code know of it. All are made from the log alone, so that each can be made again.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from ray_yolo.events import Event
-from ray_yolo.runlog.background import Background, reason_of
+from ray_yolo.errors import RayYoloError
+from ray_yolo.events import EndEvent, Event, ShardEvent, StartEvent, StepEvent
+from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import follow
 
 Warn = Callable[[str], None]
+
+_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
 
 
 class Projection:
@@ -29,14 +35,27 @@ class Projection:
     interval_seconds: ClassVar[float] = 2.0
     patience_seconds: float = 10.0
     """How long the last update may take, since `answered_at`."""
-    is_last: bool = False
-    """Whether the log is complete, so that the update that comes is the last one."""
+
+    def __init__(self) -> None:
+        self.history: list[Event] = []
+        """What was told so far, without steps and shards: what decides which epochs are to be shown."""
+        self.is_stale = False
+        """Whether it has grown; whoever brings his sink up to date with it takes this back."""
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether training has come to its end, by what was told."""
+        last = next((event for event in reversed(self.history) if isinstance(event, (StartEvent, EndEvent))), None)
+        return isinstance(last, EndEvent) and last.status == "done"
 
     def event(self, event: Event) -> None:
         """Take note of an event, without waiting for anything."""
+        if not isinstance(event, (StepEvent, ShardEvent)):
+            self.history.append(event)
+            self.is_stale = True
 
-    def update(self) -> None:
-        """Bring the sink up to date with what was noted."""
+    def update(self, last: bool = False) -> None:
+        """Bring the sink up to date with what was noted; the `last` time that was the whole log."""
 
     def answered_at(self) -> float:
         """`time.monotonic` of the last part of an update that succeeded, where it has parts."""
@@ -45,33 +64,73 @@ class Projection:
     def finish(self) -> None:
         """Complete the sink."""
 
-    def abandon(self) -> None:
-        """Instead of `finish`: the last update has not come to its end in time."""
-        raise TimeoutError(f"not complete after {self.patience_seconds:g} s")
+    def abandon(self) -> str:
+        """Instead of `finish`: the last update has not succeeded in time. What to warn of if nothing was warned of."""
+        return f"{self.name}: not complete after {self.patience_seconds:g} s"
 
 
 class Runner:
-    """Feeds one projection from a log."""
+    """Feeds one projection from a log, in a daemon thread.
+
+    An update that fails costs one warning and is tried again, at first soon, then once a minute. After an error of ours
+    (`RayYoloError`), which says what the user has to do first, it is not tried again.
+    """
 
     def __init__(self, projection: Projection, log: Path, warn: Warn) -> None:
-        self._projection, self._warn = projection, warn
-        self._events = follow(log)
-        self._thread = Background(projection.name, self._round, interval_seconds=projection.interval_seconds, warn=warn)
+        self._projection, self._events, self._warn = projection, follow(log), warn
+        self._warned = False
+        self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name=f"ray_yolo {projection.name}", daemon=True).start()
 
     def finish(self) -> None:
         """Complete the sink, now that the log is. What goes wrong is a warning."""
-        projection = self._projection
-        projection.is_last = True
+        projection, told = self._projection, ""
+        complete = self._await_last_update()
         try:
-            done = self._thread.finish(projection.patience_seconds, projection.answered_at)
-            (projection.finish if done else projection.abandon)()
+            if complete:
+                projection.finish()
+            else:
+                told = projection.abandon()
         except Exception as error:  # whatever it is: training is over, and the others have their own work to end
-            self._warn(f"{projection.name}: {reason_of(error)}")
+            told = f"{projection.name}: {reason_of(error)}"
+        if told and (complete or not self._warned):
+            self._warn(told)
 
-    def _round(self) -> None:
-        for event in next(self._events):
-            self._projection.event(event)
-        self._projection.update()
+    def _await_last_update(self) -> bool:
+        """Whether it succeeds before patience runs out; if not, the thread ends when it can."""
+        asked = time.monotonic()
+        self._finishing.set()
+        while not self._done.wait(0.02):
+            silent = time.monotonic() - max(asked, self._projection.answered_at())
+            if self._abandoned.is_set() or silent > self._projection.patience_seconds:
+                self._abandoned.set()
+                return False
+        return True
+
+    def _run(self) -> None:
+        projection = self._projection
+        pause = projection.interval_seconds
+        while not self._abandoned.is_set():
+            last = self._finishing.wait(pause)  # known before the log is read: what is in it then is everything
+            try:
+                for event in next(self._events):
+                    projection.event(event)
+                projection.update(last)
+            except RayYoloError as error:
+                self._warned = True
+                self._warn(f"{projection.name}: {redact(str(error))}. Training goes on without.")
+                self._abandoned.set()
+            except Exception as error:  # whatever a foreign library raises, the thread has to live on
+                if not self._warned:
+                    self._warned = True
+                    self._warn(f"{projection.name}: {reason_of(error)}. Training goes on; this is tried again.")
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._abandoned.wait(projection.interval_seconds if last else 0)
+            else:
+                pause = projection.interval_seconds
+                if last:
+                    self._done.set()
+                    return
 
 
 class Projections:
@@ -89,3 +148,9 @@ class Projections:
         for runner in self._runners:
             runner.finish()
             flush()
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, on one line and without secrets."""
+    kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
+    return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

@@ -11,11 +11,10 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ray_yolo.events import Event
+from ray_yolo.events import Emit, Event
 from ray_yolo.runlog.event_log import EventLog
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 STOP_REQUEST = ".stop"
 """File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
-
-Emit = Callable[[Event], None]
 
 # Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
 _MAX_PENDING_CALLS = 10_000

@@ -18,7 +18,6 @@ import torch
 
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.errors import InputError
-from ray_yolo.events import EndEvent, Event
 from ray_yolo.runlog.owed import read_run_file
 from ray_yolo.runlog.projections import Projection
 
@@ -42,17 +41,12 @@ class Registry(Projection):
     name = "model registry"
 
     def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
+        super().__init__()
         self._run_dir, self._uri, self._register = run_dir, uri, register
-        self._done = False
-
-    def event(self, event: Event) -> None:
-        """Take note of how it ends."""
-        if isinstance(event, EndEvent):
-            self._done = event.status == "done"
 
     def finish(self) -> None:
         """Register them."""
-        if not self._done:
+        if not self.has_ended_well:
             return
         about = read_run_file(self._run_dir)
         if self._uri is None or about is None:

@@ -14,7 +14,7 @@ import yaml
 from ray_yolo.config.hyp import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import Event, ShardEvent, StepEvent
+from ray_yolo.events import Event
 from ray_yolo.runlog.event_log import epoch_rows, plain, surviving
 from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runlog.projections import Projection
@@ -26,21 +26,14 @@ class ResultsCsv(Projection):
     name = "results.csv"
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._path = folder / "results.csv"
-        self._events: list[Event] = []
-        self._stale = False
 
-    def event(self, event: Event) -> None:
-        """Take note of what decides which epochs have survived."""
-        if not isinstance(event, (StepEvent, ShardEvent)):
-            self._events.append(event)
-            self._stale = True
-
-    def update(self) -> None:
+    def update(self, last: bool = False) -> None:
         """Write the file if something has happened; readers see the old one or the new one."""
-        if self._stale:
-            replace_text(self._path, format_results(self._events))
-            self._stale = False
+        if self.is_stale:
+            replace_text(self._path, format_results(self.history))
+            self.is_stale = False
 
 
 def format_results(events: Sequence[Event]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_yolo.events import Event, ShardEvent, StepEvent
 from ray_yolo.runlog.event_log import durable, epoch_rows
 from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runlog.projections import Projection
@@ -24,23 +23,18 @@ class TensorBoard(Projection):
     name = "TensorBoard"
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self._events: list[Event] = []
         self._writer: SummaryWriter | None = None
         self._written: set[tuple[str, int]] = set()
 
-    def event(self, event: Event) -> None:
-        """Take note of what decides which epochs are durable."""
-        if not isinstance(event, (StepEvent, ShardEvent)):
-            self._events.append(event)
-
-    def update(self) -> None:
+    def update(self, last: bool = False) -> None:
         """Add the points that are durable and not there yet.
 
         Raises:
             OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
         """
-        rows = epoch_rows(durable(self._events))
+        rows = epoch_rows(durable(self.history))
         points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
                   if metric.results and (number := metric.of(row)) is not None]
         if not points or all((tag, row.epoch) in self._written for tag, row, _ in points):

@@ -1,16 +1,17 @@
 """Event logs of trainings that never took place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent, StepEvent
-from ray_yolo.runlog.event_log import EventLog
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent, StepEvent, WarningEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog, read_events
 
 STEPS_PER_EPOCH = 10
 NAMES = ("circle", "square")
+Kind = TypeVar("Kind", bound=Event)
 
 
 def run(**changes: Any) -> RunEvent:
@@ -68,3 +69,18 @@ def write(path: Path, events: Sequence[Event]) -> None:
 def numbered(events: Sequence[Event]) -> list[Event]:
     """Events as a log would give them back."""
     return [event.model_copy(update={"seq": number, "time": 1000.0 + number}) for number, event in enumerate(events)]
+
+
+def only(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
+    """The events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def told(run_dir: Path, kind: type[Kind]) -> list[Kind]:
+    """The events of one kind in a run folder's log."""
+    return only(kind, read_events(run_dir / EVENTS_FILE))
+
+
+def messages(run_dir: Path) -> list[str]:
+    """The warnings in a run folder's log."""
+    return [event.message for event in told(run_dir, WarningEvent)]

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runlog.event_log import read_lines
 from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune.ledger import Ledger, Origin, Sweep, read_space_of, read_trials, verify
 from ray_yolo.tune.replay import Stage, trained_recipe
@@ -52,7 +52,7 @@ def run_sweep(path, num_trials, slots=1):
             break
         end(ledger, running.pop(0))
     ledger.close()
-    return read_events(path)
+    return read_lines(path)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def rewrite(path, change):
     """Pass every line's event through `change`."""
     events = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return read_events(path)
+    return read_lines(path)
 
 
 def rows_of(events):
@@ -89,7 +89,7 @@ class TestRows:
 
     def test_what_the_writer_knows_is_what_the_file_says(self, path):
         run_sweep(path, 8, slots=3)
-        assert Ledger(path, SWEEP, RESOLVED).trials == tuple(read_trials(read_events(path)).values())
+        assert Ledger(path, SWEEP, RESOLVED).trials == tuple(read_trials(read_lines(path)).values())
 
     def test_a_failed_trial_has_a_reason_and_no_fitness_and_is_no_parent(self, path):
         events = run_sweep(path, 12)
@@ -111,7 +111,7 @@ class TestRows:
             ledger.propose()
             ledger.fail(number, "no luck")
         assert [trial.state for trial in ledger.trials] == ["failed"] * 3
-        assert verify(read_events(path)) == []
+        assert verify(read_lines(path)) == []
 
     def test_ending_twice_is_our_own_mistake(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)
@@ -160,7 +160,7 @@ class TestProposals:
             ledger.propose()
             ledger.finish(number, fitness_of(ledger.trials[number].genes), {}, {}, epochs=2)
         assert len({str(trial.genes) for trial in ledger.trials}) == 12
-        assert verify(read_events(path)) == []
+        assert verify(read_lines(path)) == []
 
 
 ASHA = replace(SWEEP, search=Search(scheduler="asha"), recipe=Recipe(seed=3, epochs=90))  # rungs after 10, 40 epochs
@@ -175,7 +175,7 @@ def asha_sweep(path, num_trials):
         ledger.finish(number, fitness_of(ledger.trials[number].genes) + 5 * short, {}, {}, 10 if short else 90,
                       stopped=short)
     ledger.close()
-    return read_events(path)
+    return read_lines(path)
 
 
 def as_in_0_1_0(path, num_trials):
@@ -192,7 +192,7 @@ def as_in_0_1_0(path, num_trials):
                     "epochs": 10 if short else 90}]
         rows.append(Row(number, genes, fitness))
     path.write_text("".join(json.dumps({**event, "seq": seq, "time": 1}) + "\n" for seq, event in enumerate(events)))
-    return read_events(path)
+    return read_lines(path)
 
 
 class TestRungs:
@@ -255,7 +255,7 @@ class TestRungs:
         again = Ledger(path, SWEEP, RESOLVED)
         [row] = again.to_run
         assert (row.number, row.genes, row.state, row.attempts) == (0, genes, "proposed", 1)
-        assert verify(read_events(path)) == []
+        assert verify(read_lines(path)) == []
 
 
 class TestExploits:
@@ -268,7 +268,7 @@ class TestExploits:
         genes = {**trials[0].genes, "lr0": 0.05}
         ledger.exploit(0, genes, self.ORIGIN)
         ledger.close()
-        events = read_events(path)
+        events = read_lines(path)
         trial = read_trials(events)[0]
         assert (trial.genes, trial.origins, trial.folder_name) == (genes, (self.ORIGIN,), "trial0-2")
         assert trial.past == (Stage(0, trials[1].genes), Stage(10, genes))
@@ -343,7 +343,7 @@ class TestRestart:
         for length in range(len(lines) + 1):
             path = tmp_path / f"{length}.jsonl"
             path.write_text("".join(lines[:length]))
-            before = rows_of(read_events(path))
+            before = rows_of(read_lines(path))
             after = run_sweep(path, 7, slots=2)
             assert verify(after) == []
             assert [event["seq"] for event in after] == list(range(len(after)))
@@ -355,7 +355,7 @@ class TestRestart:
                 assert rows_of(after)[number][0] == genes
                 if state in ("finished", "failed"):
                     assert rows_of(after)[number] == (genes, state, *rest)
-                    assert starts(after, number) == starts(read_events(path)[:length], number)
+                    assert starts(after, number) == starts(read_lines(path)[:length], number)
         assert len(events) == len(lines)
 
     def test_with_one_slot_an_interrupted_sweep_equals_the_calm_one(self, tmp_path):
@@ -366,7 +366,7 @@ class TestRestart:
             path = tmp_path / f"{cut}.jsonl"
             path.write_bytes(text[:cut])
             assert rows_of(run_sweep(path, 7)) == expected
-            assert verify(read_events(path)) == []
+            assert verify(read_lines(path)) == []
 
     def test_a_torn_line_is_cut_off_and_its_trial_proposed_again(self, path):
         run_sweep(path, 3)
@@ -376,7 +376,7 @@ class TestRestart:
         assert len(ledger.trials) == 3
         assert ledger.propose().number == 3
         assert path.read_bytes().startswith(whole)
-        assert verify(read_events(path)) == []
+        assert verify(read_lines(path)) == []
 
     def test_what_was_begun_goes_on_before_anything_is_proposed(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)

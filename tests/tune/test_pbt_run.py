@@ -13,10 +13,12 @@ import torch
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.event_log import read_events, surviving
+from ray_yolo.events import EpochEvent, StartEvent
+from ray_yolo.runlog.event_log import read_events, read_lines, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Trial, verify
 from ray_yolo.tune.tuner import search
+from tests.support import run_log
 from tests.support.jobs import make_config
 from tests.support.sweeps import assert_cpus_return, make_sweep
 
@@ -36,7 +38,7 @@ def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_pa
     recipe = {"epochs": 300, "noval": False, "exact": True}
     config = make_sweep(tmp_path, SPACE, recipe=recipe, trials=2, workers_per_trial=2, keep_weights=True)
     result = search(config, quiet=True)
-    events = read_events(result.folder / "ledger.jsonl")
+    events = read_lines(result.folder / "ledger.jsonl")
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     assert verify(events) == []
     exploits = [event for event in events if event["type"] == "exploited"]
@@ -79,9 +81,9 @@ def check_heir(folder: Path, exploit: dict) -> None:
     assert record["origin"] == origin
     trained = Recipe.model_validate(record["recipe"]).at(origin["epoch"])
     assert trained.optimizer.lr0 == exploit["genes"]["lr0"]
-    started = [event for event in read_events(folder / "events.jsonl") if event["type"] == "start"][-1]
+    started = run_log.told(folder, StartEvent)[-1]
     assert started["epoch"] == origin["epoch"]
-    epochs = [event["epoch"] for event in surviving(read_events(folder / "events.jsonl")) if event["type"] == "epoch"]
+    epochs = [event.epoch for event in run_log.only(EpochEvent, surviving(read_events(folder / "events.jsonl")))]
     assert epochs[-1] == 299
     donor = torch.load(origin["state"], weights_only=True)
     assert json.loads(donor["meta"])["progress"][0] == origin["epoch"]

@@ -15,7 +15,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ResourcesError
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runlog.event_log import read_lines
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
@@ -135,7 +135,7 @@ def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path
                         tune = Tune(folder, search, 6)
                         running = restarted(tune, running)
         tune.ledger.close()
-        return decided, verify(read_events(folder / LEDGER_FILE))
+        return decided, verify(read_lines(folder / LEDGER_FILE))
 
     def restarted(tune: Tune, running: dict[int, TuneTrial]) -> dict[int, TuneTrial]:
         again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}

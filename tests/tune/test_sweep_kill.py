@@ -18,10 +18,12 @@ import torch
 
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.engine.checkpoint import read_state
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.events import EpochEvent, StepEvent
+from ray_yolo.runlog.event_log import read_events, read_lines
 from ray_yolo.tune.config import TuneConfig
 from ray_yolo.tune.ledger import Trial, read_trials, verify
 from ray_yolo.tune.tuner import search
+from tests.support import run_log
 from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
 TRIALS, KILLS = 5, 5
@@ -50,8 +52,8 @@ def start(argv: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 def kill_later(process: subprocess.Popen[bytes], ledger: Path, num_events: int, pause_seconds: float) -> None:
     """kill -9 of the driver alone, a while after the ledger has got so many more events."""
-    wanted = len(read_events(ledger)) + num_events
-    while len(read_events(ledger)) < wanted:
+    wanted = len(read_lines(ledger)) + num_events
+    while len(read_lines(ledger)) < wanted:
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.05)
     time.sleep(pause_seconds)
@@ -66,7 +68,7 @@ def run_with_kills(config: TuneConfig, folder: Path) -> dict[int, Trial]:
     process = start(argv, folder)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors.decode()
-    events = read_events(ledger)
+    events = read_lines(ledger)
     assert verify(events) == []
     assert [event["trial"] for event in events if event["type"] == "proposed"] == list(range(TRIALS))
     assert sorted(event["trial"] for event in events if event["type"] == "finished") == list(range(TRIALS))
@@ -112,19 +114,19 @@ def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, stat
     process = start(argv, tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors.decode()
-    assert [event["trial"] for event in read_events(ledger) if event["type"] == "finished"] == [0, 1]
+    assert [event["trial"] for event in read_lines(ledger) if event["type"] == "finished"] == [0, 1]
     assert len(set(steps_in(log))) == len(steps_in(log))  # none was trained twice
     assert tracked_states(tmp_path) == {"FINISHED": 3}
     assert_cpus_return()
 
 
 def steps_in(log: Path) -> list[int]:
-    return [event["step"] for event in read_events(log) if event["type"] == "step"]
+    return [event.step for event in run_log.only(StepEvent, read_events(log))]
 
 
 def repeat(number: int, folder: Path) -> Path:
     """Train a row again by the command in the ledger, with one worker. Returns the run folder."""
-    events = read_events(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
+    events = read_lines(folder / "runs" / "evolve" / "exp" / "ledger.jsonl")
     [row] = [event for event in events if event["type"] == "proposed" and event["trial"] == number]
     words = shlex.split(row["command"])
     name = f"again{number}"
@@ -163,8 +165,7 @@ def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(t
     trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
     for number in random.Random(2).sample(range(TRIALS), 2):
         again = repeat(number, tmp_path)
-        [last] = [event for event in read_events(again / "events.jsonl") if event["type"] == "epoch"][-1:]
-        assert last["fitness"] == pytest.approx(killed[number].fitness, abs=1e-6)
+        assert run_log.told(again, EpochEvent)[-1].fitness == pytest.approx(killed[number].fitness, abs=1e-6)
         first, second = (read_state(folder / "weights" / "last.pt") for folder in (trials / f"trial{number}", again))
         for part in ("model", "ema"):
             assert all(torch.equal(tensor, second[part][name]) for name, tensor in first[part].items())

@@ -16,7 +16,8 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.events import ShardEvent
+from ray_yolo.runlog.event_log import read_lines
 from ray_yolo.runtime.prepare import decide
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
@@ -27,6 +28,7 @@ from ray_yolo.tune.search import Search
 from ray_yolo.tune.space import overlay
 from ray_yolo.tune.trial import trial_config
 from ray_yolo.tune.tuner import closing_message, search
+from tests.support import run_log
 from tests.support.jobs import make_config, make_index
 from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
@@ -42,12 +44,12 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     config = make_sweep(tmp_path, trials=3, workers_per_trial=2)
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * 3
-    assert verify(read_events(result.folder / "ledger.jsonl")) == []
+    assert verify(read_lines(result.folder / "ledger.jsonl")) == []
     for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png", "lineage.png", "weights/best.pt"):
         assert (result.folder / name).exists()
-    logs = [read_events(result.folder / "trials" / f"trial{number}" / "events.jsonl") for number in range(3)]
-    for events in logs:
-        assert {event["worker"] for event in events if event["type"] == "share" and event["images"]} == {0, 1}
+    for number in range(3):
+        shares = run_log.told(result.folder / "trials" / f"trial{number}", ShardEvent)
+        assert {share.worker for share in shares if share.images} == {0, 1}
     assert result.best.fitness == max(trial.fitness for trial in result.trials if trial.fitness is not None)
     check_tracking(tmp_path)
     repeat = result.trials[1]
@@ -121,7 +123,7 @@ def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * trials
     assert len({json.dumps(trial.genes) for trial in result.trials}) == trials
-    assert verify(read_events(result.folder / "ledger.jsonl")) == []
+    assert verify(read_lines(result.folder / "ledger.jsonl")) == []
     assert (min(trial.epochs for trial in result.trials) < 9) == ("scheduler" in settings)
     assert_cpus_return()
     with pytest.raises(Exception, match="finished"):
@@ -146,7 +148,7 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
         tune(3, "lr0: [0.001, 0.01]")
     assert tune(4)[:2] == first
     folder = tmp_path / "runs" / "evolve" / "mine"
-    assert verify(read_events(folder / "ledger.jsonl")) == []
+    assert verify(read_lines(folder / "ledger.jsonl")) == []
     [parent] = tracked_runs(tmp_path)
     assert parent.info.status == "FINISHED"
     points = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_metric_history(parent.info.run_id, "fitness")
@@ -161,7 +163,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     with pytest.raises(TrainingError, match=r"all 3 trials failed: .*the loss stays non-finite; its process died"):
         search(placed(make_sweep(tmp_path, trials=3), max_failures=1), quiet=True)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
-    events = read_events(folder / "ledger.jsonl")
+    events = read_lines(folder / "ledger.jsonl")
     assert sorted(event["trial"] for event in events if event["type"] == "failed") == [0, 1, 2]
     assert sorted(event["trial"] for event in events if event["type"] == "lost") == [1, 2]  # the recipe's own is not
     assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
@@ -194,12 +196,12 @@ def test_what_is_not_a_recipes_fault_is_queued_again_and_a_sweep_without_room_en
     with pytest.raises(ResourcesError, match="no room; the same command continues"):
         search(config, quiet=True)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
-    events = read_events(folder / "ledger.jsonl")
+    events = read_lines(folder / "ledger.jsonl")
     assert [event["type"] for event in events] == ["sweep", "proposed", "started", "lost", "started"]
     assert (events[3]["reason"], (folder / "finished").exists()) == ("its process died", False)
     result = search(placed(config, max_failures=2), quiet=True)
     assert [(trial.state, trial.attempts) for trial in result.trials] == [("finished", 3)] * 2
-    assert verify(read_events(folder / "ledger.jsonl")) == []
+    assert verify(read_lines(folder / "ledger.jsonl")) == []
     assert_cpus_return()
 
 
