@@ -167,7 +167,8 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder of a run, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
-    from ray_yolo.runlog.mlflow import synchronise, tracking_uri
+    from ray_yolo.runlog.mlflow import synchronise
+    from ray_yolo.runlog.mlflow_client import tracking_uri
     from ray_yolo.runlog.owed import own_uri
 
     asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(Path(options.run_dir))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import parse_train, parse_tune
-from ray_yolo.runlog.events import read_events
+from ray_yolo.events import StartEvent, StepEvent
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Failed, Ledger, Sweep, read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.space import load_space
 from ray_yolo.tune.tuner import search
+from tests.support import run_log
 from tests.support.sweeps import assert_cpus_return
 
 LEFT = Path(__file__).parent / "fixtures" / "0.1.0"
@@ -43,9 +44,8 @@ def test_a_training_is_found_by_its_command_and_goes_on_to_its_end(storage: Path
     result = fit(parse_train(TRAIN).config, quiet=True)
     assert result.run_dir == storage / "runs" / "train" / "exp"
     assert [path.name for path in result.run_dir.parent.iterdir()] == ["exp"]
-    events = read_events(result.run_dir / "events.jsonl")
-    assert [event["step"] for event in events if event["type"] == "start"] == [0, 5]
-    assert [event["step"] for event in events if event["type"] == "step"] == list(range(1, 9))
+    assert [event.step for event in run_log.told(result.run_dir, StartEvent)] == [0, 5]
+    assert [event.step for event in run_log.told(result.run_dir, StepEvent)] == list(range(1, 9))
     assert (result.run_dir / "run.json").read_text() == record
     manifest = json.loads((result.run_dir / "weights" / "last.json").read_text())
     assert (manifest["step"], manifest["recipe_digest"]) == (8, json.loads(record)["digest"])

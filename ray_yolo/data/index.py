@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ray_yolo.data.images import UnreadableImageError, check_image
 from ray_yolo.data.label_files import Sources
 from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
 from ray_yolo.errors import DatasetError
+from ray_yolo.events import SplitCounts
 from ray_yolo.structures import AnnotationIndex, Finding
 
 _TOLD = 10  # findings that an error lists
@@ -114,14 +115,14 @@ def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[s
         num_without_file=sum(item.found is None for _, item in used))
 
 
-def survey(index: AnnotationIndex) -> dict[str, Any]:
-    """Counts of a split by name, boxes of each class in order, and where labels were looked for. Plain JSON."""
+def survey(index: AnnotationIndex) -> SplitCounts:
+    """What there is in a split, and where labels were looked for."""
     out = [finding.image for finding in index.findings if finding.dropped]
     without_boxes = int((np.diff(index.offsets) == 0).sum())
-    return {"images": len(index), "boxes": len(index.classes),
-            "per_class": np.bincount(index.classes, minlength=len(index.names)).tolist(),
-            "empty_file": without_boxes - index.num_without_file, "no_file": index.num_without_file,
-            "images_left_out": sum(out), "rows_left_out": len(out) - sum(out), "looked_for": list(index.looked_for)}
+    return SplitCounts(
+        images=len(index), boxes=len(index.classes), images_left_out=sum(out), rows_left_out=len(out) - sum(out),
+        per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
+        empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for)
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:

@@ -26,22 +26,33 @@ from ray_yolo.engine.loop import REMEDY, StepResult, train
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import TrainingError
+from ray_yolo.events import (
+    CheckpointEvent,
+    ClassResult,
+    Emit,
+    EndEvent,
+    EpochEvent,
+    ShardEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+)
 from ray_yolo.ops.schedule import Rates
 
 MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
 
-Emit = Callable[..., None]
 Report = Callable[[dict[str, Any]], None]
 
 
 def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
-                stop_asked: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """Train `job` on this worker until it is done. Collective. Returns the final summary, equal on all workers.
+                stop_asked: Callable[[], bool] = lambda: False) -> Summary:
+    """Train `job` on this worker until it is done. Collective. Returns how it ended, equal on all workers.
 
     Args:
-        emit: appends an event to the run's log without waiting; called as emit(type, **fields).
+        emit: appends an event to the run's log without waiting.
         report: called by every worker once per epoch with the same metrics.
         stop_asked: called in each step; once it is true on any worker, all stop after the same step, which is saved.
             The summary's `stopped` says so.
@@ -106,10 +117,10 @@ class Session:
         clock.images += result.images
         clock.step_images += len(step.images)
         if self.records and (progress.step % clock.event_interval == 0 or result.skipped):
-            self._emit("step", step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(),
-                       lr=list(rates.lr), images=len(step.images), images_per_second=len(step.images) / seconds,
-                       wait_seconds=result.wait_seconds, seconds=seconds, gradient_norm=result.gradient_norm,
-                       skipped=result.skipped)
+            self._emit(StepEvent(
+                step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
+                images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
+                wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped))
         save_steps = self.placement.save_steps
         inside = step.images.stop < len(self.job.train) and not self.placement.nosave
         self.stopped = result.stop
@@ -120,12 +131,12 @@ class Session:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
         recipe, state = self.job.recipe, self.state
         trained = time.perf_counter()
-        self._emit("share", worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
-                   images=self.clock.images, wait_seconds=self.clock.wait_seconds,
-                   seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid())
+        self._emit(ShardEvent(worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
+                              images=self.clock.images, wait_seconds=self.clock.wait_seconds,
+                              seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid()))
         if self.records and state.skipped:
-            self._emit("warning", message=f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at "
-                                          f"step {state.first_skipped}: loss or gradient was not finite")
+            self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
+                       f"{state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
         last = epoch + 1 == recipe.epochs
         found = self.validate() if last or not recipe.noval else None
@@ -140,7 +151,7 @@ class Session:
         self.stopped_early = self._has_stalled() and not last
         state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
         if self.records:
-            self._emit("epoch", **state.last_epoch)
+            self._emit(state.last_epoch)
         period = self.placement.save_period
         kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
         if last or self.stopped_early or not self.placement.nosave:
@@ -156,8 +167,8 @@ class Session:
         return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
-    def finish(self) -> dict[str, Any]:
-        """Record the end, if it is one. Returns the summary.
+    def finish(self) -> Summary:
+        """Record the end, if it is one.
 
         Raises:
             TrainingError: if all that training did was to skip steps.
@@ -166,12 +177,16 @@ class Session:
         if not self.stopped and not state.moved:
             raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
                                 f"was trained; {REMEDY}")
-        summary = {"step": state.progress.step, "epoch": state.progress.epoch - 1, "best_epoch": state.best_epoch,
-                   "best_fitness": state.best_fitness, "stopped_early": self.stopped_early,
-                   "last_epoch": state.last_epoch, "stopped": self.stopped}
         if self.records and not self.stopped:
-            self._emit("end", status="done", reason="early stop" if self.stopped_early else "all epochs", **summary)
-        return summary
+            self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
+                                step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+                                best_fitness=state.best_fitness, stopped_early=self.stopped_early))
+        return Summary(step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+                       best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
+                       last_epoch=state.last_epoch)
+
+    def _warn(self, message: str) -> None:
+        self._emit(WarningEvent(message=message))
 
     def _start_clock(self) -> _Clock:
         steps = len(self.parts.plan.steps(self.state.progress.epoch))
@@ -193,7 +208,7 @@ class Session:
         if self.records:
             step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
             for problem in problems:
-                self._emit("warning", message=f"damaged checkpoint set aside: {problem}")
+                self._warn(f"damaged checkpoint set aside: {problem}")
         chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
@@ -202,11 +217,11 @@ class Session:
             state = restore(self.parts, saved)
         if self.records:
             progress = state.progress
-            self._emit("start", step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
-                       num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs,
-                       terms=list(self.parts.loss.names))
+            self._emit(StartEvent(
+                step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
+                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names))
             if state.last_epoch:  # its event may have been lost on the way when the worker died
-                self._emit("epoch", **state.last_epoch)
+                self._emit(state.last_epoch)
         return state
 
     def _check_threads(self, meta: dict[str, Any]) -> None:
@@ -230,13 +245,13 @@ class Session:
         except OSError as error:
             self.missed_saves += 1
             problem = f"the checkpoint at step {step} ({', '.join(kinds)}) could not be written ({error})"
-            self._emit("warning", message=problem)
+            self._warn(problem)
             if self.missed_saves >= MAX_MISSED_SAVES or (self.is_over and not self.stopped):
                 raise TrainingError(f"{self.job.run_dir}: {problem}; free or repair the storage and run the same "
                                     "command again") from error
             return
         self.missed_saves = 0
-        self._emit("checkpoint", step=step, epoch=self.state.progress.epoch, path=str(path), kinds=kinds)
+        self._emit(CheckpointEvent(step=step, epoch=self.state.progress.epoch, path=str(path), kinds=tuple(kinds)))
 
     def _keep_detections(self, found: Evaluation) -> None:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
@@ -244,7 +259,7 @@ class Session:
             try:
                 np.save(self.job.run_dir / DETECTIONS_FILE, found.detections, allow_pickle=False)
             except OSError as error:
-                self._emit("warning", message=f"{DETECTIONS_FILE} could not be written: {error}")
+                self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
 
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says of itself beside tensors."""
@@ -255,17 +270,14 @@ class Session:
                 "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
     def _epoch_event(self, epoch: int, losses: tuple[float, ...], found: Evaluation | None,
-                     score: float | None, best: bool, trained: float) -> dict[str, Any]:
+                     score: float | None, best: bool, trained: float) -> EpochEvent:
         seconds = trained - self.clock.began
         gpu, plan = self.host.device.type == "cuda", self.parts.plan
-        return {
-            "epoch": epoch, "step": self.state.progress.step,
-            "train": dict(zip(self.parts.loss.names, losses, strict=True)),
-            "val": None if found is None else found.losses,
-            "metrics": None if found is None else found.summary,
-            "per_class": [] if found is None else per_class(found, self.job.val),
-            "lr": list(plan.rates(plan.steps(epoch)[-1], epoch).lr),
-            "images_per_second": self.clock.step_images / seconds, "wait_share": self.clock.wait_seconds / seconds,
-            "seconds": time.perf_counter() - self.clock.began, "fitness": score, "best": best,
-            "memory_gb": torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0,
-        }
+        return EpochEvent(
+            epoch=epoch, step=self.state.progress.step, train=dict(zip(self.parts.loss.names, losses, strict=True)),
+            val=None if found is None else found.losses, metrics=None if found is None else found.summary,
+            per_class=() if found is None else tuple(map(ClassResult.model_validate, per_class(found, self.job.val))),
+            lr=plan.rates(plan.steps(epoch)[-1], epoch).lr, fitness=score, best=best,
+            images_per_second=self.clock.step_images / seconds, wait_share=self.clock.wait_seconds / seconds,
+            seconds=time.perf_counter() - self.clock.began,
+            memory_gb=torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ray_yolo.engine.build import Parts
 from ray_yolo.errors import CheckpointError
+from ray_yolo.events import EpochEvent
 from ray_yolo.structures import Progress
 
 START = Progress(0, 0, 0)
@@ -30,7 +31,7 @@ class TrainState:
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights
     skipped_in_row: int = 0
     epoch_sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0)  # terms of the loss times images; images
-    last_epoch: dict[str, Any] | None = None  # event of the last finished epoch, to be repeated if it got lost
+    last_epoch: EpochEvent | None = None  # of the last finished epoch, to be repeated if it got lost
     skipped: int = 0  # steps of this epoch
     first_skipped: int = 0  # the number of the first of them
     moved: bool = False  # some step has changed the weights
@@ -58,7 +59,8 @@ def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str,
     meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
             "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
             "skipped_in_row": state.skipped_in_row, "epoch_sums": list(state.epoch_sums),
-            "last_epoch": state.last_epoch, "skipped": [state.skipped, state.first_skipped], "moved": state.moved,
+            "last_epoch": state.last_epoch and state.last_epoch.fields,
+            "skipped": [state.skipped, state.first_skipped], "moved": state.moved,
             "scaler": parts.scaler.state_dict()}
     return {
         "meta": json.dumps(meta),
@@ -90,7 +92,8 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     skipped, first_skipped = meta.get("skipped", (0, 0))  # 0.1.0 kept neither this nor `moved`
     return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
                       tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
-                      meta["last_epoch"], skipped, first_skipped, meta.get("moved", True))
+                      meta["last_epoch"] and EpochEvent.model_validate(meta["last_epoch"]), skipped, first_skipped,
+                      meta.get("moved", True))
 
 
 def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:

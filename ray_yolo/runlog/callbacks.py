@@ -23,64 +23,51 @@ from typing import Any
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.background import Background
-from ray_yolo.runlog.events import follow, read_events
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import EpochEvent, Event
+from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events
+from ray_yolo.runlog.projections import Projection
 
 HOOKS = ("on_run_start", "on_epoch_end", "on_run_end")
 Hooks = dict[str, Callable[..., Any]]
 
-_PATIENCE_SECONDS = 600.0
 
-
-class Callbacks:
+class Callbacks(Projection):
     """The functions of one training, as `load_callbacks` gives them.
 
     Args:
-        warn: told of an exception in a function, and of one that does not come back.
+        warn: told of an exception in a function.
     """
 
-    def __init__(self, hooks: Hooks, run_dir: Path, warn: Callable[[str], None]) -> None:
-        self._hooks, self._run_dir, self._warn = hooks, run_dir, warn
-        past = read_events(run_dir / EVENTS_FILE) if self._hooks else []
-        self._log = follow(run_dir / EVENTS_FILE, after_seq=past[-1]["seq"] if past else -1)
-        self._told = {event["epoch"] for event in past if event["type"] == "epoch"}
-        self._thread: Background | None = None
-        self._recipe: Recipe | None = None  # until on_run_start was called
-        self._over = False
-        self._result: Any = None
+    name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
 
-    def start(self, recipe: Recipe) -> None:
-        """Call `on_run_start`, and from now on `on_epoch_end` as epochs end."""
-        if self._hooks:
-            self._recipe = recipe
-            self._thread = Background("callbacks", self._work, interval_seconds=0.3, warn=self._warn)
+    def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
+        self._told = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
+        self._new: list[EpochEvent] = []
+        self._started = False
+        self.result: Any = None
+        """What `on_run_end` is given."""
 
-    def finish(self, result: Any = None, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-        """Call what is left, `on_run_end` last, and wait for that. Call it when the log is complete.
+    def event(self, event: Event) -> None:
+        """Take note of an epoch; a restart tells the last one again."""
+        if isinstance(event, EpochEvent) and event.epoch not in self._told:
+            self._told.add(event.epoch)
+            self._new.append(event)
 
-        Args:
-            result: what `on_run_end` is given.
-            patience_seconds: how long to wait for the user's functions.
-        """
-        if self._thread is None:
-            return
-        self._result, self._over = result, True
-        if not self._thread.finish(patience_seconds):
-            self._warn(f"callbacks: not back after {patience_seconds:g} s; they are left behind")
+    def update(self, last: bool = False) -> None:
+        """Call what is to be called now."""
+        if not self._started:
+            self._started = True
+            self._call("on_run_start", self._run_dir, self._recipe)
+        while self._new:
+            self._call("on_epoch_end", self._new.pop(0).model_dump(mode="json"))
+        if last:
+            self._call("on_run_end", self.result)
 
-    def _work(self) -> None:
-        over = self._over  # read before the log: what is in it then is everything
-        if self._recipe is not None:
-            recipe, self._recipe = self._recipe, None
-            self._call("on_run_start", self._run_dir, recipe)
-        for event in next(self._log):
-            if event["type"] == "epoch" and event["epoch"] not in self._told:  # a restart tells the last one again
-                self._told.add(event["epoch"])
-                self._call("on_epoch_end", event)
-        if over:
-            self._over = False
-            self._call("on_run_end", self._result)
+    def abandon(self) -> str:
+        """Leave a function alone that does not come back."""
+        return f"callbacks: not back after {self.patience_seconds:g} s; they are left behind"
 
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from ray_yolo.runlog.background import Background
-from ray_yolo.runlog.events import Event, follow, read_events
-from ray_yolo.runlog.narrator import Narrator
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import Event, RunEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runlog.narrator import Narrator, closing_message
+from ray_yolo.runlog.projections import Projection
 
 _QUIET_SECONDS = 30.0
 _CLEAR_LINE = "\r\x1b[K"
@@ -34,7 +34,8 @@ class Display:
 
     def recall(self, events: Sequence[Event]) -> None:
         """Learn what happened before, and tell no more of it than which run this is."""
-        lines = [line for event in events for line in self._narrator.observe(event) if event["type"] == "run"]
+        lines = [line for event in events for line in self._narrator.observe(event)
+                 if isinstance(event, RunEvent)]
         self._write("".join(f"{line}\n" for line in lines), "")
 
     def update(self, events: Sequence[Event]) -> None:
@@ -60,18 +61,44 @@ class Display:
         self._stream.flush()
 
 
-class ProgressDisplay:
-    """The display thread of a driver: tells a run folder's log from now on. `warn` is told once if that fails."""
+class Console(Projection):
+    """Tells a run folder's log from now on, and at the end what came of the training.
 
-    def __init__(self, run_dir: str | Path, stream: TextIO, warn: Callable[[str], None]) -> None:
-        path = Path(run_dir) / EVENTS_FILE
-        past = read_events(path)
-        log = follow(path, after_seq=past[-1]["seq"] if past else -1)
-        self._display = display = Display(stream)
-        display.recall(past)
-        self._thread = Background("display", lambda: display.update(next(log)), interval_seconds=0.5, warn=warn)
+    Args:
+        notes: called at the end: what else the user has to know.
+    """
 
-    def finish(self, patience_seconds: float = 2.0) -> None:
-        """Tell the rest, and leave the stream at the begin of a line."""
-        if self._thread.finish(patience_seconds):
-            self._display.close()
+    name, interval_seconds, patience_seconds = "console", 0.5, 2.0
+
+    def __init__(self, run_dir: Path, stream: TextIO, notes: Callable[[], Sequence[str]] = tuple) -> None:
+        super().__init__()
+        self._run_dir, self._stream, self._notes = run_dir, stream, notes
+        self._display = Display(stream)
+        self._last_past = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
+        self._past: list[Event] = []
+        self._new: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        """Take note of what happened before, and of what is new."""
+        (self._new if event.seq > self._last_past else self._past).append(event)
+
+    def update(self, last: bool = False) -> None:
+        """Tell it."""
+        past, self._past, new, self._new = self._past, [], self._new, []
+        if past:
+            self._display.recall(past)
+        self._display.update(new)
+
+    def finish(self) -> None:
+        """Leave the stream at the begin of a line, and tell the outcome."""
+        self._display.close()
+        self._tell_outcome()
+
+    def abandon(self) -> str:
+        """Tell at least the outcome."""
+        self._tell_outcome()
+        return super().abandon()
+
+    def _tell_outcome(self) -> None:
+        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
+            print(text, file=self._stream)

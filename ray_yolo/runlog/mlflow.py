@@ -8,13 +8,8 @@ in a thread of the driver with short time limits: a server that is down or slow 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shlex
-import shutil
-import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_yolo.errors import InputError
+from ray_yolo.events import Event
 from ray_yolo.redact import redact
-from ray_yolo.runlog.background import Background
-from ray_yolo.runlog.events import Event, follow
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import RUN_ID_TAG, Plan, plan_run
-from ray_yolo.runlog.owed import claimed, forget_owed, note_owed, owing_runs, read_owed
-from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE, replace_text
+from ray_yolo.runlog.owed import RUN_FILE, claimed, forget_owed, note_owed, owing_runs, read_owed, read_run_file
+from ray_yolo.runlog.projections import Projection
+from ray_yolo.runlog.results_files import replace_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,17 +34,8 @@ if TYPE_CHECKING:
 # Small files first: if time runs out they are there.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 
-_SQLITE = b"SQLite format 3\0"
-_LONGEST_MAKING_SECONDS = 600.0
 _DELIVERED_TAG = "ray_yolo.delivered"
 _LABELS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # MLflow's limits
-# MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
-_CLIENT_SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
 
 
 class Tracker:
@@ -61,35 +49,30 @@ class Tracker:
     """
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:
-        self.with_artifacts = False
-        """Set once the files of the run folder are final: then they are delivered too."""
         self.last_answer = 0.0
         """`time.monotonic` of the server's last answer."""
         self._run_dir = run_dir
         self._uri = uri
         self._parent_run_id = parent_run_id
         self._tags = {**tags, **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {})}
-        self._log = follow(run_dir / EVENTS_FILE)
-        self._events: list[Event] = []
         self._remote: _Remote | None = None
 
-    def deliver(self) -> None:
-        """Make the MLflow run hold what the log says; asks nothing of the server when that is known to be so.
+    def deliver(self, events: Sequence[Event], *, with_files: bool) -> None:
+        """Make the MLflow run hold what a log says.
+
+        Args:
+            with_files: the files of the run folder are final, and are delivered too.
 
         Raises:
             Exception: whatever MLflow raises. Call again: what arrived is asked of the server first.
         """
-        new = [event for event in next(self._log) if event["type"] not in ("step", "share")]
-        self._events += new
-        if self._remote is not None and not new and not self.with_artifacts:
-            return
-        plan = plan_run(self._events)
+        plan = plan_run(events)
         if plan is None:
             return
         remote, self._remote = self._remote, None  # unknown, unless all of the following succeeds
         remote = remote or self._open(plan)
         remote.post(plan, self._tags)
-        if self.with_artifacts and plan.end_ms is not None:
+        if with_files and plan.end_ms is not None:
             # a sweep's own run has the weights of its best trial, and nobody needs the others'
             wanted = [pattern for pattern in ARTIFACTS if not (self._parent_run_id and pattern.startswith("weights/"))]
             remote.post_artifacts(self._run_dir, wanted, plan.version)
@@ -186,54 +169,55 @@ class _Remote:
         self.posted |= {(point.key, point.epoch) for point in new}
 
 
-class Tracking:
-    """The MLflow thread of a driver; also delivers what finished runs of the project owe.
+class Mlflow(Projection):
+    """The MLflow run of a training; also delivers what finished runs of the project owe.
 
-    `warn` is told once if the server does not answer.
+    Its end is waited for as long as the server answers at least every 10 s; 60 for a database of ours, which is not
+    away but may have to be made first.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], uri: str, warn: Callable[[str], None], *,
-                 parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
-        self._run_dir = Path(run_dir)
-        self._uri = uri
-        self._parent_run_id, self._tags = parent_run_id, tags or {}
-        self._tracker = self._other = Tracker(self._run_dir, uri, parent_run_id, self._tags)
-        self._owing = owing_runs(self._run_dir, uri)
-        self._thread = Background("MLflow", self._deliver, interval_seconds=1.0, warn=warn)
+    name, interval_seconds = "MLflow", 1.0
 
-    def finish(self, patience_seconds: float | None = None) -> str | None:
-        """Deliver the rest, files included: call it when they are final.
+    def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
+                 tags: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+        """What the user has to know at the end: how to deliver the rest."""
+        self.patience_seconds = 10.0 if uri.startswith("http") else 60.0
+        self._run_dir, self._uri, self._parent_run_id, self._tags = run_dir, uri, parent_run_id, tags or {}
+        self._tracker = self._other = Tracker(run_dir, uri, parent_run_id, self._tags)
+        self._owing = owing_runs(run_dir, uri)
 
-        Waits for as long as the server answers at least every `patience_seconds`: 10 for a server, 60 for a database
-        of ours, which is not away but may have to be made first.
+    def answered_at(self) -> float:
+        """`time.monotonic` of the server's last answer."""
+        return max(self._tracker.last_answer, self._other.last_answer)
 
-        Returns:
-            None when all is delivered, else a line for the user: how to deliver the rest later. The run folder then
-            has a note of it.
-        """
-        self._tracker.with_artifacts = True
-        if patience_seconds is None:
-            patience_seconds = 10.0 if self._uri.startswith("http") else 60.0
-        if self._thread.finish(patience_seconds, lambda: max(self._tracker.last_answer, self._other.last_answer)):
-            forget_owed(self._run_dir, self._uri)
-            return None
-        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
-        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
-        return f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}"
-
-    def _deliver(self) -> None:
-        """What is new in this run, then what others owe, each tried once."""
-        self._tracker.deliver()
+    def update(self, last: bool = False) -> None:
+        """Deliver what is new in this run, then what others owe, each tried once. Files are final the last time."""
+        if self.is_stale or last:
+            self._tracker.deliver(self.history, with_files=last)
+            self.is_stale = False
         while self._owing:
             folder = self._owing.pop(0)
             with claimed(folder, self._uri) as owed:
                 if owed is not None:
-                    self._other = _whole(folder, self._uri, owed["parent_run_id"], owed["tags"])
-                    self._other.deliver()
+                    self._other = Tracker(folder, self._uri, owed["parent_run_id"], owed["tags"])
+                    self._other.deliver(read_events(folder / EVENTS_FILE), with_files=True)
                     forget_owed(folder, self._uri)
 
+    def finish(self) -> None:
+        """All is delivered."""
+        forget_owed(self._run_dir, self._uri)
 
-def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str | None = None,
+    def abandon(self) -> str:
+        """Leave a note of what is owed."""
+        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
+        self.notes.append(f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}")
+        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
+        return ""
+
+
+def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = None,
                 tags: Mapping[str, str] | None = None) -> str:
     """Deliver a run folder to a server, whole; what is there already is left alone.
 
@@ -244,121 +228,21 @@ def synchronise(run_dir: str | os.PathLike[str], uri: str, *, parent_run_id: str
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    owed = read_owed(Path(run_dir), uri) or {}
-    _whole(Path(run_dir), uri, parent_run_id or owed.get("parent_run_id"), tags or owed.get("tags", {})).deliver()
-    forget_owed(Path(run_dir), uri)
+    folder = Path(run_dir)
+    owed = read_owed(folder, uri) or {}
+    tracker = Tracker(folder, uri, parent_run_id or owed.get("parent_run_id"), tags or owed.get("tags", {}))
+    tracker.deliver(read_events(folder / EVENTS_FILE), with_files=True)
+    forget_owed(folder, uri)
     about = read_run_file(run_dir)
     if about is None:
         raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give the folder of a run")
     return about["run_id"]
 
 
-def _whole(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> Tracker:
-    """The tracker of a run that has ended, whose files are final."""
-    tracker = Tracker(run_dir, uri, parent_run_id, tags)
-    tracker.with_artifacts = True
-    return tracker
-
-
-def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
-    """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'."""
-    if setting == "off":
-        return None
-    return setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
-
-
-def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
-    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run; None if there is none yet."""
-    try:
-        about: dict[str, str] = json.loads((Path(run_dir) / RUN_FILE).read_text())
-    except (FileNotFoundError, ValueError):  # emptied by a power cut: the run is found again by its tag
-        return None
-    return about
-
-
-def build_client(uri: str) -> MlflowClient:
-    """A client with short time limits. They hold for the process, and the user's own go first.
-
-    Raises:
-        InputError: if the sqlite file that is named is something else.
-    """
-    for name, value in _CLIENT_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    from mlflow import MlflowClient  # here, because it takes more than a second
-
-    scheme, _, path = uri.partition(":///")
-    if scheme == "sqlite":
-        _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
-    return MlflowClient(tracking_uri=uri)
-
-
-def _ensure_database(path: Path, artifacts: str | None) -> None:
-    """Have MLflow make the file if there is none: beside its place, because one that is half made cannot be opened.
-
-    MLflow itself tries to open a file that is no database for two minutes.
-    """
-    if path.exists():
-        if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
-            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
-        if _is_half_made(path):
-            raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
-        return
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
-        if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
-        try:
-            os.link(made, path)
-        except OSError:  # another command was faster, or the file system has no hard links
-            if not path.exists():
-                made.rename(path)
-
-
-def _begin_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(_SQLITE))
-
-
-def _is_half_made(path: Path) -> bool:
-    """Whether MLflow was stopped while it made this database, which it cannot go on with and tries for a minute."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
-
-
 def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | None:
     """The MLflow run that an earlier call created without living to write down its id."""
     runs = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run_id}'", max_results=1)
     return next(iter(runs), None)
-
-
-def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of the experiment of this name, created if need be, of the kind that MLflow shows as model training.
-
-    Raises:
-        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
-    """
-    from mlflow.exceptions import MlflowException
-
-    if (found := client.get_experiment_by_name(name)) is not None:
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(name, artifact_location=artifact_location(uri),
-                                            tags={"mlflow.experimentKind": "custom_model_development"}))
-    except MlflowException:
-        if (found := client.get_experiment_by_name(name)) is None:
-            raise
-        return str(found.experiment_id)  # another training was faster
-
-
-def artifact_location(uri: str) -> str | None:
-    """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
-    scheme, _, path = uri.partition(":///")
-    return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:

@@ -6,48 +6,19 @@ repeated.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.events import EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.redact import redact
-from ray_yolo.runlog.events import Event, best_row, durable, epoch_rows
-from ray_yolo.runlog.results_files import Places, loss_places, number_at, terms_of
+from ray_yolo.runlog.event_log import best_row, durable, epoch_rows
+from ray_yolo.runlog.metrics import Metric, best_metrics, metrics, terms_of
 
 RUN_ID_TAG = "ray_yolo.run_id"
 
-
-def metrics(terms: Sequence[str]) -> Places:
-    """The numbers of an epoch under MLflow's names."""
-    return {**loss_places("train", terms), **loss_places("val", terms), **METRICS}
-
-
-METRICS: Places = {
-    "metrics/precision": ("metrics", "precision"),
-    "metrics/recall": ("metrics", "recall"),
-    "metrics/mAP50": ("metrics", "mAP50"),
-    "metrics/mAP50-95": ("metrics", "mAP50-95"),
-    "lr/pg0": ("lr", 0),
-    "lr/pg1": ("lr", 1),
-    "lr/pg2": ("lr", 2),
-    "perf/img_per_s": ("images_per_second",),
-    "perf/data_wait_frac": ("wait_share",),
-    "sys/gpu_mem_gb": ("memory_gb",),
-}
-"""What every training has, whatever its loss."""
-
-BEST: Places = {
-    "best/precision": ("metrics", "precision"),
-    "best/recall": ("metrics", "recall"),
-    "best/mAP50": ("metrics", "mAP50"),
-    "best/mAP50-95": ("metrics", "mAP50-95"),
-    "best/fitness": ("fitness",),
-    "best/epoch": ("epoch",),
-}
-"""The same for the best epoch, once training has ended."""
 
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _LONGEST_PARAM = 6000  # characters, MLflow's limit
@@ -82,31 +53,31 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
 
     The first one counts, because MLflow's parameters cannot change; only the command is the last one's.
     """
-    told = [event for event in events if event["type"] == "run"]
+    told = [event for event in events if isinstance(event, RunEvent)]
     if not told:
         return None
-    run = told[0] | {"command": told[-1]["command"]}
-    starts = [event for event in events if event["type"] == "start"]
-    last = next((event for event in reversed(events) if event["type"] in ("start", "end")), run)
-    end = last if last["type"] == "end" else None
+    run = told[0].model_copy(update={"command": told[-1].command})
+    starts = [event for event in events if isinstance(event, StartEvent)]
+    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent))), run)
+    end = last if isinstance(last, EndEvent) else None
     rows = epoch_rows(durable(events))
     best = best_row(rows) if end else None
     return Plan(
-        name=run["name"],
-        experiment=Path(run["placement"]["project"]).name or "ray_yolo",
+        name=run.name,
+        experiment=Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params={path: text[:_LONGEST_PARAM] for path, text in _params(run).items()},
         tags=_tags(run, starts),
-        points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], BEST)],
-        status=_STATUS[end["status"]] if end else "RUNNING",
+        points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
+        status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
-        version=str(last["seq"]),
+        version=str(last.seq),
     )
 
 
-def _params(run: Event) -> dict[str, str]:
+def _params(run: RunEvent) -> dict[str, str]:
     """The recipe by dotted path, and the placement under `placement.`, as text."""
-    return dict([*leaves(run["recipe"], ""), *leaves(run["placement"], "placement.")])
+    return dict([*leaves(run.recipe, ""), *leaves(run.placement, "placement.")])
 
 
 def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
@@ -118,28 +89,26 @@ def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
             yield prefix + key, redact(str(value))
 
 
-def _tags(run: Event, starts: Sequence[Event]) -> dict[str, str]:
-    command, provenance = run["command"], run["provenance"]
+def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
     tags = {
-        RUN_ID_TAG: str(run["run_id"]),
-        "ray_yolo.recipe_digest": recipe_digest(Recipe.model_validate(run["recipe"])),
+        RUN_ID_TAG: run.run_id,
+        "ray_yolo.recipe_digest": recipe_digest(Recipe.model_validate(run.recipe)),
         "ray_yolo.attempts": str(len(starts)),
-        "ray_yolo.workers": str(starts[-1]["num_workers"] if starts else 0),
+        "ray_yolo.workers": str(starts[-1].num_workers if starts else 0),
         "mlflow.source.type": "LOCAL",
-        "mlflow.source.name": command if isinstance(command, str) else shlex.join(command),
-    } | {f"ray_yolo.{key}": str(value) for key, value in provenance.items()}
-    if provenance.get("git_commit"):
-        tags["mlflow.source.git.commit"] = str(provenance["git_commit"])
+        "mlflow.source.name": run.command,
+    } | {f"ray_yolo.{key}": str(value) for key, value in run.provenance.items()}
+    if commit := run.provenance.get("git_commit"):
+        tags["mlflow.source.git.commit"] = str(commit)
     return tags
 
 
-def _points(rows: Sequence[Event], places: Places) -> Iterator[Point]:
+def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[Point]:
     for row in rows:
-        for key, path in places.items():
-            number = number_at(row, path)
-            if number is not None:
-                yield Point(key, number, _milliseconds(row), row["epoch"])
+        for metric in numbers:
+            if (number := metric.of(row)) is not None:
+                yield Point(metric.mlflow, number, _milliseconds(row), row.epoch)
 
 
 def _milliseconds(event: Event) -> int:
-    return int(event["time"] * 1000)
+    return int(event.time * 1000)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ray_yolo.config.recipe import Recipe, accumulate_batches, resolved_batch
 from ray_yolo.data.index import first_places
+from ray_yolo.events import (
+    ANCHOR_TERMS,
+    METRICS,
+    ClassResult,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    RunEvent,
+    SplitCounts,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+)
 from ray_yolo.redact import printable
-from ray_yolo.runlog.events import Event, best_row, epoch_rows, surviving
-from ray_yolo.runlog.mlflow import read_run_file
-from ray_yolo.runlog.results_files import TERMS, number_at
+from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
+from ray_yolo.runlog.owed import read_run_file
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
 
-_METRICS = {"P": "precision", "R": "recall", "mAP50": "mAP50", "mAP50-95": "mAP50-95"}
+_METRICS = dict(zip(("P", "R", "mAP50", "mAP50-95"), METRICS, strict=True))
 _CLASSES_TOLD = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
@@ -35,18 +47,32 @@ class Narrator:
         self._num_val_images = 0
         self._batch_size, self._batches = 1, 1  # batches per epoch
         self._epochs = 1
-        self._terms: Sequence[str] = TERMS
+        self._terms: Sequence[str] = ANCHOR_TERMS
         self._epoch = 0
         self._batch: int | None = None  # batches done over all epochs; None before the first step after a start
-        self._losses: list[list[float]] = []  # of this epoch's step events
+        self._losses: list[Sequence[float]] = []  # of this epoch's step events
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
         self._told_by_workers: set[str] = set()  # what one has warned of, others often do
 
     def observe(self, event: Event) -> list[str]:
-        """The lines that an event is worth; none for an event of a type unknown here."""
-        tell: Callable[[Event], list[str]] | None = getattr(self, f"_on_{event['type']}", None)
-        return tell(event) if tell else []
+        """The lines that an event is worth."""
+        match event:
+            case RunEvent():
+                return self._on_run(event)
+            case DatasetEvent():
+                return dataset_table(event.splits, event.names)
+            case StartEvent():
+                return self._on_start(event)
+            case StepEvent():
+                self._on_step(event)
+            case EpochEvent():
+                return self._on_epoch(event)
+            case WarningEvent():
+                return self._on_warning(event)
+            case EndEvent():
+                self._batch = None
+        return []
 
     def progress(self) -> str:
         """One line: where training is now, with the time that is left. Empty while that is not known."""
@@ -62,83 +88,71 @@ class Narrator:
         return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(self._terms, losses)}  "
                 f"{_number(self._images_per_second)} images/s")
 
-    def _on_run(self, event: Event) -> list[str]:
-        recipe = event["recipe"]
-        self._num_val_images = event["num_val_images"]
-        self._batch_size = recipe["batch_size"]
-        self._batches = max(math.ceil(event["num_images"] / self._batch_size), 1)
-        return [f"{event['name']}: {recipe['model']} ({event['num_parameters']:,} parameters) on {recipe['data']} "
-                f"({event['num_images']} images, {event['num_val_images']} for validation, "
-                f"{len(event['names'])} classes)", settings_line(Recipe.model_validate(recipe))]
+    def _on_run(self, event: RunEvent) -> list[str]:
+        recipe = Recipe.model_validate(event.recipe)
+        self._num_val_images = event.num_val_images
+        self._batch_size, _ = resolved_batch(recipe)
+        self._batches = max(math.ceil(event.num_images / self._batch_size), 1)
+        return [f"{event.name}: {recipe.model} ({event.num_parameters:,} parameters) on {recipe.data} "
+                f"({event.num_images} images, {event.num_val_images} for validation, {len(event.names)} classes)",
+                settings_line(recipe)]
 
-    def _on_dataset(self, event: Event) -> list[str]:
-        return dataset_table(event["splits"], event["names"])
-
-    def _on_start(self, event: Event) -> list[str]:
-        self._epochs, self._terms = event["epochs"], event.get("terms", TERMS)
-        self._begin_epoch(event["epoch"])
+    def _on_start(self, event: StartEvent) -> list[str]:
+        self._epochs, self._terms = event.epochs, event.terms
+        self._begin_epoch(event.epoch)
         self._batch = None
-        workers = f"{event['num_workers']} worker{'s' if event['num_workers'] != 1 else ''}"
+        workers = f"{event.num_workers} worker{'s' if event.num_workers != 1 else ''}"
         told = f"training on {workers}"
-        if event["step"] > 0:
-            told = f"going on with {workers} from step {event['step']}, epoch {event['epoch'] + 1}"
+        if event.step > 0:
+            told = f"going on with {workers} from step {event.step}, epoch {event.epoch + 1}"
         return [told, "", train_header(self._terms)] if self._live else [told]
 
-    def _on_step(self, event: Event) -> list[str]:
-        if event["epoch"] != self._epoch:
-            self._begin_epoch(event["epoch"])
-        self._batch = event["batch"] + 1
-        if rate := event["images_per_second"]:
+    def _on_step(self, event: StepEvent) -> None:
+        if event.epoch != self._epoch:
+            self._begin_epoch(event.epoch)
+        self._batch = event.batch + 1
+        if rate := event.images_per_second:
             old = self._images_per_second or rate
             self._images_per_second = _SMOOTHING * old + (1 - _SMOOTHING) * rate
-        if None not in event["loss"]:
-            self._losses.append(event["loss"])
-        return []
+        losses = [loss for loss in event.loss if loss is not None]
+        if len(losses) == len(event.loss):
+            self._losses.append(losses)
 
-    def _on_epoch(self, event: Event) -> list[str]:
-        if event["epoch"] < self._epoch:
+    def _on_epoch(self, event: EpochEvent) -> list[str]:
+        if event.epoch < self._epoch:
             return []  # a restart tells the last epoch again, in case it was lost
-        self._epoch, self._memory_gb = event["epoch"], event["memory_gb"]
+        self._epoch, self._memory_gb = event.epoch, event.memory_gb
         lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
-        self._begin_epoch(event["epoch"] + 1)
+        self._begin_epoch(event.epoch + 1)
         self._batch = self._epoch * self._batches
         return lines
 
-    def _on_warning(self, event: Event) -> list[str]:
-        worker, text = event.get("worker"), event["message"]
-        if worker is None:
-            return [f"WARNING: {text}"]
-        if text in self._told_by_workers:
+    def _on_warning(self, event: WarningEvent) -> list[str]:
+        if event.worker is None:
+            return [f"WARNING: {event.message}"]
+        if event.message in self._told_by_workers:
             return []
-        self._told_by_workers.add(text)
-        return [f"WARNING: worker {worker}: {text}"]
-
-    def _on_end(self, event: Event) -> list[str]:
-        self._batch = None
-        return []
+        self._told_by_workers.add(event.message)
+        return [f"WARNING: worker {event.worker}: {event.message}"]
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._losses = []
 
-    def _epoch_table(self, event: Event) -> list[str]:
-        losses = [number_at(event, ("train", name)) for name in event["train"]]
-        lines = [self._train_row("", losses, event["images_per_second"], _duration(event["seconds"]))]
-        if event["metrics"]:
-            labels = sum(row["labels"] for row in event["per_class"])
-            total = {"name": "all", "images": self._num_val_images, "labels": labels, **event["metrics"]}
-            lines += [CLASS_HEADER, class_row(total)]
-            lines += ["", train_header(self._terms)] if event["epoch"] + 1 < self._epochs else []
+    def _epoch_table(self, event: EpochEvent) -> list[str]:
+        lines = [self._train_row("", [*event.train.values()], event.images_per_second, _duration(event.seconds))]
+        if event.metrics:
+            labels = sum(row.labels for row in event.per_class)
+            total = {"name": "all", "images": self._num_val_images, "labels": labels, **event.metrics}
+            lines += [CLASS_HEADER, class_row(ClassResult.model_validate(total))]
+            lines += ["", train_header(self._terms)] if event.epoch + 1 < self._epochs else []
         return lines
 
-    def _epoch_line(self, event: Event) -> str:
-        losses = [number_at(event, ("train", name)) for name in event["train"]]
-        metrics = [number_at(event, ("metrics", name)) for name in _METRICS.values()]
+    def _epoch_line(self, event: EpochEvent) -> str:
         memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
-        return (f"epoch {event['epoch'] + 1}/{self._epochs}{_named(event['train'], losses)}"
-                f"{_named(_METRICS, metrics)}  {_number(event['images_per_second'])} images/s{memory}  "
-                f"{_duration(event['seconds'])}"
-                f"{'  best' if event['best'] else ''}")
+        return (f"epoch {event.epoch + 1}/{self._epochs}{_named(event.train, [*event.train.values()])}"
+                f"{_measured(event)}  {_number(event.images_per_second)} images/s{memory}  {_duration(event.seconds)}"
+                f"{'  best' if event.best else ''}")
 
     def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
                    duration: str) -> str:
@@ -148,24 +162,25 @@ class Narrator:
         return _cells(epoch, memory, *map(_number, losses), _number(images_per_second), duration)
 
 
-def dataset_table(splits: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """What there is in the splits of a data set (by name, see `survey`): counts, boxes of each class, places of labels.
+def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
+    """What there is in the splits of a data set, by name: counts, boxes of each class, places of labels.
 
     Of many classes the most frequent ones are told, and those that no box has.
     """
-    counts = ("images", "boxes", "empty_file", "no_file", "images_left_out", "rows_left_out")
-    lines = [DATA_HEADER, *(("%11s" * 7) % (name, *(split[key] for key in counts)) for name, split in splits.items())]
-    columns = list(zip(*(split["per_class"] for split in splits.values()), strict=True))
+    lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
+                                            split.images_left_out, split.rows_left_out)
+                            for name, split in splits.items())]
+    columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
     shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_TOLD]
     lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
     lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
     if len(names) > len(shown):
         lines.append(f"{len(names) - len(shown):>15} more classes")
     for name, split in splits.items():
-        if missing := [names[number] for number, boxes in enumerate(split["per_class"]) if not boxes]:
+        if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
             first = ", ".join(missing[:_CLASSES_TOLD])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
-        lines.append(printable(f"labels of {name}: looked for in {first_places(split['looked_for'])}"))
+        lines.append(printable(f"labels of {name}: looked for in {first_places(split.looked_for)}"))
     return lines
 
 
@@ -184,14 +199,13 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     Several lines: the per-class table of the best epoch, the outcome, and the places with the commands that open them.
     """
     rows = epoch_rows(surviving(events))
-    end = next((event for event in reversed(events) if event["type"] == "end"), None)
+    end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
     best = best_row(rows)
     lines = [_outcome(end, rows)]
     if best:
-        table = [CLASS_HEADER, *map(class_row, best["per_class"]), ""]
-        metrics = [best["metrics"][name] for name in _METRICS.values()]
-        lines = [*table, *lines, f"best epoch   {best['epoch'] + 1}{_named(_METRICS, metrics)}",
-                 f"             (epoch {best['epoch']} in results.csv and other records, which count from 0)"]
+        table = [CLASS_HEADER, *map(class_row, best.per_class), ""]
+        lines = [*table, *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
+                 f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
     return "\n".join([*lines, *_places(Path(run_dir))])
 
 
@@ -207,18 +221,18 @@ def settings_line(recipe: Recipe) -> str:
         f"{precision}, {rate}")
 
 
-def class_row(row: Event) -> str:
+def class_row(row: ClassResult) -> str:
     """One row under CLASS_HEADER: name, images, labels and the four metrics."""
-    numbers = [_number(row[name]) for name in _METRICS.values()]
-    return ("%22s" + "%11s" * 6) % (row["name"], row.get("images", "-"), row["labels"], *numbers)
+    numbers = map(_number, (row.precision, row.recall, row.map50, row.map50_95))
+    return ("%22s" + "%11s" * 6) % (row.name, "-" if row.images is None else row.images, row.labels, *numbers)
 
 
-def _outcome(end: Event | None, rows: Sequence[Event]) -> str:
-    told = f"{len(rows)} epoch{'s' if len(rows) != 1 else ''} in {_duration(sum(row['seconds'] for row in rows))}"
+def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
+    told = f"{len(rows)} epoch{'s' if len(rows) != 1 else ''} in {_duration(sum(row.seconds for row in rows))}"
     if end is None:
         return f"interrupted after {told}; the same command continues"
-    reason = f" ({end['reason']})" if end["reason"] else ""
-    return f"{end['status']}: {told}{reason}" + ("" if end["status"] == "done" else "; the same command continues")
+    reason = f" ({end.reason})" if end.reason else ""
+    return f"{end.status}: {told}{reason}" + ("" if end.status == "done" else "; the same command continues")
 
 
 def _places(run_dir: Path) -> list[str]:
@@ -237,6 +251,11 @@ def _places(run_dir: Path) -> list[str]:
     if uri.startswith("http"):
         return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
     return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
+
+
+def _measured(row: EpochEvent) -> str:
+    """The metrics of an epoch by their short names."""
+    return _named(_METRICS, [(row.metrics or {}).get(name) for name in METRICS])
 
 
 def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:

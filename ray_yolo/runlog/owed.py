@@ -1,10 +1,11 @@
-"""What a run that has ended still owes its tracking server, because that was away: a note in the run folder, until
+"""What a run folder says of MLflow: which run there is its own, and what it still owes a server that was away, until
 `python -m ray_yolo.sync` or the next training in the same project has delivered it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,10 +13,19 @@ from typing import Any
 
 from ray_yolo.errors import InputError
 from ray_yolo.redact import MASK, redact
-from ray_yolo.runlog.results_files import RUN_FILE, replace_text
+from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.run_dir import lock_file
 
-OWED_FILE = "mlflow-owed.json"
+RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
+
+
+def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
+    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run; None if there is none yet."""
+    try:
+        about: dict[str, str] = json.loads((Path(run_dir) / RUN_FILE).read_text())
+    except (FileNotFoundError, ValueError):  # emptied by a power cut: the run is found again by its tag
+        return None
+    return about
 
 
 def note_owed(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,14 +19,28 @@ from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detectio
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
-from ray_yolo.runlog.background import reason_of
-from ray_yolo.runlog.events import epoch_rows, read_events, surviving
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
+from ray_yolo.runlog.projections import Projection, reason_of
 from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
+
+
+class Pictures(Projection):
+    """The pictures of a training that has come to its end; those that cannot be drawn are one warning."""
+
+    name = "pictures"
+
+    def __init__(self, run_dir: Path, job: Job, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._run_dir, self._job, self._warn = run_dir, job, warn
+
+    def finish(self) -> None:
+        """Draw them."""
+        if self.has_ended_well and (failed := draw_plots(self._run_dir, self._job)):
+            self._warn(f"pictures that could not be drawn: {', '.join(failed)}")
 
 
 def draw_plots(run_dir: Path, job: Job) -> list[str]:

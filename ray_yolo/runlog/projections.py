@@ -1,74 +1,156 @@
-"""The projections of a run's event log that the driver keeps while it trains: console, result files, MLflow."""
+"""What is made of a run's event log while it is written: files, console, MLflow, pictures, a user's functions.
+
+Each projection has a thread and a guard of its own: what one raises is a warning in the log, and neither the others nor
+training nor the exit code know of it. All are made from the log alone, so that each can be made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar
 
-from ray_yolo.runlog.background import Background, reason_of
-from ray_yolo.runlog.console import ProgressDisplay
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.mlflow import Tracking
-from ray_yolo.runlog.narrator import closing_message
-from ray_yolo.runlog.recorder import Emit
-from ray_yolo.runlog.results_files import EVENTS_FILE, Results
+from ray_yolo.errors import RayYoloError
+from ray_yolo.events import EndEvent, Event, ShardEvent, StartEvent, StepEvent
+from ray_yolo.redact import redact
+from ray_yolo.runlog.event_log import follow
+
+Warn = Callable[[str], None]
+
+_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
 
 
-class Records:
-    """Three threads, none of which training ever waits for.
+class Projection:
+    """One thing that is made of the events of a run.
 
-    Args:
-        run_dir: the run folder; its event log may hold the story of earlier attempts.
-        mlflow_uri: the tracking server (`tracking.tracking_uri`); None: no tracking.
-        emit: told of what goes wrong, once for each projection; the display then shows it.
-        stream: the console.
-        parent_run_id, tags: of the MLflow run, see `tracking.Tracker`.
+    `event` is called for each event in order, `update` after every few of them, and again after it has failed: both in
+    a thread of the projection's own. `finish` is called once, by the driver, when the log is complete and told, and
+    the projections before this one are finished.
     """
 
-    def __init__(self, run_dir: Path, mlflow_uri: str | None, emit: Emit, stream: TextIO, *,
-                 parent_run_id: str | None = None, tags: Mapping[str, str] | None = None) -> None:
-        def warn(message: str) -> None:
-            emit("warning", message=message)
+    name: ClassVar[str]
+    interval_seconds: ClassVar[float] = 2.0
+    patience_seconds: float = 10.0
+    """How long the last update may take, since `answered_at`."""
 
-        self._run_dir, self._stream, self._warn = run_dir, stream, warn
-        self._display = ProgressDisplay(run_dir, stream, warn)
-        self._results = Results(run_dir)
-        self._results_thread = Background("result files", self._results.update, interval_seconds=2.0, warn=warn)
-        self._tracking = mlflow_uri and Tracking(run_dir, mlflow_uri, warn, parent_run_id=parent_run_id, tags=tags)
+    def __init__(self) -> None:
+        self.history: list[Event] = []
+        """What was told so far, without steps and shards: what decides which epochs are to be shown."""
+        self.is_stale = False
+        """Whether it has grown; whoever brings his sink up to date with it takes this back."""
 
-    def finish(self, draw_plots: Callable[[], None], patience_seconds: float | None = None,
-               flush: Callable[[], None] = lambda: None) -> None:
-        """Complete everything, each part on its own, and print the closing message. What fails is a warning.
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether training has come to its end, by what was told."""
+        last = next((event for event in reversed(self.history) if isinstance(event, (StartEvent, EndEvent))), None)
+        return isinstance(last, EndEvent) and last.status == "done"
 
-        The log must be complete by then, but for such warnings.
+    def event(self, event: Event) -> None:
+        """Take note of an event, without waiting for anything."""
+        if not isinstance(event, (StepEvent, ShardEvent)):
+            self.history.append(event)
+            self.is_stale = True
+
+    def update(self, last: bool = False) -> None:
+        """Bring the sink up to date with what was noted; the `last` time that was the whole log."""
+
+    def answered_at(self) -> float:
+        """`time.monotonic` of the last part of an update that succeeded, where it has parts."""
+        return 0.0
+
+    def finish(self) -> None:
+        """Complete the sink."""
+
+    def abandon(self) -> str:
+        """Instead of `finish`: the last update has not succeeded in time. What to warn of if nothing was warned of."""
+        return f"{self.name}: not complete after {self.patience_seconds:g} s"
+
+
+class Runner:
+    """Feeds one projection from a log, in a daemon thread.
+
+    An update that fails costs one warning and is tried again, at first soon, then once a minute. After an error of ours
+    (`RayYoloError`), which says what the user has to do first, it is not tried again.
+    """
+
+    def __init__(self, projection: Projection, log: Path, warn: Warn) -> None:
+        self._projection, self._events, self._warn = projection, follow(log), warn
+        self._warned = False
+        self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._run, name=f"ray_yolo {projection.name}", daemon=True).start()
+
+    def finish(self) -> None:
+        """Complete the sink, now that the log is. What goes wrong is a warning."""
+        projection, told = self._projection, ""
+        complete = self._await_last_update()
+        try:
+            if complete:
+                projection.finish()
+            else:
+                told = projection.abandon()
+        except Exception as error:  # whatever it is: training is over, and the others have their own work to end
+            told = f"{projection.name}: {reason_of(error)}"
+        if told and (complete or not self._warned):
+            self._warn(told)
+
+    def _await_last_update(self) -> bool:
+        """Whether it succeeds before patience runs out; if not, the thread ends when it can."""
+        asked = time.monotonic()
+        self._finishing.set()
+        while not self._done.wait(0.02):
+            silent = time.monotonic() - max(asked, self._projection.answered_at())
+            if self._abandoned.is_set() or silent > self._projection.patience_seconds:
+                self._abandoned.set()
+                return False
+        return True
+
+    def _run(self) -> None:
+        projection = self._projection
+        pause = projection.interval_seconds
+        while not self._abandoned.is_set():
+            last = self._finishing.wait(pause)  # known before the log is read: what is in it then is everything
+            try:
+                for event in next(self._events):
+                    projection.event(event)
+                projection.update(last)
+            except RayYoloError as error:
+                self._warned = True
+                self._warn(f"{projection.name}: {redact(str(error))}. Training goes on without.")
+                self._abandoned.set()
+            except Exception as error:  # whatever a foreign library raises, the thread has to live on
+                if not self._warned:
+                    self._warned = True
+                    self._warn(f"{projection.name}: {reason_of(error)}. Training goes on; this is tried again.")
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                self._abandoned.wait(projection.interval_seconds if last else 0)
+            else:
+                pause = projection.interval_seconds
+                if last:
+                    self._done.set()
+                    return
+
+
+class Projections:
+    """The projections of one run, fed side by side and ended one after the other, in their order."""
+
+    def __init__(self, log: Path, projections: Sequence[Projection], warn: Warn) -> None:
+        self._runners = [Runner(projection, log, warn) for projection in projections]
+
+    def finish(self, flush: Callable[[], None] = lambda: None) -> None:
+        """Complete everything. The log must be complete, but for warnings that this itself adds.
 
         Args:
-            draw_plots: called when results.csv is final and before files go to MLflow.
-            patience_seconds: how long to wait for a tracking server that does not answer, see `Tracking.finish`.
-            flush: called to have warnings written, before the console tells the rest.
+            flush: called to have warnings written, so that those that follow tell them.
         """
-        note: list[str | None] = []
-        tracking = self._tracking
-        self._alone("result files", self._finish_results)
-        self._alone("pictures", draw_plots)
-        if tracking:
-            self._alone("MLflow", lambda: note.append(tracking.finish(patience_seconds)))
-        flush()
-        self._alone("console", lambda: self._finish_console(filter(None, note)))
+        for runner in self._runners:
+            runner.finish()
+            flush()
 
-    def _alone(self, name: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # whatever it is: training is over, and the others have their own work to end
-            self._warn(f"{name}: {reason_of(error)}")
 
-    def _finish_results(self) -> None:
-        if not self._results_thread.finish(patience_seconds=10.0):
-            raise TimeoutError("not complete after 10 s")
-        self._results.close()
-
-    def _finish_console(self, notes: Iterable[str]) -> None:
-        self._display.finish()
-        for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *notes):
-            print(text, file=self._stream)
+def reason_of(error: BaseException) -> str:
+    """What an exception says, on one line and without secrets."""
+    kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
+    return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

@@ -11,20 +11,17 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from ray_yolo.runlog.events import EventLog
+from ray_yolo.events import Emit, Event
+from ray_yolo.runlog.event_log import EventLog
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 STOP_REQUEST = ".stop"
 """File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
-
-Emit = Callable[..., None]
-"""emit(type, **fields)"""
 
 # Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
 _MAX_PENDING_CALLS = 10_000
@@ -40,9 +37,9 @@ class Recorder:
         self._request = Path(path).with_name(STOP_REQUEST)
         self._request.unlink(missing_ok=True)  # of an earlier driver
 
-    def emit(self, type: str, fields: dict[str, Any]) -> None:
+    def emit(self, event: Event) -> None:
         """Append one event."""
-        self._log.append(type, **fields)
+        self._log.append(event)
 
     def ready(self) -> bool:
         """True, once everything that the calling process sent before is written (or waits for the disk)."""
@@ -59,13 +56,13 @@ class LocalRecorder:
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
         # SimpleQueue.put is reentrant: even a signal handler may emit.
-        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ray_yolo recorder", daemon=True)
         self._thread.start()
 
-    def emit(self, type: str, /, **fields: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Have one event appended."""
-        self._queue.put((type, fields))
+        self._queue.put(event)
 
     def flush(self, wait_seconds: float) -> None:
         """Wait until what was emitted is written (or waits for the disk), for at most `wait_seconds`."""
@@ -83,7 +80,7 @@ class LocalRecorder:
             if isinstance(item, threading.Event):
                 item.set()
             else:
-                self._log.append(item[0], **item[1])
+                self._log.append(item)
         self._log.close()
 
 
@@ -109,14 +106,14 @@ def start_recorder(path: str) -> ActorHandle[Recorder]:
 
 
 def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
-    """The function `emit(type, **fields)` that sends an event to a recorder and returns at once, whatever happens."""
+    """The function that sends an event to a recorder and returns at once, whatever happens."""
     if isinstance(recorder, LocalRecorder):
         return recorder.emit
     warned = threading.Event()
 
-    def emit(type: str, /, **fields: Any) -> None:
+    def emit(event: Event) -> None:
         try:
-            recorder.emit.remote(type, fields)
+            recorder.emit.remote(event)
         except Exception as error:  # Ray shut down, queue full, value that cannot be sent: never the sender's trouble
             if not warned.is_set():
                 _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 
 from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.errors import InputError
+from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.projections import Projection
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,6 +32,25 @@ _CODE = Path(__file__).with_name("pyfunc_model.py")
 _PACKAGE = Path(__file__).parents[1]
 _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pydantic", "pyyaml", "torch",
            "torchvision")
+
+
+class Registry(Projection):
+    """The best weights of a training that has come to its end, under a registered name."""
+
+    name = "model registry"
+
+    def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
+        super().__init__()
+        self._run_dir, self._uri, self._register = run_dir, uri, register
+
+    def finish(self) -> None:
+        """Register them."""
+        if not self.has_ended_well:
+            return
+        about = read_run_file(self._run_dir)
+        if self._uri is None or about is None:
+            raise InputError(f"--register {self._register}: there is no MLflow run to register from")
+        log_model(self._run_dir, self._uri, about["run_id"], self._register)
 
 
 def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: str = "") -> str:

@@ -28,8 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import PlacementEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -216,7 +216,7 @@ def check_storage(folder: Path) -> None:
 
 def held_by(run_dir: Path) -> str | None:
     """The placement group that a training's workers were given last; None if it has ended by itself, or never began."""
-    groups = [event["group"] for event in read_events(run_dir / EVENTS_FILE) if event["type"] == "placement"]
+    groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
     return groups[-1] if groups and not (run_dir / "finished").exists() else None
 
 

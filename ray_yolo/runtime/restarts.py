@@ -14,10 +14,10 @@ from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.events import CheckpointEvent, Event, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
-from ray_yolo.runlog.events import Event, read_events
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
-from ray_yolo.runlog.results_files import EVENTS_FILE
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
@@ -75,7 +75,7 @@ class Judge(ray.train.UserCallback):
     def tell(self, text: str) -> None:
         """Give a warning to the log, if there is one."""
         if self._recorder is not None:
-            emitter(self._recorder)("warning", message=text)
+            emitter(self._recorder)(WarningEvent(message=text))
 
 
 def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
@@ -124,7 +124,7 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
 
 def place_of(worker: int, events: Sequence[Event]) -> str:
     """A worker by its number and the node where it has begun last."""
-    nodes = [event["node"] for event in events if event["type"] == "worker" and event["worker"] == worker]
+    nodes = [event.node for event in events if isinstance(event, WorkerEvent) and event.worker == worker]
     return f"worker {worker} on {nodes[-1]}" if nodes else f"worker {worker}"
 
 
@@ -137,4 +137,4 @@ def summary(error: BaseException) -> str:
 
 def saved_step(events: Sequence[Event]) -> int:
     """The step of the newest checkpoint that a log knows of; 0 before the first."""
-    return max((event["step"] for event in events if event["type"] == "checkpoint"), default=0)
+    return max((event.step for event in events if isinstance(event, CheckpointEvent)), default=0)

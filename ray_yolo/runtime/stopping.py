@@ -20,9 +20,9 @@ import ray
 import ray.exceptions
 from ray.actor import ActorHandle
 
-from ray_yolo.runlog.events import Event, follow
+from ray_yolo.events import EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, follow
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
-from ray_yolo.runlog.results_files import EVENTS_FILE
 
 SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
@@ -124,7 +124,7 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
             while training and not ended() and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS / 2)
                 training -= {folder for folder in training
-                             if any(event["type"] == "end" for event in next(logs[folder]))}
+                             if any(isinstance(event, EndEvent) for event in next(logs[folder]))}
         finally:
             for request in requests:
                 request.unlink(missing_ok=True)
@@ -132,4 +132,5 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
 
 def _has_begun(events: Iterable[Event]) -> bool:
     """Whether workers train, by a log: those that were given a place last have started."""
-    return [event["type"] for event in events if event["type"] in ("placement", "start", "end")][-1:] == ["start"]
+    told = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))]
+    return bool(told) and isinstance(told[-1], StartEvent)

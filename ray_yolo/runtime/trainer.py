@@ -19,10 +19,13 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights
 from ray_yolo.engine.session import run_session
+from ray_yolo.events import Summary, WarningEvent
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks
+from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
+from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
@@ -71,19 +74,18 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
             check_storage(placement, run)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
-        callbacks = Callbacks(hooks, run.folder, lambda text: print(text, file=sys.stderr))
-        callbacks.start(job.recipe)
-        result = None
+        callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
+        calls = Projections(run.folder / EVENTS_FILE, [callbacks] if hooks else [], _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
-                if summary["stopped"]:  # by whoever has called this in a thread of his
+                if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
                 check_weights(run.folder)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
-            result = _result(run, summary)
+            callbacks.result = result = _result(run, summary)
         finally:
-            callbacks.finish(result)
+            calls.finish()
     finally:
         if run:
             run.release()
@@ -105,13 +107,13 @@ def foresee(config: RunConfig) -> Recipe:
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
 
 
-def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
+def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
 
     def tell(text: str) -> None:
-        books.emit("warning", message=text)
+        books.emit(WarningEvent(message=text))
 
     with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
@@ -120,16 +122,23 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
         return run_session(job, host, placement, books.emit, lambda _: None, stop_asked)
 
 
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> dict[str, Any]:
+def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session on Ray Train workers."""
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    return run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
+    summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
+    return summary
 
 
-def _result(run: Run, summary: dict[str, Any]) -> TrainResult:
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _result(run: Run, summary: Summary) -> TrainResult:
     weights = run.folder / "weights"
     _, best = best_epochs(run.folder)
-    best = best or {"epoch": summary["best_epoch"], "fitness": summary["best_fitness"]}
+    last, epoch, fitness = summary.last_epoch, summary.best_epoch, summary.best_fitness
     return TrainResult(run_dir=run.folder, best=weights / "best.pt", last=weights / "last.pt",
-                       epochs=summary["epoch"] + 1, best_epoch=best["epoch"], best_fitness=best["fitness"],
-                       metrics=(summary["last_epoch"] or {}).get("metrics") or {})
+                       epochs=summary.epoch + 1, best_epoch=best.epoch if best else epoch,
+                       best_fitness=fitness if best is None or best.fitness is None else best.fitness,
+                       metrics={name: number for name, number in ((last and last.metrics) or {}).items()
+                                if number is not None})

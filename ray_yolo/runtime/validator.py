@@ -23,6 +23,7 @@ from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_num
 from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.errors import DatasetError
+from ray_yolo.events import ClassResult
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
@@ -96,7 +97,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
 def _table(result: ValResult, num_images: int, num_labels: int) -> str:
     """A row for all classes and one for each, the COCO numbers, and where it all is."""
     everything = {"name": "all", "images": num_images, "labels": num_labels, **result.metrics}
-    lines = [CLASS_HEADER, *(class_row(row) for row in (everything, *result.per_class))]
+    lines = [CLASS_HEADER, *(class_row(ClassResult.model_validate(row)) for row in (everything, *result.per_class))]
     lines += [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
     return "\n".join([*lines, f"results in {result.folder}"])
 

@@ -20,6 +20,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.engine.session import run_session
+from ray_yolo.events import FailureEvent, PlacementEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.stopping import driver_asks
@@ -38,19 +39,19 @@ def from_wire(wire: dict[str, Any]) -> Job:
     return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
-def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+def train_worker(config: dict[str, Any]) -> Summary:
     """Ray Train's train function. Returns the session's summary."""
     await_recorder(config["recorder"])
     context = ray.train.get_context()
     placement, worker = Placement.model_validate(config["placement"]), context.get_world_rank()
     emit, group = emitter(config["recorder"]), get_current_placement_group()
     if group is not None and worker == 0:
-        emit("placement", group=group.id.hex())
-    emit("worker", worker=worker, node=socket.gethostname(), pid=os.getpid())
+        emit(PlacementEvent(group=group.id.hex()))
+    emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
     stop_asked = driver_asks(config["recorder"]) if worker == 0 else lambda: False  # one asks for all
 
     def tell(text: str) -> None:
-        emit("warning", message=text, worker=worker)
+        emit(WarningEvent(message=text, worker=worker))
 
     try:
         with warnings_told(tell, placement.loader_processes) as init:
@@ -62,7 +63,7 @@ def train_worker(config: dict[str, Any]) -> dict[str, Any]:
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
     except Exception:
-        emit("failure", worker=worker, traceback=traceback.format_exc())  # the driver tells the last line alone
+        emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise
     finally:
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this

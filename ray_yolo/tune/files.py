@@ -18,14 +18,13 @@ from ray_yolo.config.sources import read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.results_files import TERMS, loss_places, replace_text
+from ray_yolo.events import ANCHOR_TERMS
+from ray_yolo.runlog.metrics import COLUMNS, loss_column
+from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
-METRICS = {"metrics/precision": "precision", "metrics/recall": "recall", "metrics/mAP_0.5": "mAP50",
-           "metrics/mAP_0.5:0.95": "mAP50-95"}
-"""YOLOv5's names of evolve.csv's first columns -> ours; losses and genes follow."""
 RUNG = "rung"
 
 
@@ -38,11 +37,11 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
     finished = [trial for trial in trials if trial.state == "finished"]
     genes = _gene_names(finished)
     rungs = [RUNG] if len({trial.rung for trial in finished}) > 1 else []
-    terms = list(finished[0].losses) if finished and finished[0].losses else list(TERMS)
-    lines = [[*METRICS, *loss_places("val", terms), *genes, *rungs]]
+    terms = list(finished[0].losses) if finished and finished[0].losses else list(ANCHOR_TERMS)
+    lines = [[*COLUMNS.values(), *(loss_column("val", term) for term in terms), *genes, *rungs]]
     for trial in finished:
         trained = overlay(recipe, trial.genes)
-        numbers = [trial.metrics.get(name) for name in METRICS.values()]
+        numbers = [trial.metrics.get(name) for name in COLUMNS]
         numbers += [trial.losses.get(name) for name in terms]
         lines.append(["nan" if number is None else str(number) for number in numbers]
                      + [str(recipe_value(trained, gene)) for gene in genes] + [str(trial.rung) for _ in rungs])
@@ -112,7 +111,7 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     header = lines[0] if lines else []
-    if missing := [name for name in METRICS if name not in header]:
+    if missing := [name for name in COLUMNS.values() if name not in header]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
     rows = [dict(zip(header, map(_scalar, line), strict=False)) for line in lines[1:]]
@@ -124,7 +123,7 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
 
 
 def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
-    measured = {ours: row.get(name) for name, ours in METRICS.items()}
+    measured = {ours: row.get(name) for ours, name in COLUMNS.items()}
     return search.fitness({name: value for name, value in measured.items() if isinstance(value, (int, float))})
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.events import EventLog, plain, read_events
+from ray_yolo.runlog.event_log import EventLog, plain, read_lines
 from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Stage, Trial, finished_rows, heir, new_trial, replay_command
@@ -192,7 +192,7 @@ class Ledger:
         self._log.close()
 
     def _write(self, event: Line) -> Line:
-        self._log.append(_NAMES[type(event)], **event.model_dump(mode="json"))
+        self._log.append_line(_NAMES[type(event)], **event.model_dump(mode="json"))
         return _as_written(event)
 
 
@@ -202,7 +202,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Begun | Event]:
     Raises:
         InputError: if it is no ledger, a later version's, or damaged.
     """
-    lines = read_events(path)
+    lines = read_lines(path)
     if lines and lines[0]["type"] != "sweep":
         raise InputError(f"{path}: not the ledger of a sweep; choose another --name")
     if lines and lines[0].get("version", VERSION) > VERSION:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ray_yolo.redact import redact
-from ray_yolo.runlog.mlflow import build_client, find_experiment, read_run_file
+from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import leaves
-from ray_yolo.runlog.results_files import RUN_FILE, replace_text
+from ray_yolo.runlog.owed import RUN_FILE, read_run_file
+from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial
 

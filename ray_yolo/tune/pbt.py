@@ -18,7 +18,8 @@ from typing import Any
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.engine.checkpoint import read_state, save_checkpoint, write_durably
 from ray_yolo.errors import CheckpointError
-from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.owed import RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder
 

@@ -21,8 +21,8 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
-from ray_yolo.runlog.events import Event, follow, read_events
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event
+from ray_yolo.runlog.event_log import EVENTS_FILE, follow
 from ray_yolo.runlog.run_dir import is_held
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import LEDGER_FILE, read_ledger, read_trials
@@ -54,11 +54,12 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
         run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
     folder = Path(run_config.placement.project) / run_config.placement.name
     _wait_until_released(folder)
-    past = read_events(folder / EVENTS_FILE)
-    seen = past if exchanges else past[:_count_judged(past, folder, number)]
-    log = follow(folder / EVENTS_FILE, after_seq=seen[-1]["seq"] if seen else -1)
+    log = follow(folder / EVENTS_FILE)
+    past = next(log)
+    count = len(past) if exchanges else _count_judged(past, folder, number)
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
-    reports = _Reports(search, newest, next((event for event in reversed(seen) if event["type"] == "epoch"), None))
+    reports = _Reports(search, newest, [event for event in past[:count] if isinstance(event, EpochEvent)])
+    reports.take(past[count:])
     outcome = _start(run_config, folder, wire["link"])
     over = False
     while not over:  # the log is read once more after the end
@@ -103,7 +104,7 @@ def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
     if not judged:
         return 0
     return next((count for count, event in enumerate(past, 1)
-                 if event["type"] == "epoch" and event["epoch"] + 1 == judged[-1][0]), 0)
+                 if isinstance(event, EpochEvent) and event.epoch + 1 == judged[-1][0]), 0)
 
 
 def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> Future[None]:
@@ -150,20 +151,21 @@ class _Reports:
 
     Args:
         newest: gives a pointer to what others may go on from.
-        last: the last epoch that was reported before; again, where no other follows, as Tune wants to hear of one.
+        reported: epochs that were reported before; the last one is again, where no other follows, as Tune wants to hear
+            of one.
     """
 
-    def __init__(self, search: Search, newest: Callable[[], Origin | None], last: Event | None) -> None:
-        self._search, self._newest, self._last = search, newest, last
-        self._held: Event | None = None  # waits for its checkpoint
+    def __init__(self, search: Search, newest: Callable[[], Origin | None], reported: Sequence[EpochEvent]) -> None:
+        self._search, self._newest, self._last = search, newest, reported[-1] if reported else None
+        self._held: EpochEvent | None = None  # waits for its checkpoint
 
     def take(self, events: Sequence[Event]) -> None:
         """What has happened since."""
         for event in events:
-            if self._held and event["type"] in ("epoch", "checkpoint", "end"):
+            if self._held and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
                 self._send(self._held, self._newest())
                 self._held = None
-            if event["type"] == "epoch":
+            if isinstance(event, EpochEvent):
                 self._held, self._last = event, None
 
     def finish(self) -> None:
@@ -171,17 +173,17 @@ class _Reports:
         if last := self._held or self._last:
             self._send(last, None)
 
-    def _send(self, event: Event, pointer: Origin | None) -> None:
-        fitness = self._search.fitness(event["metrics"])
+    def _send(self, event: EpochEvent, pointer: Origin | None) -> None:
+        fitness = self._search.fitness(event.metrics)
         if fitness is not None:
             _report(event, fitness, pointer)
 
 
-def _report(event: Event, fitness: float, pointer: Origin | None) -> None:
+def _report(event: EpochEvent, fitness: float, pointer: Origin | None) -> None:
     """Report one epoch to Tune."""
     # as text: Tune would flatten what is nested
-    row = {"fitness": fitness, "epoch": event["epoch"] + 1,
-           "row": json.dumps({"metrics": event["metrics"], "losses": event["val"]})}
+    row = {"fitness": fitness, "epoch": event.epoch + 1,
+           "row": json.dumps({"metrics": event.metrics, "losses": event.val})}
     if pointer is None:
         ray.tune.report(row)
         return

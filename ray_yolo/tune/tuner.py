@@ -31,7 +31,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
-from ray_yolo.runlog.mlflow import tracking_uri
+from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster

@@ -21,7 +21,7 @@ from pathlib import Path
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events
 from ray_yolo.runtime.trainer import fit
 
 DATA, NUM_IMAGES, BATCH = "shapes1k", 1000, 16
@@ -58,8 +58,8 @@ def our_rate(imgsz: int, epochs: int, num_workers: int, cpus: int, seed: int, fo
         "placement": {"num_workers": num_workers, "cpus_per_worker": cpus // parts, "workers": 0, "cache": "ram",
                       "storage_path": str(folder), "mlflow_uri": "off", "noplots": True}})
     result = fit(config, quiet=True)
-    rows = [event for event in read_events(result.run_dir / "events.jsonl") if event["type"] == "epoch"]
-    return statistics.median(row["images_per_second"] for row in rows[1:])
+    rows = epoch_rows(read_events(result.run_dir / EVENTS_FILE))
+    return statistics.median(row.images_per_second or 0.0 for row in rows[1:])
 
 
 def peer_rate(peer: str, python: str, imgsz: int, epochs: int, cpus: int, folder: Path) -> float:

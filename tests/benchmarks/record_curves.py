@@ -24,7 +24,7 @@ import numpy as np
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import TrainingError
-from ray_yolo.runlog.events import EventLog, epoch_rows, read_events, surviving
+from ray_yolo.runlog.event_log import EventLog, epoch_rows, read_events, read_lines, surviving
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.evolution import Genes, Space, mutate, propose
 from ray_yolo.tune.space import read_space
@@ -88,8 +88,8 @@ def train(recipe: Recipe, work: Path, name: str, cpus: float) -> dict[str, Any]:
         return {"fitness": None, "seconds": None, "failed": str(error)}
     took = time.monotonic() - began
     rows = epoch_rows(surviving(read_events(run / "events.jsonl")))
-    seconds = [row["seconds"] for row in rows]
-    return {"fitness": [round(row["fitness"] or 0.0, 5) for row in rows], "seconds": [round(s, 3) for s in seconds],
+    seconds = [row.seconds for row in rows]
+    return {"fitness": [round(row.fitness or 0.0, 5) for row in rows], "seconds": [round(s, 3) for s in seconds],
             "start_seconds": round(took - sum(seconds), 3)}
 
 
@@ -105,14 +105,14 @@ def record(work: Path, table: Path, num_rows: int, cpus: float) -> None:
     """Train what is not recorded yet, and write the table after every row."""
     base = BASE.model_copy(update={"weights": base_weights(work, cpus)})
     space = read_space(SPACE, base).space
-    done = {event["row"]: event["result"] for event in read_events(work / "rows.jsonl")}
+    done = {event["row"]: event["result"] for event in read_lines(work / "rows.jsonl")}
     log = EventLog(work / "rows.jsonl")
     wanted = list(configurations(space, NUM_RANDOM, NUM_NEAR, NUM_REPEATS))[:num_rows]
     for number, (genes, seed) in enumerate(wanted):
         if number not in done:
             recipe = overlay(base, genes).model_copy(update={"seed": seed})
             done[number] = {"genes": genes, "seed": seed, **train(recipe, work, f"row-{number:03d}", cpus)}
-            log.append("row", row=number, result=done[number])
+            log.append_line("row", row=number, result=done[number])
             last = (done[number]["fitness"] or ["failed"])[-1]
             print(f"{number + 1}/{len(wanted)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
         replace_text(table, format_table([done[row] for row in sorted(done)], base))

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events
 from ray_yolo.runtime.trainer import fit
 
 
@@ -43,5 +43,5 @@ def images_per_second(workers: int, imgsz: int, epochs: int, folder: Path) -> fl
         "placement": {"num_workers": workers, "storage_path": str(folder), "mlflow_uri": "off", "noplots": True,
                       "cache": "ram"}})
     result = fit(config, quiet=True)
-    rows = [event for event in read_events(result.run_dir / "events.jsonl") if event["type"] == "epoch"]
-    return statistics.median(row["images_per_second"] for row in rows[1:])
+    rows = epoch_rows(read_events(result.run_dir / EVENTS_FILE))
+    return statistics.median(row.images_per_second or 0.0 for row in rows[1:])

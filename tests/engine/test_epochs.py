@@ -17,16 +17,18 @@ from ray_yolo.engine.build import Host, Job, build
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session, run_session
+from ray_yolo.events import EpochEvent, Event
+from tests.support import run_log
 from tests.support.jobs import make_job
 
 VALIDATED = {"noval": False, "epochs": 4}
 
 
-def train(job: Job, placement: Placement) -> list[dict[str, Any]]:
-    """The events of a training."""
-    events: list[dict[str, Any]] = []
-    run_session(job, Host(), placement, lambda type, **fields: events.append({"type": type, **fields}), lambda _: None)
-    return events
+def train(job: Job, placement: Placement) -> list[EpochEvent]:
+    """The epochs of a training."""
+    events: list[Event] = []
+    run_session(job, Host(), placement, events.append, lambda _: None)
+    return run_log.only(EpochEvent, events)
 
 
 def saved(job: Job, name: str) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
 def test_the_first_of_equally_good_epochs_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validate_as([np.full((2, 10), value) for value in (0.1, 0.3, 0.3, 0.2)], monkeypatch)
     job = make_job(tmp_path, **VALIDATED)
-    told = [(event["fitness"], event["best"]) for event in train(job, Placement()) if event["type"] == "epoch"]
+    told = [(event.fitness, event.best) for event in train(job, Placement())]
     assert told == [(pytest.approx(0.1), True), (pytest.approx(0.3), True), (pytest.approx(0.3), False),
                     (pytest.approx(0.2), False)]
     assert (saved(job, "best")["progress"][0], saved(job, "last")["progress"][0]) == (2, 4)
@@ -63,8 +65,8 @@ def test_fitness_and_what_drives_image_weights_come_from_all_thresholds(
     precisions = np.array([[0.9] + [0.4] * 9, [0.5] + [0.0] * 9])
     validate_as([precisions], monkeypatch)
     job = make_job(tmp_path, noval=False, epochs=1)
-    [event] = [event for event in train(job, Placement()) if event["type"] == "epoch"]
-    assert event["fitness"] == pytest.approx(0.1 * 0.7 + 0.9 * (0.45 + 0.05) / 2)
+    [event] = train(job, Placement())
+    assert event.fitness == pytest.approx(0.1 * 0.7 + 0.9 * (0.45 + 0.05) / 2)
     assert saved(job, "last")["class_maps"] == pytest.approx([0.45, 0.05])
 
 

@@ -21,6 +21,8 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, TrainingError
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, StepEvent, WarningEvent, parse_event
+from tests.support import run_log
 from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
 
@@ -39,11 +41,11 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
 
     Returns what is in the last checkpoint, and the events.
     """
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
 
-    def emit(type: str, **fields: Any) -> None:
-        events.append({"type": type, **fields})
-        if type == "step" and fields["step"] == die_at:
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StepEvent) and event.step == die_at:
             raise Killed
 
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
@@ -53,7 +55,7 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
     asked: list[None] = []
     with contextlib.suppress(Killed):
         run_session(job, host, placement, emit, lambda _: None, stop_asked)
-    return {"state": last_state(job), "events": json.dumps(events)}
+    return {"state": last_state(job), "events": [event.model_dump_json() for event in events]}
 
 
 def last_state(job: Job) -> dict[str, Any]:
@@ -62,7 +64,12 @@ def last_state(job: Job) -> dict[str, Any]:
 
 
 def steps(result: dict[str, Any]) -> list[int]:
-    return [event["step"] for event in json.loads(result["events"]) if event["type"] == "step"]
+    return [event.step for event in told(result, StepEvent)]
+
+
+def told(result: dict[str, Any], kind: type[run_log.Kind]) -> list[run_log.Kind]:
+    events = (parse_event(line.encode()) for line in result["events"])
+    return run_log.only(kind, filter(None, events))
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -109,7 +116,7 @@ def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other
         train(Replicas(), killed, EVERY_STEP, die_at=step)
     recorder, *_ = run_workers(2, train, killed, EVERY_STEP)
     assert_same(recorder["state"], expected["state"])
-    rates = {event["epoch"]: event["lr"][0] for event in json.loads(expected["events"]) if event["type"] == "step"}
+    rates = {event.epoch: event.lr[0] for event in told(expected, StepEvent)}
     assert [rates[epoch] / (0.01 + 0.99 * (1 - epoch / 4)) for epoch in range(4)] == pytest.approx(
         [1e-2, 1e-3, 1e-3, 2e-3])
     with pytest.raises(AssertionError):
@@ -151,7 +158,7 @@ def test_no_more_is_repeated_than_the_interval_between_checkpoints(
     first = train(Replicas(), job, placement, die_at=6)
     second = train(Replicas(), job, placement)
     assert_same(second["state"], calm["state"])
-    saved = [event["step"] for event in json.loads(first["events"]) if event["type"] == "checkpoint"]
+    saved = [event.step for event in told(first, CheckpointEvent)]
     assert steps(second)[0] == max(saved) + 1
     assert len(steps(first)) + len(steps(second)) <= len(steps(calm)) + 2
 
@@ -169,7 +176,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(calm: dict[s
     newest = next(checkpoint.newest_first(job.run_dir))
     (newest / "state.pt").write_bytes(b"torn")
     result = train(Replicas(), job, EVERY_STEP)
-    assert any("set aside" in event["message"] for event in json.loads(result["events"]) if event["type"] == "warning")
+    assert any("set aside" in event.message for event in told(result, WarningEvent))
     assert_same(result["state"], calm["state"])
 
 
@@ -218,19 +225,19 @@ def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path
     train(Replicas(), job, Placement())
     again = train(Replicas(), job, Placement())
     assert steps(again) == []
-    assert json.loads(again["events"])[-1]["type"] == "end"
+    assert told(again, Event)[-1].type == "end"
 
 
 def test_early_stopping_ends_after_patience_epochs_without_improvement_also_after_a_restart(tmp_path: Path) -> None:
     job = make_job(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.0})
     result = train(Replicas(), job, Placement())
-    end = json.loads(result["events"])[-1]
-    assert end["stopped_early"]
-    assert end["epoch"] == end["best_epoch"] + 2
+    [end] = told(result, EndEvent)
+    assert end.stopped_early
+    assert end.epoch == end.best_epoch + 2
     again = train(Replicas(), job, Placement())
     assert steps(again) == []
-    assert json.loads(again["events"])[-1]["epoch"] == end["epoch"]
+    assert told(again, EndEvent)[-1].epoch == end.epoch
 
 
 def test_best_weights_and_patience_go_by_the_recipes_objective(
@@ -246,10 +253,11 @@ def test_best_weights_and_patience_go_by_the_recipes_objective(
 
     monkeypatch.setattr(session.Session, "validate", measured)
     job = make_job(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
-    events = json.loads(train(Replicas(), job, Placement())["events"])
-    assert [event["fitness"] for event in events if event["type"] == "epoch"] == [0.1, 0.9, 0.8, 0.7]
-    assert [event["best"] for event in events if event["type"] == "epoch"] == [True, True, False, False]
-    assert (events[-1]["best_epoch"], events[-1]["reason"]) == (1, "early stop")
+    result = train(Replicas(), job, Placement())
+    assert [event.fitness for event in told(result, EpochEvent)] == [0.1, 0.9, 0.8, 0.7]
+    assert [event.best for event in told(result, EpochEvent)] == [True, True, False, False]
+    [end] = told(result, EndEvent)
+    assert (end.best_epoch, end.reason) == (1, "early stop")
     best = torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)
     assert json.loads(best["meta"])["progress"][0] == 2
 

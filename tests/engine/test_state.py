@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,8 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.engine import session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.errors import TrainingError
+from ray_yolo.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
+from tests.support import run_log
 from tests.support.jobs import make_job
 
 
@@ -24,7 +25,7 @@ class Spoilt:
     """A session in which some steps' loss or gradient is not finite; its events are kept."""
 
     def __init__(self, job: Job, spoilt: range, die_at: int = -1) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         self.spoilt, self.die_at = spoilt, die_at
         self.session = session.Session(job, Host(), Placement(save_steps=1), self.emit, lambda _: None)
         terms = self.session.parts.loss.terms
@@ -35,18 +36,18 @@ class Spoilt:
         """The one that is being taken."""
         return self.session.state.progress.step + 1
 
-    def emit(self, type: str, **fields: Any) -> None:
-        self.events.append({"type": type, **fields})
-        if type == "step" and fields["step"] == self.die_at:
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, StepEvent) and event.step == self.die_at:
             raise Killed
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> Summary:
         made = self.session
         session.train(made.parts, made.state, made.after_step, made.after_epoch)
         return made.finish()
 
-    def told(self, type: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == type]
+    def told(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
+        return run_log.only(kind, self.events)
 
 
 def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_it(tmp_path: Path) -> None:
@@ -55,10 +56,10 @@ def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_i
         Spoilt(job, range(2, 4), die_at=3).train()
     second = Spoilt(job, range(2, 4))
     second.train()
-    [warning] = second.told("warning")
-    assert warning["message"] == ("epoch 1: 2 of its steps were skipped, the first at step 2: loss or gradient was not "
-                                  "finite")
-    assert second.told("end")[-1]["status"] == "done"
+    [warning] = second.told(WarningEvent)
+    assert warning.message == ("epoch 1: 2 of its steps were skipped, the first at step 2: loss or gradient was not "
+                               "finite")
+    assert second.told(EndEvent)[-1].status == "done"
 
 
 def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_path: Path) -> None:
@@ -66,9 +67,9 @@ def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_pat
     spoilt = Spoilt(job, range(1, 7))
     with pytest.raises(TrainingError, match="not finite in any of the 6 steps: nothing was trained; lower"):
         spoilt.train()
-    assert ["3 of its steps" in event["message"] for event in spoilt.told("warning")] == [True, True]
-    assert all(math.isnan(loss) for event in spoilt.told("epoch") for loss in event["train"].values())
-    assert spoilt.told("end") == []
+    assert ["3 of its steps" in event.message for event in spoilt.told(WarningEvent)] == [True, True]
+    assert all(math.isnan(loss) for event in spoilt.told(EpochEvent) for loss in event.train.values())
+    assert spoilt.told(EndEvent) == []
     with pytest.raises(TrainingError, match="nothing was trained"):  # the same command does not call it done either
         Spoilt(job, range(0)).train()
 

@@ -16,7 +16,9 @@ from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
+from ray_yolo.events import Event, ShardEvent
 from ray_yolo.ops.seeding import generator
+from tests.support import run_log
 from tests.support.jobs import make_job
 from tests.support.workers import run_workers, wrap_model
 
@@ -38,12 +40,12 @@ def run_all(replicas: Replicas, scenarios: list[Scenario]) -> list[dict[str, Any
 
 def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
     """Final tensors, travelled distance and what each epoch used, on one worker."""
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, replicas, patch)
         session = Session(scenario.job, host, Placement(nosave=True),
-                          lambda type, **fields: events.append({"type": type, **fields}), lambda _: None)
+                          events.append, lambda _: None)
         started = halves(session.parts.model)
         used: list[list[int]] = []
         patch.setattr(session.parts.sampler, "start", recording(session.parts.sampler, used))
@@ -53,7 +55,7 @@ def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
     ended = halves(session.parts.model)
     return {**ended, "travelled": {half: (ended[half] - started[half]).norm() for half in ended}, "used": used,
             "everything": torch.cat([flat(part) for part in (end["model"], end["ema"], *end["optimizer"].values())]),
-            "forwarded": [event["images"] for event in events if event["type"] == "share"],
+            "forwarded": [event.images for event in run_log.only(ShardEvent, events)],
             "fitness": session.state.best_fitness}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ import pytest
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
+from ray_yolo.events import Event
 from ray_yolo.runlog.callbacks import Callbacks, load_callbacks
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events, read_lines
+from ray_yolo.runlog.projections import Projections
 from tests.support import run_log
 
 RECIPE = Recipe(epochs=3)
@@ -54,8 +55,20 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def tell(run_dir: Path, *events: dict[str, Any]) -> None:
+def tell(run_dir: Path, *events: Event) -> None:
     run_log.write(run_dir / EVENTS_FILE, events)
+
+
+class Called:
+    """The functions that a path names, called from now on as the log of a run grows."""
+
+    def __init__(self, path: Path, run_dir: Path, warn: Callable[[str], None] = print) -> None:
+        self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
+        self._projections = Projections(run_dir / EVENTS_FILE, [self.callbacks], warn)
+
+    def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
+        self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
+        self._projections.finish()
 
 
 def calls() -> list[tuple[Any, ...]]:
@@ -65,32 +78,27 @@ def calls() -> list[tuple[Any, ...]]:
 
 def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir: Path) -> None:
     warnings: list[str] = []
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
-    callbacks.start(RECIPE)
+    callbacks = Called(module, run_dir, warnings.append)
     tell(run_dir, run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), run_log.end(20))
-    callbacks.finish("the result", patience_seconds=10)
+    callbacks.finish("the result")
     assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("epoch", 1, 1.125), ("end", "the result")]
     assert warnings == []
 
 
 def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) -> None:
-    told = threading.Event()
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)
-    loaded: Any = sys.modules["callbacks_module"]
-    loaded.told = told
+    callbacks = Called(module, run_dir)
     tell(run_dir, run_log.start(), run_log.epoch(0))
-    callbacks.start(RECIPE)
-    assert told.wait(10)
-    callbacks.finish(patience_seconds=10)
+    loaded: Any = sys.modules["callbacks_module"]
+    assert loaded.told.wait(10)
+    callbacks.finish()
 
 
 def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
     tell(run_dir, run_log.start(), *run_log.trained_epoch(0))
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)  # the command was run again
-    callbacks.start(RECIPE)
+    callbacks = Called(module, run_dir)  # the command was run again
     tell(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
     tell(run_dir, run_log.start(10), run_log.epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
-    callbacks.finish(patience_seconds=10)
+    callbacks.finish()
     assert [call[1] for call in calls() if call[0] == "epoch"] == [1, 2]
     assert [call[0] for call in calls()].count("end") == 1
 
@@ -101,10 +109,9 @@ def test_an_exception_is_a_warning_and_the_others_are_called(
         module: Path, run_dir: Path, raised: str, told: str) -> None:
     module.write_text(f"{USER}\ndef on_epoch_end(event):\n    raise {raised}\n")
     warnings: list[str] = []
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
-    callbacks.start(RECIPE)
+    callbacks = Called(module, run_dir, warnings.append)
     tell(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
-    callbacks.finish(patience_seconds=10)
+    callbacks.finish()
     assert warnings == [f"callbacks: on_epoch_end: {told}"] * 2
     assert [call[0] for call in calls()] == ["start", "end"]
 
@@ -112,37 +119,34 @@ def test_an_exception_is_a_warning_and_the_others_are_called(
 def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir: Path) -> None:
     module.write_text("import threading\nwait = threading.Event()\ndef on_run_end(result):\n    wait.wait(60)\n")
     warnings: list[str] = []
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, warnings.append)
-    callbacks.start(RECIPE)
+    callbacks = Called(module, run_dir, warnings.append)
     callbacks.finish(patience_seconds=0.5)
     assert warnings == ["callbacks: not back after 0.5 s; they are left behind"]
     sys.modules["callbacks_module"].wait.set()
 
 
-def test_the_end_is_told_once_however_the_rounds_of_the_thread_fall(
-        module: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class TwoRounds:
-        def __init__(self, name: str, work: Callable[[], None], **_: Any) -> None:
-            self._work = work
-
-        def finish(self, patience_seconds: float) -> bool:
-            self._work()
-            self._work()
-            return True
-
-    monkeypatch.setattr("ray_yolo.runlog.callbacks.Background", TwoRounds)
-    callbacks = Callbacks(load_callbacks(str(module)), run_dir, print)
-    callbacks.start(RECIPE)
-    callbacks.finish(1)
-    assert calls() == [("start", run_dir, RECIPE), ("end", 1)]
+def test_start_and_end_are_told_once_however_the_rounds_of_the_thread_fall(module: Path, run_dir: Path) -> None:
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, RECIPE, print)
+    callbacks.result = 1
+    callbacks.update()
+    callbacks.update()
+    callbacks.event(run_log.epoch(0))
+    callbacks.update(last=True)
+    assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("end", 1)]
 
 
-def test_no_path_is_no_callbacks(run_dir: Path) -> None:
-    callbacks = Callbacks(load_callbacks(""), run_dir, print)
-    before = threading.active_count()
-    callbacks.start(RECIPE)
-    assert threading.active_count() == before
-    callbacks.finish()
+def test_an_epoch_is_told_as_the_log_has_it(run_dir: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    callbacks = Callbacks({"on_epoch_end": seen.append}, run_dir, RECIPE, print)
+    tell(run_dir, run_log.epoch(0))
+    [*_, line] = read_lines(run_dir / EVENTS_FILE)
+    callbacks.event(read_events(run_dir / EVENTS_FILE)[-1])
+    callbacks.update()
+    assert seen == [line]
+
+
+def test_no_path_is_no_callbacks() -> None:
+    assert load_callbacks("") == {}
 
 
 @pytest.mark.parametrize(("name", "hooks"), [

@@ -3,8 +3,9 @@ import re
 
 import pytest
 
-from ray_yolo.runlog.console import Display, ProgressDisplay
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import WarningEvent
+from ray_yolo.runlog.console import Console, Display
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from tests.support import run_log
 
 
@@ -59,7 +60,7 @@ def test_a_terminal_shows_one_live_line_that_is_redrawn():
         display.update(run_log.numbered([run_log.step(number)]))
     assert "20%" in terminal.screen[-1]
     assert not any("10%" in line for line in terminal.screen)
-    display.update(run_log.numbered([{"type": "warning", "message": "disk slow"}]))
+    display.update(run_log.numbered([WarningEvent(message="disk slow")]))
     assert terminal.screen[-2] == "WARNING: disk slow"
     assert "20%" in terminal.screen[-1]
     display.close()
@@ -83,15 +84,29 @@ def test_letters_that_the_console_does_not_have_do_no_harm():
 
 
 def test_of_the_past_only_the_run_is_told(tmp_path):
-    terminal, warnings = Terminal(), []
+    terminal = Terminal()
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)])
-    display = ProgressDisplay(tmp_path, terminal, warnings.append)
+    console = Console(tmp_path, terminal)
     run_log.write(tmp_path / EVENTS_FILE, [run_log.start(10), run_log.epoch(1)])
-    display.finish()
+    for event in read_events(tmp_path / EVENTS_FILE):
+        console.event(event)
+    console.update()
+    console.finish()
     assert terminal.screen[0].startswith("exp: yolov5s")
     assert terminal.screen[1].startswith("batch 8, microbatch 4, accumulation 8")
     assert terminal.screen[2] == "going on with 2 workers from step 10, epoch 2"
-    (row,) = (line.split() for line in terminal.screen if "all" in line)
+    (row,) = (line.split() for line in terminal.screen if line.lstrip().startswith("all "))
     assert row[1] == "16"  # validation images, known from the past only
     assert not any("1/3" in line for line in terminal.screen)
-    assert warnings == []
+
+
+@pytest.mark.parametrize("displayed", [True, False])
+def test_at_the_end_the_outcome_is_told_and_what_else_there_is_to_know(tmp_path, displayed):
+    stream, notes = io.StringIO(), []
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
+    console = Console(tmp_path, stream, lambda: notes)
+    notes.append("MLflow has not got everything yet.")
+    console.finish() if displayed else console.abandon()
+    told = stream.getvalue().splitlines()
+    assert "done: 1 epoch in 0:01:00" in told
+    assert told[-1] == "MLflow has not got everything yet."

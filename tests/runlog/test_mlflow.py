@@ -1,4 +1,3 @@
-import http.server
 import json
 import os
 import shlex
@@ -11,25 +10,20 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.mlflow import (
-    ARTIFACTS,
-    Tracking,
-    _ensure_database,
-    build_client,
-    read_run_file,
-    synchronise,
-    tracking_uri,
-)
-from ray_yolo.runlog.mlflow_run import BEST, metrics
-from ray_yolo.runlog.results_files import EVENTS_FILE, TERMS, replace_text
+from ray_yolo.events import ANCHOR_TERMS, RunEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.metrics import best_metrics, metrics
+from ray_yolo.runlog.mlflow import ARTIFACTS, synchronise
+from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.results_files import replace_text
 from tests.support import run_log
+from tests.support.servers import BrokenServer
+from tests.support.tracking import Tracking
 
 STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1),
          *run_log.trained_epoch(2), run_log.end(30)]
@@ -66,8 +60,9 @@ def run_dir(tmp_path):
 
 def tell(run_dir, events):
     """Append to the run's log; every run folder of a test has a training of its own."""
-    run_log.write(run_dir / EVENTS_FILE, [event | {"run_id": str(run_dir)} if event["type"] == "run" else event
-                                          for event in events])
+    run_log.write(run_dir / EVENTS_FILE, [
+        event.model_copy(update={"run_id": str(run_dir)}) if isinstance(event, RunEvent) else event
+        for event in events])
 
 
 def wait_until(condition):
@@ -75,45 +70,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-class Killed(BaseException):
-    """Stands for kill -9."""
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_database_is_made_whole_or_not_at_all(tmp_path, monkeypatch, in_place):
-    def die(*_):
-        raise Killed
-
-    path = tmp_path / "store" / "mlflow.db"
-    with monkeypatch.context() as patch:
-        patch.setattr("mlflow.store.db.utils._upgrade_db", die)
-        if in_place:  # the same by MLflow itself: why it is made elsewhere
-            patch.setattr("ray_yolo.runlog.mlflow._ensure_database", lambda *_: None)
-        with pytest.raises(Killed):
-            build_client(f"sqlite:///{path}").search_experiments()
-    assert path.exists() == in_place
-
-
-def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(database, tmp_path, monkeypatch):
-    path, inodes = tmp_path / "mlflow.db", []
-
-    def make(uri, artifacts):
-        assert not path.exists()
-        shutil.copy(database, path)  # the other one, meanwhile
-        inodes.append(path.stat().st_ino)
-        shutil.copy(database, uri.removeprefix("sqlite:///"))
-        return Mock()
-
-    monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore", make)
-    other = tmp_path / ".mlflow.db-left"
-    other.mkdir()
-    os.utime(other, (0, 0))
-    _ensure_database(path, None)
-    _ensure_database(path, None)
-    assert [path.stat().st_ino] == inodes
-    assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db"]
 
 
 def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run_dir, tmp_path):
@@ -128,31 +84,15 @@ def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run
                         "--mlflow-uri. Training goes on without."]
 
 
-def test_a_database_that_was_left_half_made_is_told_at_once(run_dir, tmp_path, monkeypatch):
-    def die(table, *_, **__):
-        raise Killed
-
-    path = tmp_path / "mlflow.db"
-    with monkeypatch.context() as patch:  # between the two steps of a change of a table
-        patch.setattr("alembic.ddl.impl.DefaultImpl.drop_table", die)
-        with pytest.raises(Killed):
-            SqlAlchemyStore(f"sqlite:///{path}", None)
-    tell(run_dir, STORY)
-    warnings = []
-    began = time.monotonic()
-    assert "python -m ray_yolo.sync" in Tracking(run_dir, f"sqlite:///{path}", warnings.append).finish()
-    assert time.monotonic() - began < 15
-    assert warnings == [f"MLflow: {path}: was left half made; move it away, and ray_yolo.sync of a run makes a new "
-                        "one. Training goes on without."]
-
-
 def points(client, run_id):
     """How often each (key, epoch) is there."""
     keys = client.get_run(run_id).data.metrics
     return Counter((key, point.step) for key in keys for point in client.get_metric_history(run_id, key))
 
 
-EXPECTED = Counter([*((key, epoch) for key in metrics(TERMS) for epoch in range(3)), *((key, 2) for key in BEST)])
+BEST = [metric.mlflow for metric in best_metrics()]
+EXPECTED = Counter([*((metric.mlflow, epoch) for metric in metrics(ANCHOR_TERMS) for epoch in range(3)),
+                    *((key, 2) for key in BEST)])
 
 
 class TestSynchronise:
@@ -173,6 +113,12 @@ class TestSynchronise:
         assert {file.path for file in client.list_artifacts(run_id)} == {
             "hyp.yaml", "results.csv", "results.png", EVENTS_FILE, "weights"}
         assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
+
+    def test_artifacts_lie_beside_the_database(self, uri, client, run_dir):
+        tell(run_dir, STORY)
+        run = client.get_run(synchronise(run_dir, uri))
+        database = uri.removeprefix("sqlite:///")
+        assert run.info.artifact_uri.startswith("file://" + database.removesuffix("mlflow.db") + "mlartifacts/")
 
     def test_a_second_time_adds_nothing(self, uri, client, run_dir, monkeypatch):
         tell(run_dir, STORY)
@@ -275,7 +221,7 @@ class TestSynchronise:
             synchronise(tmp_path, uri)
 
     def test_secrets_reach_neither_server_nor_note(self, uri, client, run_dir):
-        placement = run_log.run()["placement"] | {"mlflow_uri": "https://ann:s3cr3t@host"}
+        placement = run_log.run().placement | {"mlflow_uri": "https://ann:s3cr3t@host"}
         run = run_log.run(placement=placement, command="train --mlflow-uri https://ann:s3cr3t@host")
         tell(run_dir, [run, *STORY[1:]])
         run = client.get_run(synchronise(run_dir, uri))
@@ -283,35 +229,11 @@ class TestSynchronise:
         assert "s3cr3t" not in "".join(path.read_text() for path in run_dir.iterdir() if path.is_file())
 
 
-class Server:
-    """A server whose every answer is an error."""
-
-    def __init__(self):
-        requests = self.requests = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                requests.append(self.path)
-                self.send_error(500, "on fire")
-
-            def do_POST(self):
-                self.do_GET()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.uri = f"http://127.0.0.1:{self.server.server_port}"
-
-
 @pytest.fixture
 def broken_server(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    server = Server()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
+    with BrokenServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -477,23 +399,6 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
         assert len(warnings) == 1
     finally:
         server.stop()
-
-
-class TestUri:
-    def test_the_setting_goes_before_the_environment_and_that_before_the_storage_folder(self, tmp_path):
-        environment = {"MLFLOW_TRACKING_URI": "http://host"}
-        assert tracking_uri("http://mine", tmp_path, environment) == "http://mine"
-        assert tracking_uri("", tmp_path, environment) == "http://host"
-        assert tracking_uri("", tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
-
-    def test_off_is_none(self, tmp_path):
-        assert tracking_uri("off", tmp_path, {"MLFLOW_TRACKING_URI": "http://host"}) is None
-
-    def test_artifacts_lie_beside_the_database(self, uri, client, run_dir):
-        tell(run_dir, STORY)
-        run = client.get_run(synchronise(run_dir, uri))
-        database = uri.removeprefix("sqlite:///")
-        assert run.info.artifact_uri.startswith("file://" + database.removesuffix("mlflow.db") + "mlartifacts/")
 
 
 def test_the_run_file_names_the_run_without_secrets(uri, run_dir):

@@ -1,9 +1,12 @@
 import pytest
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.runlog.mlflow_run import BEST, metrics, plan_run
-from ray_yolo.runlog.results_files import TERMS
+from ray_yolo.events import ANCHOR_TERMS
+from ray_yolo.runlog.metrics import best_metrics, metrics
+from ray_yolo.runlog.mlflow_run import plan_run
 from tests.support import run_log
+
+BEST = [metric.mlflow for metric in best_metrics()]
 
 
 def plan(*events):
@@ -34,23 +37,18 @@ def test_a_param_is_never_longer_than_mlflow_takes():
 
 def test_tags_say_where_the_run_comes_from():
     tags = plan(run_log.start(), run_log.start(num_workers=4)).tags
-    recipe = Recipe.model_validate(run_log.run()["recipe"])
+    recipe = Recipe.model_validate(run_log.run().recipe)
     assert tags | {
         "ray_yolo.run_id": "train/exp-1", "ray_yolo.recipe_digest": recipe_digest(recipe), "ray_yolo.attempts": "2",
         "ray_yolo.workers": "4", "mlflow.source.git.commit": "abc123", "mlflow.source.name": "python -m ray_yolo.train",
     } == tags
 
 
-def test_a_command_in_words_is_quoted():
-    made = plan_run(run_log.numbered([run_log.run(command=["train", "--name", "a b"])]))
-    assert made.tags["mlflow.source.name"] == "train --name 'a b'"
-
-
 def test_only_durable_epochs_are_planned():
     points = plan(*run_log.trained_epoch(0), run_log.epoch(1)).points
     assert {point.epoch for point in points} == {0}
     assert {point.key: point.value for point in points}["metrics/mAP50"] == 0.125
-    assert [point.key for point in points] == list(metrics(TERMS))
+    assert [point.key for point in points] == [metric.mlflow for metric in metrics(ANCHOR_TERMS)]
 
 
 def test_every_metric_has_the_value_of_its_own_place():

@@ -4,6 +4,7 @@ import shlex
 import pytest
 
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.events import DatasetEvent, Event, ShardEvent, SplitCounts, WarningEvent
 from ray_yolo.runlog.narrator import CLASS_HEADER, Narrator, closing_message, dataset_table, settings_line, train_header
 from tests.support import run_log
 
@@ -53,29 +54,31 @@ class TestEpochLines:
         assert sum(line.startswith("epoch 1/3") for line in told) == 1
 
     def test_warnings_are_passed_on(self):
-        told, _ = lines([{"type": "warning", "message": "MLflow is away"}], live=False)
+        told, _ = lines([WarningEvent(message="MLflow is away")], live=False)
         assert told == ["WARNING: MLflow is away"]
 
     def test_a_warning_of_several_workers_is_told_once_with_the_number_of_the_first(self):
-        told, _ = lines([{"type": "warning", "message": "slow kernel", "worker": worker} for worker in (3, 0, 3)],
+        told, _ = lines([WarningEvent(message="slow kernel", worker=worker) for worker in (3, 0, 3)],
                         live=False)
         assert told == ["WARNING: worker 3: slow kernel"]
 
-    def test_steps_shares_and_unknown_events_are_no_lines(self):
-        told, _ = lines([*BEGIN, run_log.step(1), {"type": "share"}, {"type": "weather"}], live=False)
+    def test_steps_shards_and_unknown_events_are_no_lines(self):
+        shard = ShardEvent(worker=0, epoch=0, step=1, images=8, wait_seconds=0.0, seconds=1.0, node="a", pid=1)
+        told, _ = lines([*BEGIN, run_log.step(1), shard, Event(type="weather")], live=False)
         assert told == lines(BEGIN, live=False)[0]
 
 
 def split(**changes):
-    return {"images": 20, "boxes": 9, "per_class": [7, 2], "empty_file": 3, "no_file": 4, "images_left_out": 1,
-            "rows_left_out": 2, "looked_for": ["/d/labels/train/*.txt"]} | changes
+    return SplitCounts.model_validate({
+        "images": 20, "boxes": 9, "per_class": [7, 2], "empty_file": 3, "no_file": 4, "images_left_out": 1,
+        "rows_left_out": 2, "looked_for": ["/d/labels/train/*.txt"]} | changes)
 
 
 class TestDataset:
     @pytest.mark.parametrize("live", [True, False])
     def test_both_splits_are_told_in_columns(self, live):
         val = split(images=5, boxes=6, per_class=[6, 0], looked_for=["/d/val.json"])
-        event = {"type": "dataset", "names": ["circle", "square"], "splits": {"train": split(), "val": val}}
+        event = DatasetEvent(names=("circle", "square"), splits={"train": split(), "val": val})
         assert lines([event], live=live)[0] == [
             "       Data     images      boxes empty file    no file images out   rows out",
             "      train         20          9          3          4          1          2",

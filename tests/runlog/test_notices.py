@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.events import read_events
 from ray_yolo.runlog.notices import MOST, warnings_told
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.preflight import read_dataset
+from tests.support import run_log
 from tests.support.jobs import make_config
 
 LOG = logging.getLogger("ray_yolo.data.anything")
@@ -92,7 +92,7 @@ def test_an_image_that_was_replaced_by_its_neighbour_is_told_in_the_log(
 
     monkeypatch.setattr(trainer, "read_dataset", read_and_tear)
     result = trainer.fit(config, quiet=True)
-    told = [event["message"] for event in read_events(result.run_dir / "events.jsonl") if event["type"] == "warning"]
+    told = run_log.messages(result.run_dir)
     assert len(told) == 1
     assert told[0].startswith(str(torn))
     assert told[0].endswith("the next image takes its place")

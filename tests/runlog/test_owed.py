@@ -10,12 +10,13 @@ from mlflow import MlflowClient
 
 from ray_yolo import sync
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.mlflow import Tracking, synchronise
-from ray_yolo.runlog.owed import OWED_FILE, claimed, note_owed, owing_runs, read_owed
-from ray_yolo.runlog.results_files import EVENTS_FILE, RUN_FILE
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.mlflow import synchronise
+from ray_yolo.runlog.owed import OWED_FILE, RUN_FILE, claimed, note_owed, owing_runs, read_owed
 from tests.support import run_log
+from tests.support.tracking import Tracking
 
-STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)]
+STORY = [run_log.start(), *run_log.trained_epoch(0), run_log.end(10)]
 AWAY = "http://user:s3cr3t@127.0.0.1:1"
 
 
@@ -38,8 +39,7 @@ def client(uri: str) -> MlflowClient:
 def begin(folder: Path, finished: bool = True) -> Path:
     """A run folder with a training of its own."""
     folder.mkdir(parents=True)
-    run_log.write(folder / EVENTS_FILE, [{**event, "run_id": str(folder)} if event["type"] == "run" else event
-                                         for event in STORY])
+    run_log.write(folder / EVENTS_FILE, [run_log.run(run_id=str(folder)), *STORY])
     if finished:
         (folder / "finished").touch()
     return folder

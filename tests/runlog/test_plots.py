@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ray_yolo.engine.session import DETECTIONS_FILE
+from ray_yolo.events import Event
 from ray_yolo.runlog import plots
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.plots import draw_plots
-from ray_yolo.runlog.results_files import EVENTS_FILE, format_results
+from ray_yolo.runlog.results_files import format_results
 from ray_yolo.runtime.trainer import fit
 from tests.support import run_log
 from tests.support.jobs import make_config, make_job
@@ -42,10 +43,19 @@ def test_pictures_that_cannot_be_drawn_are_named_and_the_others_are_drawn(
 
 
 def test_what_could_not_be_drawn_is_one_warning_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_yolo.runlog.bookkeeping.draw_plots", lambda *_: ["labels.jpg (OSError: full)", "curves"])
+    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", lambda *_: ["labels.jpg (OSError: full)", "curves"])
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
-    assert [event["message"] for event in read_events(result.run_dir / EVENTS_FILE) if event["type"] == "warning"] == [
-        "pictures that could not be drawn: labels.jpg (OSError: full), curves"]
+    assert run_log.messages(result.run_dir) == ["pictures that could not be drawn: labels.jpg (OSError: full), curves"]
+
+
+@pytest.mark.parametrize("end", [[], [run_log.end(10, "failed")], [run_log.end(10), run_log.start(10)]])
+def test_of_a_training_that_has_not_come_to_its_end_nothing_is_drawn(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: list[Event]) -> None:
+    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", lambda *_: pytest.fail("drawn"))
+    pictures = plots.Pictures(tmp_path, make_job(tmp_path), pytest.fail)
+    for event in [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *end]:
+        pictures.event(event)
+    pictures.finish()
 
 
 def test_epochs_that_a_restart_took_back_are_drawn_no_more_than_they_are_in_results_csv(
@@ -56,7 +66,7 @@ def test_epochs_that_a_restart_took_back_are_drawn_no_more_than_they_are_in_resu
         run_log.run(), *run_log.trained_epoch(0), taken_back, run_log.start(10), run_log.epoch(1), run_log.epoch(2)])
     monkeypatch.setattr(plots, "plot_results", lambda rows, _: drawn.extend(rows))
     failed = draw_plots(job.run_dir, job)
-    assert [row["train"]["box"] for row in drawn] == [0.5, 0.5, 0.5]
+    assert [row.train["box"] for row in drawn] == [0.5, 0.5, 0.5]
     assert failed == []
     table = format_results(read_events(job.run_dir / EVENTS_FILE)).splitlines()[1:]
-    assert [float(row.split(",")[1]) for row in table] == [row["train"]["box"] for row in drawn]
+    assert [float(row.split(",")[1]) for row in table] == [row.train["box"] for row in drawn]

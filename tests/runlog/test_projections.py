@@ -1,88 +1,397 @@
+"""Every sink of a run's log is made by a thread with a guard of its own: what one raises is a warning, and no more."""
+
+from __future__ import annotations
+
 import io
-import socket
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from torch.utils.tensorboard import SummaryWriter
 
-from ray_yolo.runlog.events import read_events
-from ray_yolo.runlog.mlflow import Tracking, read_run_file
-from ray_yolo.runlog.projections import Records
-from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.errors import InputError
+from ray_yolo.events import WarningEvent
+from ray_yolo.runlog.callbacks import Callbacks
+from ray_yolo.runlog.console import Console
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.mlflow import Mlflow
+from ray_yolo.runlog.owed import OWED_FILE, read_run_file
+from ray_yolo.runlog.plots import Pictures
+from ray_yolo.runlog.projections import Projection, Projections, Runner
+from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, flush_recorder
+from ray_yolo.runlog.registry import Registry, log_model
+from ray_yolo.runlog.results_files import ResultsCsv
+from ray_yolo.runlog.tensorboard import TensorBoard
 from tests.support import run_log
+from tests.support.servers import BrokenServer
+
+SINKS = ("results.csv", "TensorBoard", "pictures", "MLflow", "model registry", "console", "callbacks")
 
 
-def copy_results(run_dir):
-    (run_dir / "results.png").write_text((run_dir / "results.csv").read_text())
+def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
 
 
-def train(run_dir, mlflow_uri, patience_seconds=None, draw_plots=copy_results):
-    """What a driver does with its records; returns the console."""
-    stream = io.StringIO()
-    recorder = LocalRecorder(str(run_dir / EVENTS_FILE))
-    emit = emitter(recorder)
-    records = Records(run_dir, mlflow_uri, emit, stream)
-    for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
-        emit(event["type"], **{key: value for key, value in event.items() if key != "type"})
-    flush_recorder(recorder)
-    records.finish(lambda: draw_plots(run_dir), patience_seconds, lambda: flush_recorder(recorder))
-    close_recorder(recorder)
-    return stream.getvalue()
+class Work(Projection):
+    """A sink whose update is a function."""
+
+    name, interval_seconds = "work", 0.001
+
+    def __init__(self, work: Callable[[], object], answered_at: Callable[[], float] = lambda: 0.0) -> None:
+        super().__init__()
+        self._work, self._answered_at = work, answered_at
+        self.rounds: list[tuple[int, bool]] = []
+        """Of each update that succeeded: events known, whether it was said to be the last."""
+        self.end = ""
+
+    def update(self, last: bool = False) -> None:
+        self._work()
+        self.rounds.append((len(self.history), last))
+
+    def answered_at(self) -> float:
+        return self._answered_at()
+
+    def finish(self) -> None:
+        self.end = "finished"
+
+    def abandon(self) -> str:
+        self.end = "abandoned"
+        return super().abandon()
 
 
-def test_console_files_and_mlflow_tell_the_same(tmp_path):
-    run_dir = tmp_path / "exp"
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    console = train(run_dir, uri)
+class Running:
+    """It, running."""
+
+    def __init__(self, folder: Path, work: Callable[[], object],
+                 answered_at: Callable[[], float] = lambda: 0.0) -> None:
+        self.warnings: list[str] = []
+        self.sink = Work(work, answered_at)
+        self._runner = Runner(self.sink, folder / EVENTS_FILE, self.warnings.append)
+
+    def finish(self, patience_seconds: float = 5.0) -> str:
+        self.sink.patience_seconds = patience_seconds
+        self._runner.finish()
+        return self.sink.end
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError("no")
+
+
+class TestRunner:
+    def test_work_is_repeated_and_done_a_last_time_after_the_end_was_asked_for(self, tmp_path: Path) -> None:
+        running = Running(tmp_path, lambda: None)
+        wait_until(lambda: len(running.sink.rounds) >= 3)
+        assert running.finish() == "finished"
+        assert [last for _, last in running.sink.rounds].count(True) == 1
+        assert running.sink.rounds[-1] == (0, True)
+        assert running.warnings == []
+
+    def test_the_last_update_knows_the_whole_log_also_if_the_end_was_asked_for_while_a_round_was_under_way(
+            self, tmp_path: Path) -> None:
+        entered, go = threading.Event(), threading.Event()
+        running = Running(tmp_path, lambda: entered.set() or go.wait(5))
+        run_log.write(tmp_path / EVENTS_FILE, [run_log.start()])
+        wait_until(entered.is_set)
+        run_log.write(tmp_path / EVENTS_FILE, [run_log.step(1), run_log.epoch(0)])
+        threading.Timer(0.2, go.set).start()
+        assert running.finish() == "finished"
+        assert [last for _, last in running.sink.rounds] == [False] * (len(running.sink.rounds) - 1) + [True]
+        assert running.sink.rounds[-1] == (2, True)  # steps are not kept
+
+    def test_a_failure_costs_one_warning_and_the_work_goes_on(self, tmp_path: Path) -> None:
+        left = iter(range(3))
+
+        def work() -> None:
+            if next(left, None) is not None:
+                raise ConnectionError("https://ann:s3cr3t@host is away\nsecond line")
+
+        running = Running(tmp_path, work)
+        wait_until(lambda: running.sink.rounds)
+        assert running.finish() == "finished"
+        assert running.warnings == [
+            "work: ConnectionError: https://***@host is away. Training goes on; this is tried again."]
+
+    def test_an_error_without_a_message_is_told_too(self, tmp_path: Path) -> None:
+        def work() -> None:
+            raise ValueError
+
+        running = Running(tmp_path, work)
+        running.finish(0.05)
+        assert running.warnings == ["work: ValueError: . Training goes on; this is tried again."]
+
+    def test_work_that_never_succeeds_is_waited_for_no_longer_than_patience_and_told_once(
+            self, tmp_path: Path) -> None:
+        running = Running(tmp_path, refuse)
+        began = time.monotonic()
+        assert running.finish(0.2) == "abandoned"
+        assert 0.2 <= time.monotonic() - began < 1.0
+        assert running.warnings == ["work: OSError: no. Training goes on; this is tried again."]
+
+    def test_an_error_of_ours_is_told_at_once_and_not_tried_again(self, tmp_path: Path) -> None:
+        rounds: list[int] = []
+
+        def work() -> None:
+            rounds.append(0)
+            raise InputError("it is no database; move it away")
+
+        running = Running(tmp_path, work)
+        wait_until(lambda: running.warnings)
+        began = time.monotonic()
+        assert running.finish(60.0) == "abandoned"
+        assert time.monotonic() - began < 1.0
+        assert len(rounds) == 1
+        assert running.warnings == ["work: it is no database; move it away. Training goes on without."]
+
+    def test_work_that_hangs_is_waited_for_no_longer_than_patience_and_told(self, tmp_path: Path) -> None:
+        release = threading.Event()
+        running = Running(tmp_path, release.wait)
+        assert running.finish(0.1) == "abandoned"
+        release.set()
+        assert running.warnings == ["work: not complete after 0.1 s"]
+
+    def test_signs_of_success_extend_patience(self, tmp_path: Path) -> None:
+        answered = [0.0]
+        release = threading.Event()
+
+        def work() -> None:
+            while not release.wait(0.01):
+                answered[0] = time.monotonic()
+
+        running = Running(tmp_path, work, lambda: answered[0])
+        threading.Timer(0.5, release.set).start()
+        assert running.finish(0.2) == "finished"
+
+    def test_an_abandoned_thread_ends(self, tmp_path: Path) -> None:
+        before = threading.active_count()
+        Running(tmp_path, refuse).finish(0.0)
+        wait_until(lambda: threading.active_count() == before)
+
+
+class TestHistory:
+    @pytest.mark.parametrize(("events", "well"), [
+        ([], False), ([run_log.start()], False), ([run_log.start(), run_log.end(10)], True),
+        ([run_log.start(), run_log.end(10, "failed")], False), ([run_log.start(), run_log.end(10, "stopped")], False),
+        ([run_log.end(10, "stopped"), run_log.start(), run_log.end(30)], True),
+        ([run_log.end(10), run_log.start(10)], False)])
+    def test_the_newest_end_says_how_training_has_ended(self, events: list[Any], well: bool) -> None:
+        sink = Work(lambda: None)
+        for event in events:
+            sink.event(event)
+        assert sink.has_ended_well == well
+
+    def test_steps_are_not_kept(self) -> None:
+        sink = Work(lambda: None)
+        sink.event(run_log.step(1))
+        assert (sink.history, sink.is_stale) == ([], False)
+        sink.event(run_log.epoch(0))
+        assert (sink.history, sink.is_stale) == ([run_log.epoch(0)], True)
+
+
+class Training:
+    """What a driver does with the sinks of a run, over a training that never took place."""
+
+    def __init__(self, folder: Path, uri: str, registry: str | None = None,
+                 hooks: dict[str, Callable[..., Any]] | None = None, stream: io.StringIO | None = None) -> None:
+        self.run_dir, self.uri = folder / "exp", uri
+        self.stream = stream or io.StringIO()
+        self.called: list[str] = []
+        self._hooks = {name: lambda *_, name=name: self.called.append(name)
+                       for name in ("on_run_start", "on_epoch_end", "on_run_end")} | (hooks or {})
+        self._registry = registry or uri
+
+    def run(self, failing: str = "") -> None:
+        """Train; the sink that is named is known to fail, and no longer waited for once it has."""
+        log = self.run_dir / EVENTS_FILE
+        recorder = LocalRecorder(str(log))
+
+        def warn(text: str) -> None:
+            recorder.emit(WarningEvent(message=text))
+
+        job: Any = None
+        mlflow = Mlflow(self.run_dir, self.uri)
+        sinks = [ResultsCsv(self.run_dir), TensorBoard(self.run_dir), Pictures(self.run_dir, job, warn), mlflow,
+                 Registry(self.run_dir, self._registry, "shapes"),
+                 Console(self.run_dir, self.stream, lambda: mlflow.notes),
+                 Callbacks(self._hooks, self.run_dir, Recipe(), warn)]
+        assert tuple(sink.name for sink in sinks) == SINKS
+        for sink in sinks:
+            sink.patience_seconds = 0.5 if sink.name == failing else 60.0
+        projections = Projections(log, sinks, warn)
+        for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
+            recorder.emit(event)
+        flush_recorder(recorder)
+        if failing:
+            wait_until(lambda: run_log.messages(self.run_dir), 60.0)
+        projections.finish(lambda: flush_recorder(recorder))
+        close_recorder(recorder)
+
+    def complete(self) -> set[str]:
+        """The sinks that hold everything."""
+        table = self.run_dir / "results.csv"
+        about = read_run_file(self.run_dir)
+        client = MlflowClient(tracking_uri=self.uri) if self.uri.startswith("sqlite") else None
+        found = {
+            "results.csv": table.exists() and len(table.read_text().splitlines()) == 2,
+            "TensorBoard": any(b"metrics/mAP_0.5" in path.read_bytes()
+                               for path in self.run_dir.glob("events.out.tfevents.*")),
+            "pictures": (self.run_dir / "results.png").exists(),
+            "MLflow": bool(client and about and client.get_run(about["run_id"]).info.status == "FINISHED")
+            and not (self.run_dir / OWED_FILE).exists(),
+            "model registry": (self.run_dir / "registered").exists(),
+            "console": "done: 1 epoch in 0:01:00" in self.stream.getvalue().splitlines(),
+            "callbacks": self.called == ["on_run_start", "on_epoch_end", "on_run_end"]}
+        assert tuple(found) == SINKS
+        return {name for name, whole in found.items() if whole}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database: making one takes seconds, copying it does not."""
+    path = tmp_path_factory.mktemp("storage") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def uri(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server; pictures and models that would take long to make are files without anything."""
+    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", lambda run_dir, _: (run_dir / "results.png").touch())
+    monkeypatch.setattr("ray_yolo.runlog.registry.log_model", lambda run_dir, *_: (run_dir / "registered").touch())
+    shutil.copy(database, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_all_tell_the_same(tmp_path: Path, uri: str) -> None:
+    training = Training(tmp_path, uri)
+    training.run()
+    assert training.complete() == set(SINKS)
+    assert run_log.messages(training.run_dir) == []
+    console = training.stream.getvalue()
     assert "epoch 1/3  box 0.5" in console
-    assert "done: 1 epoch in 0:01:00" in console
     assert f"mlflow       mlflow ui --backend-store-uri {uri}" in console
-    assert len((run_dir / "results.csv").read_text().splitlines()) == 2
-    assert list(run_dir.glob("events.out.tfevents.*"))
-    client = MlflowClient(tracking_uri=uri)
-    run_id = read_run_file(run_dir)["run_id"]
-    assert client.get_run(run_id).info.status == "FINISHED"
-    assert {"results.csv", "results.png"} <= {file.path for file in client.list_artifacts(run_id)}
+    about = read_run_file(training.run_dir)
+    assert about is not None
+    files = MlflowClient(tracking_uri=uri).list_artifacts(about["run_id"])
+    assert {"results.csv", "results.png"} <= {file.path for file in files}
 
 
-def test_without_tracking_there_is_no_mlflow_and_no_word_of_it(tmp_path):
-    console = train(tmp_path / "exp", None)
-    assert "mlflow" not in console.lower()
-    assert not (tmp_path / "exp" / "mlflow.json").exists()
+FULL, ODD = OSError(28, "No space left on device"), ValueError("no ink\nleft")
+FULL_TOLD, ODD_TOLD = "OSError: [Errno 28] No space left on device", "ValueError: no ink"
+AGAIN = ". Training goes on; this is tried again."
 
 
-def test_a_server_that_is_away_is_told_on_the_console(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        console = train(tmp_path / "exp", f"http://127.0.0.1:{free.getsockname()[1]}", 1.0)
-    assert f"python -m ray_yolo.sync {tmp_path / 'exp'}" in console.splitlines()[-1]
+def raising(error: Exception) -> Callable[..., Any]:
+    def work(*_: Any, **__: Any) -> Any:
+        raise type(error)(*error.args)
+    return work
 
 
-def explode(*_):
-    raise ValueError("no ink\nleft")
-
-
-def finish_and_explode(tracking, patience_seconds, finish=Tracking.finish):
-    finish(tracking, patience_seconds)  # or its thread would work on in the next test
-    explode()
-
-
-@pytest.mark.parametrize(("name", "broken"), [
-    ("pictures", None), ("result files", "engine.results.TensorBoard.close"),
-    ("MLflow", "runtime.tracking.Tracking.finish"), ("console", "runtime.records.closing_message"),
+@pytest.mark.parametrize(("error", "told"), [(FULL, FULL_TOLD), (ODD, ODD_TOLD)], ids=["full", "odd"])
+@pytest.mark.parametrize(("sink", "place", "rest"), [
+    ("results.csv", "ray_yolo.runlog.results_files.replace_text", AGAIN),
+    ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard._open", AGAIN),
+    ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard.finish", ""),
+    ("pictures", "ray_yolo.runlog.plots.draw_plots", ""),
+    ("MLflow", "mlflow.MlflowClient.log_batch", AGAIN),
+    ("MLflow", "ray_yolo.runlog.mlflow.Mlflow.finish", ""),
+    ("model registry", "ray_yolo.runlog.registry.log_model", ""),
+    ("console", "ray_yolo.runlog.console.Display.update", AGAIN),
+    ("console", "ray_yolo.runlog.console.closing_message", ""),
 ])
-def test_what_one_of_them_raises_is_a_warning_and_the_others_are_completed(tmp_path, monkeypatch, name, broken):
-    if broken:
-        monkeypatch.setattr(f"ray_yolo.{broken}", finish_and_explode if name == "MLflow" else explode)
-    run_dir, uri = tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db"
-    console = train(run_dir, uri, draw_plots=copy_results if broken else explode)
-    warning = f"{name}: ValueError: no ink"
-    assert [event["message"] for event in read_events(run_dir / EVENTS_FILE) if event["type"] == "warning"] == [warning]
-    assert (f"WARNING: {warning}" in console) == (name != "console")
-    assert ("done: 1 epoch in 0:01:00" in console) == (name != "console")
-    assert len((run_dir / "results.csv").read_text().splitlines()) == 2
-    assert (run_dir / "results.png").exists() == (name != "pictures")
-    if name != "MLflow":
-        client = MlflowClient(tracking_uri=uri)
-        assert client.get_run(read_run_file(run_dir)["run_id"]).info.status == "FINISHED"
+def test_what_one_of_them_raises_is_a_warning_and_the_others_are_complete(
+        tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, sink: str, place: str, rest: str,
+        error: Exception, told: str) -> None:
+    training = Training(tmp_path, uri)
+    monkeypatch.setattr(place, raising(error))
+    training.run(failing=sink if rest else "")
+    assert training.complete() >= set(SINKS) - {sink}
+    assert run_log.messages(training.run_dir) == [f"{sink}: {told}{rest}"]
+    if sink != "console":
+        assert f"WARNING: {sink}: {told}{rest}" in training.stream.getvalue()
+
+
+@pytest.mark.parametrize(("error", "told"), [(FULL, FULL_TOLD), (KeyError("mine"), "KeyError: 'mine'")])
+@pytest.mark.parametrize("name", ["on_run_start", "on_epoch_end", "on_run_end"])
+def test_what_a_users_function_raises_is_a_warning_and_the_others_are_complete(
+        tmp_path: Path, uri: str, name: str, error: Exception, told: str) -> None:
+    training = Training(tmp_path, uri, hooks={name: raising(error)})
+    training.run()
+    assert training.complete() == set(SINKS) - {"callbacks"}
+    assert training.called == [hook for hook in ("on_run_start", "on_epoch_end", "on_run_end") if hook != name]
+    assert run_log.messages(training.run_dir) == [f"callbacks: {name}: {told}"]
+
+
+def test_a_console_whose_disk_is_full_keeps_nobody_from_anything(tmp_path: Path, uri: str) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise FULL
+
+    training = Training(tmp_path, uri, stream=Full())
+    training.run(failing="console")
+    assert training.complete() == set(SINKS) - {"console"}
+    assert run_log.messages(training.run_dir) == [f"console: {FULL_TOLD}{AGAIN}"]
+
+
+def test_scalars_that_cannot_be_written_are_one_warning(
+        tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SummaryWriter, "flush", raising(FULL))
+    training = Training(tmp_path, uri)
+    training.run(failing="TensorBoard")
+    assert training.complete() >= set(SINKS) - {"TensorBoard"}
+    assert run_log.messages(training.run_dir) == [f"TensorBoard: {FULL_TOLD}{AGAIN}"]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with BrokenServer() as server:
+        yield server
+
+
+def test_a_tracking_server_that_answers_500_leaves_a_note_and_the_others_are_complete(
+        tmp_path: Path, uri: str, broken: BrokenServer) -> None:
+    training = Training(tmp_path, broken.uri)
+    training.run(failing="MLflow")
+    assert broken.requests
+    assert training.complete() == set(SINKS) - {"MLflow", "model registry"}  # which is there too
+    told, registry = run_log.messages(training.run_dir)
+    assert told.startswith("MLflow: MlflowException: ")
+    assert told.endswith(AGAIN)
+    assert registry == "model registry: --register shapes: there is no MLflow run to register from"
+    assert (training.run_dir / OWED_FILE).exists()
+    assert f"python -m ray_yolo.sync {training.run_dir}" in training.stream.getvalue().splitlines()[-1]
+
+
+def test_a_registry_that_answers_500_is_a_warning_and_the_others_are_complete(
+        tmp_path: Path, uri: str, broken: BrokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_yolo.runlog.registry.log_model", log_model)
+    training = Training(tmp_path, uri, registry=broken.uri)
+    training.run()
+    assert training.complete() == set(SINKS) - {"model registry"}
+    [warning] = run_log.messages(training.run_dir)
+    assert warning.startswith("model registry: MlflowException: ")
+
+
+def test_without_tracking_there_is_no_word_of_it(tmp_path: Path) -> None:
+    stream, log = io.StringIO(), tmp_path / EVENTS_FILE
+    projections = Projections(log, [ResultsCsv(tmp_path), Console(tmp_path, stream)], pytest.fail)
+    run_log.write(log, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
+    projections.finish()
+    assert "mlflow" not in stream.getvalue().lower()
+    assert not (tmp_path / "mlflow.json").exists()
+
+
+def test_nothing_to_make_is_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    Projections(tmp_path / EVENTS_FILE, [], pytest.fail).finish()
+    assert threading.active_count() == before

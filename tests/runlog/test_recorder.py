@@ -2,8 +2,10 @@ import time
 
 import pytest
 
-from ray_yolo.runlog.events import read_events
+from ray_yolo.events import StepEvent
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
+from tests.support import run_log
 
 
 @pytest.fixture
@@ -16,17 +18,17 @@ class TestWithoutRay:
         recorder = LocalRecorder(path)
         emit = emitter(recorder)
         for number in range(100):
-            emit("step", step=number)
+            emit(run_log.step(number))
         close_recorder(recorder)
-        assert [event["step"] for event in read_events(path)] == list(range(100))
+        assert [event.step for event in read_events(path)] == list(range(100))
 
     def test_what_was_emitted_is_in_the_log_after_a_flush_and_more_can_follow(self, path):
         recorder = LocalRecorder(path)
         for number in range(100):
-            recorder.emit("step", step=number)
+            recorder.emit(run_log.step(number))
         flush_recorder(recorder)
         assert len(read_events(path)) == 100
-        recorder.emit("end")
+        recorder.emit(run_log.end(1))
         close_recorder(recorder)
         assert len(read_events(path)) == 101
 
@@ -37,7 +39,7 @@ class TestWithoutRay:
         monkeypatch.setattr(os, "write", lambda file, data: time.sleep(0.2) or write(file, data))
         recorder = LocalRecorder(path)
         began = time.monotonic()
-        assert emitter(recorder)("step", step=1) is None
+        assert emitter(recorder)(run_log.step(1)) is None
         assert time.monotonic() - began < 0.1
         close_recorder(recorder)
         assert len(read_events(path)) == 1
@@ -47,7 +49,7 @@ class TestWithoutRay:
 
         monkeypatch.setattr(os, "write", lambda *_: time.sleep(1.0) or len(_[1]))
         recorder = LocalRecorder(path)
-        emitter(recorder)("step", step=1)
+        emitter(recorder)(run_log.step(1))
         began = time.monotonic()
         close_recorder(recorder, wait_seconds=0.1)
         assert time.monotonic() - began < 0.5
@@ -68,16 +70,16 @@ class TestWithRay:
         def work(worker):
             emit = emitter(recorder)
             for number in range(50):
-                emit("step", step=number, worker=worker)
+                emit(run_log.step(number, batch=worker))
             flush_recorder(recorder)
 
-        emitter(recorder)("run", name="exp")
+        emitter(recorder)(run_log.run())
         ray.get([work.remote(worker) for worker in range(2)])
         close_recorder(recorder)
         events = read_events(path)
-        assert [event["seq"] for event in events] == list(range(101))
+        assert [event.seq for event in events] == list(range(101))
         for worker in range(2):
-            assert [e["step"] for e in events if e.get("worker") == worker] == list(range(50))
+            assert [event.step for event in run_log.only(StepEvent, events) if event.batch == worker] == list(range(50))
 
     def test_it_runs_on_the_drivers_node_and_takes_no_cpu(self, path):
         import ray
@@ -93,7 +95,7 @@ class TestWithRay:
         close_recorder(recorder)
         began = time.monotonic()
         for number in range(100):
-            emit("step", step=number)
+            emit(run_log.step(number))
         assert time.monotonic() - began < 1.0
 
     def test_a_recorder_whose_process_dies_goes_on_with_the_same_log(self, path):
@@ -104,23 +106,23 @@ class TestWithRay:
 
         recorder = start_recorder(path)
         emit = emitter(recorder)
-        emit("step", step=0)
+        emit(run_log.step(0))
         process = ray.get(recorder.__ray_call__.remote(lambda _: os.getpid()))
         os.kill(process, signal.SIGKILL)
-        emit("step", step=1)
+        emit(run_log.step(1))
         assert ray.get(recorder.ready.remote(), timeout=60)
         close_recorder(recorder)
-        assert [(event["seq"], event["step"]) for event in read_events(path)] == [(0, 0), (1, 1)]
+        assert [(event.seq, event.step) for event in read_events(path)] == [(0, 0), (1, 1)]
 
     def test_a_value_that_cannot_be_sent_is_not_the_senders_trouble(self, path, caplog):
         import threading
 
         recorder = start_recorder(path)
         emit = emitter(recorder)
-        emit("step", value=threading.Lock())
-        emit("step", step=1)
+        emit(threading.Lock())
+        emit(run_log.step(1))
         close_recorder(recorder)
-        assert [event["step"] for event in read_events(path)] == [1]
+        assert [event.step for event in read_events(path)] == [1]
         assert "could not be sent" in caplog.text
 
     def test_a_log_that_cannot_be_opened_is_refused_before_training(self, tmp_path):

@@ -1,23 +1,12 @@
 import csv
-import math
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.results_files import (
-    EVENTS_FILE,
-    Results,
-    TensorBoard,
-    format_results,
-    number_at,
-    replace_text,
-    write_options,
-    write_results_csv,
-)
+from ray_yolo.runlog.results_files import ResultsCsv, format_results, replace_text, write_options
 from tests.support import run_log
 
 HEADER = (
@@ -38,10 +27,9 @@ class TestCsv:
                               "                 0.5,")
         assert len(row) == len(HEADER)
 
-    def test_every_number_stands_under_its_name(self, tmp_path):
-        write_results_csv(run_log.numbered([run_log.epoch(2)]), tmp_path / "results.csv")
-        with (tmp_path / "results.csv").open() as file:
-            (row,) = csv.DictReader(file, skipinitialspace=True)
+    def test_every_number_stands_under_its_name(self):
+        table = format_results(run_log.numbered([run_log.epoch(2)]))
+        (row,) = csv.DictReader(table.splitlines(), skipinitialspace=True)
         assert {name: float(value) for name, value in row.items()} == {
             "epoch": 2, "train/box_loss": 0.5, "train/obj_loss": 0.25, "train/cls_loss": 0.125,
             "metrics/precision": 0.5, "metrics/recall": 0.25, "metrics/mAP_0.5": 2.125, "metrics/mAP_0.5:0.95": 0.0625,
@@ -56,14 +44,6 @@ class TestCsv:
                                    run_log.start(10)])
         assert [line.split(",")[0].strip() for line in format_results(events).splitlines()] == ["epoch", "0"]
 
-    def test_a_table_made_again_is_the_same(self, tmp_path):
-        events = run_log.numbered([run_log.epoch(0), run_log.epoch(1)])
-        write_results_csv(events, tmp_path / "a.csv")
-        write_results_csv(events, tmp_path / "b.csv")
-        write_results_csv(events, tmp_path / "b.csv")
-        assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv"]
-
 
 def test_a_text_that_cannot_be_replaced_leaves_the_old_one_and_nothing_else(tmp_path):
     (tmp_path / "results.csv").write_text("old")
@@ -71,12 +51,6 @@ def test_a_text_that_cannot_be_replaced_leaves_the_old_one_and_nothing_else(tmp_
         replace_text(tmp_path / "results.csv", "new \udc80")
     assert (tmp_path / "results.csv").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize(("path", "number"), [(("a", "b"), 1.5), (("l", 1), 4.0), (("a", "x"), None),
-                                              (("none", "b"), None), (("a", "null"), None)])
-def test_a_number_that_is_not_there_is_none(path, number):
-    assert number_at({"a": {"b": 1.5, "null": None}, "l": [3, 4], "none": None}, path) == number
 
 
 class TestOptions:
@@ -99,110 +73,44 @@ class TestOptions:
         assert "s3cr3t" not in (tmp_path / "opt.yaml").read_text()
 
 
-def scalars(folder):
-    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    tags = files.Tags()["scalars"]
-    return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
-
-
-class TestTensorBoard:
-    def test_tags_are_yolov5s_and_steps_are_epochs(self, tmp_path):
-        board = TensorBoard(tmp_path)
-        board.update(run_log.numbered([*run_log.trained_epoch(0), *run_log.trained_epoch(1)]))
-        board.close()
-        found = scalars(tmp_path)
-        assert list(found) == [name.strip() for name in HEADER.split(",")][1:]
-        assert found["metrics/mAP_0.5"] == [(0, 0.125), (1, 1.125)]
-
-    def test_only_durable_epochs_are_written(self, tmp_path):
-        board = TensorBoard(tmp_path)
-        board.update(run_log.numbered([*run_log.trained_epoch(0), run_log.epoch(1)]))
-        board.close()
-        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5)]
-
-    def test_nothing_is_written_before_there_is_an_epoch(self, tmp_path):
-        TensorBoard(tmp_path).update(run_log.numbered([run_log.start(), run_log.epoch(0)]))
-        assert list(tmp_path.iterdir()) == []
-
-    def test_growing_logs_and_new_starts_repeat_no_point(self, tmp_path):
-        story = [*run_log.trained_epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2)]
-        for length in (2, 2, 4, 6):
-            board = TensorBoard(tmp_path)
-            board.update(run_log.numbered(story[:length]))
-            board.update(run_log.numbered(story[:length]))
-            board.close()
-        # files of one second are read in the order of their names, in which the tenth comes before the ninth
-        assert sorted(step for step, _ in scalars(tmp_path)["x/lr2"]) == [0, 1, 2]
-
-    def test_a_writer_that_fails_in_the_middle_is_made_good(self, tmp_path, monkeypatch):
-        from torch.utils.tensorboard import SummaryWriter
-
-        add = SummaryWriter.add_scalar
-        left = iter(range(20))
-
-        def fail_once(self, *args, **kwargs):
-            if next(left, None) == 17:
-                self.flush()
-                raise OSError("no space left")
-            add(self, *args, **kwargs)
-
-        monkeypatch.setattr(SummaryWriter, "add_scalar", fail_once)
-        events = run_log.numbered([*run_log.trained_epoch(0), *run_log.trained_epoch(1)])
-        board = TensorBoard(tmp_path)
-        with pytest.raises(OSError, match="no space"):
-            board.update(events)
-        board.update(events)
-        board.close()
-        assert all([step for step, _ in points] == [0, 1] for points in scalars(tmp_path).values())
-
-    def test_points_that_a_failing_writer_lost_are_written_later(self, tmp_path, monkeypatch):
-        from torch.utils.tensorboard import SummaryWriter
-
-        def refuse(*_):
-            raise OSError("no space left")
-
-        events = run_log.numbered([*run_log.trained_epoch(0), *run_log.trained_epoch(1)])
-        board = TensorBoard(tmp_path)
-        board.update(events[:2])
-        with monkeypatch.context() as patch:
-            patch.setattr(SummaryWriter, "add_scalar", lambda *_, **__: None)
-            patch.setattr(SummaryWriter, "flush", refuse)
-            with pytest.raises(OSError, match="no space"):
-                board.update(events)
-        board.update(events)
-        board.close()
-        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
-
-    def test_what_was_not_measured_has_no_point(self, tmp_path):
-        board = TensorBoard(tmp_path)
-        board.update(run_log.numbered([run_log.epoch(0, metrics=None, val={"box": None, "obj": 0.5, "cls": 0.5}),
-                                       run_log.checkpoint(10)]))
-        board.close()
-        assert "metrics/recall" not in scalars(tmp_path)
-        assert not any(math.isnan(value) for points in scalars(tmp_path).values() for _, value in points)
-        assert "val/box_loss" not in scalars(tmp_path)
-
-
-def test_results_follow_the_log(tmp_path):
-    results = Results(tmp_path)
+def tell(results, *events):
+    for event in run_log.numbered(events):
+        results.event(event)
     results.update()
-    assert not (tmp_path / "results.csv").exists()
-    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0)])
-    results.update()
-    run_log.write(tmp_path / EVENTS_FILE, run_log.trained_epoch(1))
-    results.update()
-    results.close()
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
-    assert [step for step, _ in scalars(tmp_path)["x/lr0"]] == [0, 1]
 
 
-def test_results_that_could_not_be_written_are_written_later(tmp_path):
-    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), *run_log.trained_epoch(0)])
-    results = Results(tmp_path)
-    (tmp_path / "results.csv").mkdir()
-    with pytest.raises(OSError, match=r"results\.csv"):
+class TestResultsCsv:
+    def test_the_file_follows_the_log(self, tmp_path):
+        results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
+        tell(results)
+        assert not path.exists()
+        tell(results, run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0))
+        assert len(path.read_text().splitlines()) == 2
+        tell(results, *run_log.trained_epoch(1))
+        assert len(path.read_text().splitlines()) == 3
+
+    def test_it_is_left_alone_while_nothing_but_steps_is_told(self, tmp_path):
+        results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
+        tell(results, run_log.start(), run_log.epoch(0))
+        before = path.stat()
+        tell(results, run_log.step(11))
+        assert path.stat() == before
+
+    def test_a_table_made_again_is_the_same(self, tmp_path):
+        texts = []
+        for times in (1, 2):
+            results = ResultsCsv(tmp_path)
+            for event in [run_log.epoch(0), run_log.epoch(1)] * times:
+                tell(results, event)
+            texts.append((tmp_path / "results.csv").read_bytes())
+        assert texts[0] == texts[1]
+        assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+    def test_what_could_not_be_written_is_written_later(self, tmp_path):
+        results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
+        path.mkdir()
+        with pytest.raises(OSError, match=r"results\.csv"):
+            tell(results, run_log.run(), *run_log.trained_epoch(0))
+        path.rmdir()
         results.update()
-    (tmp_path / "results.csv").rmdir()
-    results.update()
-    results.close()
-    assert (tmp_path / "results.csv").is_file()
+        assert path.is_file()

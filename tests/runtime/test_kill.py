@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.runlog.events import read_events
+from ray_yolo.events import CheckpointEvent, EndEvent, StartEvent, StepEvent
+from ray_yolo.runlog.event_log import read_events
+from tests.support import run_log
 from tests.support.jobs import STEADY, TINY, make_dataset
 
 EPOCHS = 4
@@ -44,7 +46,7 @@ def log_of(storage: Path) -> Path:
 
 def steps(storage: Path) -> list[int]:
     log = log_of(storage)
-    return [event["step"] for event in read_events(log) if event["type"] == "step"] if log.exists() else []
+    return [event.step for event in run_log.only(StepEvent, read_events(log))]
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -87,13 +89,13 @@ def check(storage: Path, calm: Path, interval: int, kills: int) -> None:
     expected = tensors(calm)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(storage).items())
     total, events = len(steps(calm)), read_events(log_of(storage))
-    places = [place for place, event in enumerate(events) if event["type"] == "start"]
+    places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
     assert len(places) == kills + 1
     for place in places[1:]:
-        start = events[place]["step"]
+        start = events[place].step
         # the event of a checkpoint may be lost with the process that had just written it
-        assert start >= max((event["step"] for event in events[:place] if event["type"] == "checkpoint"), default=0)
-        assert next(event["step"] for event in events[place:] if event["type"] == "step") == start + 1
+        assert start >= max((event.step for event in run_log.only(CheckpointEvent, events[:place])), default=0)
+        assert next(iter(run_log.only(StepEvent, events[place:]))).step == start + 1
     assert len(steps(storage)) <= total + kills * interval
     rows = (storage / "runs" / "train" / "exp" / "results.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
@@ -145,7 +147,8 @@ def test_a_training_that_is_told_to_stop_says_so_and_goes_on_at_the_next_step(
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (status, b"")
     last = read_events(log_of(tmp_path))[-1]
-    assert (last["type"], last["status"], last["reason"]) == ("end", "stopped", "interrupted")
+    assert isinstance(last, EndEvent)
+    assert (last.status, last.reason) == ("stopped", "interrupted")
     finish(start(command(tmp_path, tmp_path, 0), tmp_path))
     assert len(set(steps(tmp_path))) == len(steps(tmp_path))  # none was trained twice
     expected = tensors(calm[0])

@@ -10,10 +10,11 @@ import ray.exceptions
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
-from ray_yolo.runlog.events import EventLog
-from ray_yolo.runlog.results_files import EVENTS_FILE
+from ray_yolo.events import Event, WorkerEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runtime import restarts
 from ray_yolo.runtime.restarts import Judge, Restarts, cause_of, summary
+from tests.support import run_log
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
 LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
@@ -54,26 +55,25 @@ def test_an_error_is_told_on_one_line(error: Exception, told: str) -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Texts of warnings."""
     texts: list[str] = []
-    monkeypatch.setattr(restarts, "emitter", lambda _: lambda type, message: texts.append(message))
+    monkeypatch.setattr(restarts, "emitter", lambda _: lambda event: texts.append(event.message))
     return texts
 
 
-def judge(folder: Path, *events: dict[str, Any], max_failures: int = 1) -> Judge:
+def judge(folder: Path, *events: Event, max_failures: int = 1) -> Judge:
     log = EventLog(folder / EVENTS_FILE)
-    for event in ({"type": "worker", "worker": 1, "node": "left"}, {"type": "worker", "worker": 1, "node": "right"},
-                  *events):
-        log.append(event.pop("type"), **event)
+    for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
+        log.append(event)
     recorder: Any = object()
     return Judge(folder, max_failures, recorder)
 
 
 def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
-    some = judge(tmp_path, {"type": "checkpoint", "step": 7})
+    some = judge(tmp_path, run_log.checkpoint(7))
     some.after_exception(run_context=None, worker_exceptions={0: LOST, 1: FULL})
     assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
     with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
         some.after_exception(run_context=None, worker_exceptions={1: FULL})
-    EventLog(tmp_path / EVENTS_FILE).append("checkpoint", step=9)
+    EventLog(tmp_path / EVENTS_FILE).append(run_log.checkpoint(9))
     some.after_exception(run_context=None, worker_exceptions={0: FULL})
     assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.runlog.events import EventLog
+from ray_yolo.events import Event, PlacementEvent
+from ray_yolo.runlog.event_log import EventLog
 from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import stopping
 from ray_yolo.runtime.stopping import MESSAGE, StopAsked, ask_to_stop, run_aside, signals_ask
+from tests.support import run_log
 
+PLACED, STARTED = PlacementEvent(group="g"), run_log.start()
 
 class TerminatedError(Exception):
     """What the handler of SIGTERM raises here."""
@@ -109,18 +112,18 @@ def stop_when_asked(folder: Path, log: EventLog) -> None:
         while not (folder / STOP_REQUEST).exists():
             time.sleep(0.01)
         time.sleep(0.5)
-        log.append("end", status="stopped", step=5)
+        log.append(run_log.end(5, "stopped"))
 
     threading.Thread(target=work, daemon=True).start()
 
 
 @pytest.mark.parametrize(("events", "stops", "asked", "seconds"), [
-    ((), True, False, 0.0), (("placement",), True, False, 0.0),  # workers that have not begun have nothing to save
-    (("placement", "start", "placement"), True, False, 0.0), (("placement", "start", "end"), True, False, 0.0),
-    (("placement", "start"), True, True, 0.5), (("placement", "start", "checkpoint"), False, True, 2.0),
+    ((), True, False, 0.0), ((PLACED,), True, False, 0.0),  # workers that have not begun have nothing to save
+    ((PLACED, STARTED, PLACED), True, False, 0.0), ((PLACED, STARTED, run_log.end(5)), True, False, 0.0),
+    ((PLACED, STARTED), True, True, 0.5), ((PLACED, STARTED, run_log.checkpoint(5)), False, True, 2.0),
 ])
 def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[str, ...], stops: bool, asked: bool,
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[Event, ...], stops: bool, asked: bool,
         seconds: float) -> None:
     monkeypatch.setattr(stopping, "SAVE_SECONDS", 2.0)
     (tmp_path / "calm").mkdir()
@@ -139,7 +142,7 @@ def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
 
 def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    log.append("start")
+    log.append(run_log.start())
     answers = iter([False, False, True])
     ask_to_stop([tmp_path], lambda text: None, lambda: next(answers))
 

@@ -21,10 +21,22 @@ from ray_yolo.engine.build import Job
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
 from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.events import (
+    FORMAT,
+    EndEvent,
+    FailureEvent,
+    RunEvent,
+    ShardEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WorkerEvent,
+)
 from ray_yolo.runlog import bookkeeping
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
+from tests.support import run_log
 from tests.support.jobs import make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
@@ -41,10 +53,6 @@ def assert_same(one: TrainResult, other: TrainResult) -> None:
     assert one.metrics == other.metrics
 
 
-def events(result: TrainResult, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(result.run_dir / "events.jsonl") if event["type"] == kind]
-
-
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return fit(make_config(tmp_path_factory.mktemp("calm"), 0, **EXACT), quiet=True)
@@ -57,7 +65,8 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
     assert set(calm.metrics) == {"precision", "recall", "mAP50", "mAP50-95"}
     rows = (calm.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
-    assert events(calm, "end")[-1]["status"] == "done"
+    assert run_log.told(calm.run_dir, EndEvent)[-1].status == "done"
+    assert [event.format for event in run_log.told(calm.run_dir, RunEvent)] == [FORMAT]
     for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
         assert (calm.run_dir / name).exists()
 
@@ -67,10 +76,25 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     def refuse(*_: Any) -> None:
         raise OSError("no ink")
 
-    monkeypatch.setattr("ray_yolo.runlog.bookkeeping.draw_plots", refuse)
+    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", refuse)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
-    assert [event["message"] for event in events(result, "warning")] == ["pictures: OSError: no ink"]
+    assert run_log.messages(result.run_dir) == ["pictures: OSError: no ink"]
+
+
+def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ray_yolo.runlog.projections.Projection.patience_seconds", 2.0)
+    for place in ("results_files.format_results", "tensorboard.TensorBoard.update", "plots.draw_plots",
+                  "console.Display.update"):
+        monkeypatch.setattr(f"ray_yolo.runlog.{place}", refuse)
+    (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
+    result = fit(make_config(tmp_path, 0, {"noplots": False, "callbacks": str(tmp_path / "mine.py")}, epochs=1))
+    assert (result.run_dir / "finished").exists()
+    told = [message.partition(":")[0] for message in run_log.messages(result.run_dir)]
+    assert sorted(told) == ["TensorBoard", "console", "pictures", "results.csv"]
 
 
 def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
@@ -92,7 +116,7 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
     monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_second_best)
     result = fit(make_config(tmp_path, 0, epochs=3, noval=False), quiet=True)
     assert len(refused) == 1
-    told = [event["message"] for event in events(result, "warning")]
+    told = run_log.messages(result.run_dir)
     assert told[1:] == ["weights/best.pt is of epoch 1: those of epoch 2, the best one, could not be written"]
     assert (result.best_epoch, result.best_fitness) == (0, pytest.approx(0.1))
 
@@ -101,10 +125,10 @@ def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_
         calm: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()
-    told = [event["message"] for event in events(fit(config, quiet=True), "warning")]
+    told = run_log.messages(fit(config, quiet=True).run_dir)
     assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
                     "another number has the same bits only with --batch-size 16 --microbatch 16"]
-    assert events(calm, "warning") == []
+    assert run_log.messages(calm.run_dir) == []
 
 
 def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
@@ -126,16 +150,16 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_steps_but_no_bi
     result = fit(config, quiet=True)
     killer.join()
     assert_same(result, calm)
-    starts = events(result, "start")
+    starts = run_log.told(result.run_dir, StartEvent)
     assert len(starts) == 2
-    [warning] = [event["message"] for event in events(result, "warning")]
+    (warning,) = run_log.messages(result.run_dir)
     assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
-    assert warning.endswith(f"; all workers are started again, from step {starts[1]['step']}")
-    assert starts[1]["step"] >= 1
-    shares = {event["worker"]: event["images"] for event in events(result, "share") if event["epoch"] == 2}
-    assert set(shares) == {0, 1}
-    assert sum(shares.values()) == 37
-    assert min(shares.values()) > 10
+    assert warning.endswith(f"; all workers are started again, from step {starts[1].step}")
+    assert starts[1].step >= 1
+    shards = {event.worker: event.images for event in run_log.told(result.run_dir, ShardEvent) if event.epoch == 2}
+    assert set(shards) == {0, 1}
+    assert sum(shards.values()) == 37
+    assert min(shards.values()) > 10
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
 
@@ -149,18 +173,17 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
     monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
-    log = read_events(tmp_path / "runs" / "train" / "exp" / "events.jsonl")
-    assert [event["worker"] for event in log if event["type"] == "worker"] == [0]  # begun once
-    assert [event["status"] for event in log if event["type"] == "end"] == ["failed"]
-    assert any("CheckpointError" in event["traceback"] for event in log if event["type"] == "failure")
+    run_dir = tmp_path / "runs" / "train" / "exp"
+    assert [event.worker for event in run_log.told(run_dir, WorkerEvent)] == [0]  # begun once
+    assert [event.status for event in run_log.told(run_dir, EndEvent)] == ["failed"]
+    assert any("CheckpointError" in event.traceback for event in run_log.told(run_dir, FailureEvent))
 
 
 def kill_a_worker_after_an_epoch(log: Path) -> None:
     pids: list[int] = []
     while not pids:
         time.sleep(0.01)
-        seen = read_events(log) if log.exists() else []
-        pids = [event["pid"] for event in seen if event["type"] == "share" and event["worker"] == 1]
+        pids = [event.pid for event in run_log.told(log.parent, ShardEvent) if event.worker == 1]
     os.kill(pids[0], signal.SIGKILL)
 
 
@@ -243,8 +266,9 @@ def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
     assert [path.name for path in run_dir.parent.iterdir()] == ["exp"]
     assert (run_dir / "finished").exists()
     assert (run_dir / "results.png").exists()
-    assert len(events(result, "step")) == len({event["step"] for event in events(result, "step")})
-    assert [event["status"] for event in events(result, "end")][-1] == "done"
+    steps = run_log.told(result.run_dir, StepEvent)
+    assert len(steps) == len({event.step for event in steps})
+    assert run_log.told(result.run_dir, EndEvent)[-1].status == "done"
 
 
 @pytest.mark.parametrize(("recipe", "error", "message"), [
@@ -268,7 +292,7 @@ def test_a_training_is_finished_only_once_its_weights_are_there(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, session = make_config(tmp_path, 0, epochs=1), trainer.run_session
 
-    def lose_weights(job: Job, *rest: Any) -> dict[str, Any]:
+    def lose_weights(job: Job, *rest: Any) -> Summary:
         summary = session(job, *rest)
         (job.run_dir / "weights" / "last.pt").unlink()
         return summary
@@ -277,7 +301,9 @@ def test_a_training_is_finished_only_once_its_weights_are_there(
     with pytest.raises(TrainingError, match=r"last\.pt is missing"):
         fit(config, quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
-    assert read_events(run_dir / "events.jsonl")[-1]["status"] == "failed"
+    end = read_events(run_dir / "events.jsonl")[-1]
+    assert isinstance(end, EndEvent)
+    assert end.status == "failed"
     assert not (run_dir / "finished").exists()
     monkeypatch.undo()
     result = fit(config, quiet=True)
@@ -303,7 +329,7 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
     placement = config.placement.model_copy(update={"resume": str(first.run_dir)})
     resumed = fit(RunConfig(placement=placement), quiet=True)  # of a recipe it knows nothing but the defaults
     assert resumed.run_dir == first.run_dir
-    assert [event["epoch"] for event in events(resumed, "start")] == [0, 2]
+    assert [event.epoch for event in run_log.told(resumed.run_dir, StartEvent)] == [0, 2]
 
 
 def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:

@@ -19,8 +19,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ray_yolo.cli import parse_train
+from ray_yolo.events import Event
 from ray_yolo.models.detector import Detector
-from ray_yolo.runlog.events import Event, read_events
+from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.trainer import fit
 
 GREY = 114
@@ -55,7 +56,7 @@ class Watched:
 
     def all(self, kind: str, field: str) -> list[Any]:
         """A field of every event of a kind."""
-        return [event[field] for event in self.events if event["type"] == kind]
+        return [getattr(event, field) for event in self.events if event.type == kind]
 
     @functools.cached_property
     def last(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.events import read_events
+from ray_yolo.runlog.event_log import read_lines
 from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
 from ray_yolo.tune.ledger import (
     Begun,
@@ -358,7 +358,7 @@ class TestRestart:
             before = rows_of(read_ledger(path))
             after = run_sweep(path, 7, slots=2)
             assert verify(after) == []
-            assert [event["seq"] for event in read_events(path)] == list(range(len(after)))
+            assert [event["seq"] for event in read_lines(path)] == list(range(len(after)))
             assert sorted(rows_of(after)) == list(range(7))
             assert all(state in ("finished", "failed") for _, state, *_ in rows_of(after).values())
             ends = [event.trial for event in after if isinstance(event, (Finished, Failed))]

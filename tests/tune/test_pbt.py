@@ -13,10 +13,12 @@ import torch
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import CheckpointError
-from ray_yolo.runlog.events import read_events, surviving
+from ray_yolo.events import RunEvent, StartEvent, StepEvent
+from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork, run_folder
 from ray_yolo.tune.trials import Origin
+from tests.support import run_log
 from tests.support.jobs import STEADY, make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 4}
@@ -88,13 +90,13 @@ def test_the_heir_begins_with_the_donors_tensors_and_trains_by_its_own_genes(tri
     assert_same(torch.load(origin.state, weights_only=True), last(trials, folder.name))
     go_on(trials, folder.name)
     events = read_events(folder / "events.jsonl")
-    starts = [event["epoch"] for event in events if event["type"] == "start"]
+    starts = [event.epoch for event in run_log.only(StartEvent, events)]
     assert (starts[0], starts[-1]) == (0, 3)  # its own history goes on, from the donor's place
-    steps = [event for event in surviving(events) if event["type"] == "step" and event["epoch"] == 3]
-    assert steps[-1]["lr"][0] < 1e-4
-    told = [event for event in events if event["type"] == "run"]
-    assert len({event["run_id"] for event in told}) == 1
-    assert "3: optimizer.lr0=0.0001" in told[-1]["command"]
+    steps = [event for event in run_log.only(StepEvent, surviving(events)) if event.epoch == 3]
+    assert steps[-1].lr[0] < 1e-4
+    told = run_log.only(RunEvent, events)
+    assert len({event.run_id for event in told}) == 1
+    assert "3: optimizer.lr0=0.0001" in told[-1].command
 
 
 def test_the_same_order_twice_is_one_fork(trials: Path) -> None:

@@ -14,11 +14,13 @@ import torch
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.events import read_events, surviving
+from ray_yolo.events import EpochEvent, StartEvent
+from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import Exploited, read_ledger, verify
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
+from tests.support import run_log
 from tests.support.jobs import make_config
 from tests.support.sweeps import assert_cpus_return, make_sweep
 
@@ -80,9 +82,9 @@ def check_heir(folder: Path, exploit: Exploited) -> None:
     assert record["origin"] == asdict(origin)
     trained = Recipe.model_validate(record["recipe"]).at(origin.epoch)
     assert trained.optimizer.lr0 == exploit.genes["lr0"]
-    started = [event for event in read_events(folder / "events.jsonl") if event["type"] == "start"][-1]
-    assert started["epoch"] == origin.epoch
-    epochs = [event["epoch"] for event in surviving(read_events(folder / "events.jsonl")) if event["type"] == "epoch"]
+    started = run_log.told(folder, StartEvent)[-1]
+    assert started.epoch == origin.epoch
+    epochs = [event.epoch for event in run_log.only(EpochEvent, surviving(read_events(folder / "events.jsonl")))]
     assert epochs[-1] == 299
     donor = torch.load(origin.state, weights_only=True)
     assert json.loads(donor["meta"])["progress"][0] == origin.epoch

@@ -15,12 +15,13 @@ import ray.tune
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, TrainingError
-from ray_yolo.runlog.events import EventLog
+from ray_yolo.runlog.event_log import EventLog
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import LEDGER_FILE, Judged, Ledger, Sweep
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.trial import is_bad_luck, train_trial
+from tests.support import run_log
 
 EPOCHS = 6
 SEARCH = Search(scheduler=Asha(grace_epochs=2, reduction=2), objective={"recall": 1.0})
@@ -46,8 +47,8 @@ class Trained:
     def write(self, *epochs: int) -> None:
         log = EventLog(self.folder / "events.jsonl")
         for epoch in epochs:
-            log.append("epoch", epoch=epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10})
-            log.append("checkpoint", step=epoch)
+            log.append(run_log.epoch(epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10}))
+            log.append(run_log.checkpoint(epoch))
         log.close()
 
     def fit(self, config: RunConfig, **_: Any) -> None:

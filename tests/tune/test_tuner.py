@@ -16,7 +16,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
-from ray_yolo.runlog.events import read_events
+from ray_yolo.events import ShardEvent
 from ray_yolo.runtime.preflight import decide
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
@@ -26,6 +26,7 @@ from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
 from ray_yolo.tune.tuner import closing_message, search
+from tests.support import run_log
 from tests.support.jobs import make_config, make_index
 from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
@@ -44,9 +45,9 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     assert verify(read_ledger(result.folder / "ledger.jsonl")) == []
     for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png", "lineage.png", "weights/best.pt"):
         assert (result.folder / name).exists()
-    logs = [read_events(result.folder / "trials" / f"trial{number}" / "events.jsonl") for number in range(3)]
-    for events in logs:
-        assert {event["worker"] for event in events if event["type"] == "share" and event["images"]} == {0, 1}
+    for number in range(3):
+        shares = run_log.told(result.folder / "trials" / f"trial{number}", ShardEvent)
+        assert {share.worker for share in shares if share.images} == {0, 1}
     assert result.best.fitness == max(trial.fitness for trial in result.trials if trial.fitness is not None)
     check_tracking(tmp_path)
     repeat = result.trials[1]

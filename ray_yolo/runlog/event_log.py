@@ -4,9 +4,9 @@ The log is the truth of a run or of a sweep; tables, plots and tracking servers 
 rebuilt. It has one writer and any number of readers. A line is written by one call, so that it is there or not;
 a line torn by a crash is cut off when the log is opened again, and no reader ever sees it.
 
-Every event has `seq` (0, 1, 2, ... in the order of the file), `time` (Unix seconds by the writer's clock: for
+Every line has `seq` (0, 1, 2, ... in the order of the file), `time` (Unix seconds by the writer's clock: for
 people; nothing is ordered by it) and `type`. JSON has no NaN and no infinity: a number that is not finite is stored
-as null.
+as null. What the events of a training say is in `ray_yolo.events`; a sweep's ledger has lines of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, RowEvent, StartEvent, parse_event
 from ray_yolo.redact import redact
 
-Event = dict[str, Any]
+EVENTS_FILE = "events.jsonl"
+"""The log of a run, in its folder."""
 
-ROW_TYPES = frozenset({"step", "share", "epoch"})
-"""Events that report on training up to their `step`, and are void if training goes back before it."""
+Line = dict[str, Any]
+_T = TypeVar("_T")
+
 _RESERVED = frozenset({"seq", "time", "type"})
 _TAIL_BYTES = 1 << 16
 # While the disk refuses: some 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, and the
@@ -58,14 +61,18 @@ class EventLog:
         self._file, last_seq = _open_and_repair(self.path)
         self._next_seq = last_seq + 1
 
-    def append(self, type: str, /, **fields: Any) -> int:
-        """Write one event and return its sequence number."""
+    def append(self, event: Event) -> int:
+        """Write one event of a training and return its sequence number."""
+        return self.append_line(event.type, **event.fields)
+
+    def append_line(self, type: str, /, **fields: Any) -> int:
+        """Write one line and return its sequence number."""
         assert not _RESERVED & fields.keys(), f"reserved: {sorted(_RESERVED & fields.keys())}"
         with self._lock:
             seq = self._next_seq
             self._next_seq += 1
-            event = {"seq": seq, "time": round(time.time(), 3), "type": type} | plain(fields)
-            self._pending.append(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+            line = {"seq": seq, "time": round(time.time(), 3), "type": type} | plain(fields)
+            self._pending.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             self._write_pending()
             return seq
 
@@ -97,28 +104,29 @@ class EventLog:
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
-    """All events of a log; a log not begun yet has none. Lines that are torn or not events are left out."""
+    """All events of a training's log; a log not begun yet has none. What is torn or unknown here is left out."""
     return next(follow(path))
 
 
-def follow(path: str | os.PathLike[str], after_seq: int = -1) -> Iterator[list[Event]]:
+def read_lines(path: str | os.PathLike[str]) -> list[Line]:
+    """The same of a log with lines of its own."""
+    return next(_follow(path, _parse_line))
+
+
+def follow(path: str | os.PathLike[str]) -> Iterator[list[Event]]:
     """Never ends: each `next()` gives the events appended since the one before, possibly none.
 
-    The first one gives what is there already with a sequence number above `after_seq`. Reads each byte once; the
-    file need not exist yet, and a file that cannot be read now has nothing new now.
+    The first one gives what is there already. Reads each byte once; the file need not exist yet, and a file that
+    cannot be read now has nothing new now.
     """
-    offset = 0
-    while True:
-        data = _read_complete_lines(path, offset)
-        offset += len(data)
-        yield [event for line in data.splitlines() if (event := _parse(line)) and event["seq"] > after_seq]
+    return _follow(path, parse_event)
 
 
 def surviving(events: Sequence[Event]) -> list[Event]:
     """The events without the rows that training took back by going on from an earlier step.
 
-    A `start` at step s voids every step, share and epoch event before it that has a step > s. Other events are
-    facts and stay. Idempotent; keeps the order.
+    A start at step s voids every row before it that has a step > s. Other events are facts and stay. Idempotent;
+    keeps the order.
     """
     return _project(events, committed=math.inf)
 
@@ -133,18 +141,18 @@ def durable(events: Sequence[Event]) -> list[Event]:
     return _project(events, committed=-1)
 
 
-def epoch_rows(events: Sequence[Event]) -> list[Event]:
+def epoch_rows(events: Sequence[Event]) -> list[EpochEvent]:
     """The epoch events by epoch, one for each: of an epoch told twice the first counts (it may be published)."""
-    rows: dict[int, Event] = {}
+    rows: dict[int, EpochEvent] = {}
     for event in events:
-        if event["type"] == "epoch":
-            rows.setdefault(event["epoch"], event)
+        if isinstance(event, EpochEvent):
+            rows.setdefault(event.epoch, event)
     return [rows[epoch] for epoch in sorted(rows)]
 
 
-def best_row(rows: Sequence[Event]) -> Event | None:
+def best_row(rows: Sequence[EpochEvent]) -> EpochEvent | None:
     """The best of the epoch rows: the last one that was better than all before it."""
-    return next((row for row in reversed(rows) if row["best"]), None)
+    return next((row for row in reversed(rows) if row.best), None)
 
 
 def plain(value: Any) -> Any:
@@ -171,18 +179,14 @@ def _project(events: Sequence[Event], committed: float) -> list[Event]:
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):
-        if _commits(event):
-            committed = max(committed, event["step"])
-        if event["type"] == "start":
-            limit = min(limit, event["step"])
-        if event["type"] not in ROW_TYPES or event["step"] <= min(limit, committed):
+        # What training never goes back before; after a failure it does: to the last checkpoint.
+        if isinstance(event, (CheckpointEvent, StartEvent)) or (isinstance(event, EndEvent) and event.status == "done"):
+            committed = max(committed, event.step)
+        if isinstance(event, StartEvent):
+            limit = min(limit, event.step)
+        if not isinstance(event, RowEvent) or event.step <= min(limit, committed):
             kept.append(event)
     return kept[::-1]
-
-
-def _commits(event: Event) -> bool:
-    """Whether training never goes back before this event's step. After a failure it does: to the last checkpoint."""
-    return event["type"] in ("checkpoint", "start") or (event["type"] == "end" and event["status"] == "done")
 
 
 def _open_and_repair(path: Path) -> tuple[int, int]:
@@ -207,8 +211,8 @@ def _find_end(file: int, size: int) -> tuple[int, int]:
         data = os.pread(file, size - start, start)
         end = data.rfind(b"\n") + 1
         for line in reversed(data[:end].splitlines()):
-            if event := _parse(line):
-                return start + end, event["seq"]
+            if found := _parse_line(line):
+                return start + end, found["seq"]
         if start == 0:
             return end, -1
         length *= 8
@@ -230,9 +234,17 @@ def _read_complete_lines(path: str | os.PathLike[str], offset: int) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def _parse(line: bytes) -> Event | None:
+def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -> Iterator[list[_T]]:
+    offset = 0
+    while True:
+        data = _read_complete_lines(path, offset)
+        offset += len(data)
+        yield [found for line in data.splitlines() if (found := parse(line)) is not None]
+
+
+def _parse_line(line: bytes) -> Line | None:
     try:
-        event = json.loads(line)
+        found = json.loads(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("seq"), int) and "type" in event else None
+    return found if isinstance(found, dict) and isinstance(found.get("seq"), int) and "type" in found else None

@@ -1,0 +1,114 @@
+"""MLflow's client as a training needs it: short time limits, a database that is whole or not there, experiments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ray_yolo.errors import InputError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SQLITE = b"SQLite format 3\0"
+_LONGEST_MAKING_SECONDS = 600.0
+# MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
+_CLIENT_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
+    """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'."""
+    if setting == "off":
+        return None
+    return setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
+
+
+def build_client(uri: str) -> MlflowClient:
+    """A client with short time limits. They hold for the process, and the user's own go first.
+
+    Raises:
+        InputError: if the sqlite file that is named is something else.
+    """
+    for name, value in _CLIENT_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient  # here, because it takes more than a second
+
+    scheme, _, path = uri.partition(":///")
+    if scheme == "sqlite":
+        _ensure_database(Path(path.partition("?")[0]).absolute(), artifact_location(uri))
+    return MlflowClient(tracking_uri=uri)
+
+
+def _ensure_database(path: Path, artifacts: str | None) -> None:
+    """Have MLflow make the file if there is none: beside its place, because one that is half made cannot be opened.
+
+    MLflow itself tries to open a file that is no database for two minutes.
+    """
+    if path.exists():
+        if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
+            raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
+        if _is_half_made(path):
+            raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
+        try:
+            os.link(made, path)
+        except OSError:  # another command was faster, or the file system has no hard links
+            if not path.exists():
+                made.rename(path)
+
+
+def _begin_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE))
+
+
+def _is_half_made(path: Path) -> bool:
+    """Whether MLflow was stopped while it made this database, which it cannot go on with and tries for a minute."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
+
+
+def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of the experiment of this name, created if need be, of the kind that MLflow shows as model training.
+
+    Raises:
+        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if (found := client.get_experiment_by_name(name)) is not None:
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name, artifact_location=artifact_location(uri),
+                                            tags={"mlflow.experimentKind": "custom_model_development"}))
+    except MlflowException:
+        if (found := client.get_experiment_by_name(name)) is None:
+            raise
+        return str(found.experiment_id)  # another training was faster
+
+
+def artifact_location(uri: str) -> str | None:
+    """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
+    scheme, _, path = uri.partition(":///")
+    return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None

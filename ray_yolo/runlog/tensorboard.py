@@ -1,0 +1,68 @@
+"""TensorBoard's event files of a run folder: a projection of its event log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ray_yolo.runlog.event_log import durable, epoch_rows
+from ray_yolo.runlog.metrics import metrics, terms_of
+from ray_yolo.runlog.projections import Projection
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+class TensorBoard(Projection):
+    """A run's durable epochs as scalars.
+
+    TensorBoard cannot take a point back, hence durable ones only. What the folder's files hold already is read from
+    them, so that a restart, wherever it strikes, neither repeats a point nor leaves one out.
+    """
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._written: set[tuple[str, int]] = set()
+
+    def update(self, last: bool = False) -> None:
+        """Add the points that are durable and not there yet.
+
+        Raises:
+            OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
+        """
+        rows = epoch_rows(durable(self.history))
+        points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
+                  if metric.results and (number := metric.of(row)) is not None]
+        if not points or all((tag, row.epoch) in self._written for tag, row, _ in points):
+            return
+        writer, self._writer = self._writer or self._open(), None  # until all is on disk: one that failed stays broken
+        for tag, row, number in points:
+            if (tag, row.epoch) not in self._written:
+                writer.add_scalar(tag, number, row.epoch, walltime=row.time)
+                self._written.add((tag, row.epoch))
+        writer.flush()
+        self._writer = writer
+
+    def finish(self) -> None:
+        """Release the file."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _open(self) -> SummaryWriter:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._written = _read_points(self._folder)
+        return SummaryWriter(str(self._folder))
+
+
+def _read_points(folder: Path) -> set[tuple[str, int]]:
+    """(tag, step) of every scalar in a folder's TensorBoard files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

@@ -1,0 +1,26 @@
+"""The MLflow projection of a run folder, as a driver runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.mlflow import Mlflow
+from ray_yolo.runlog.projections import Projections
+
+
+class Tracking:
+    """Delivers from now on."""
+
+    def __init__(self, run_dir: Path, uri: str, warn: Callable[[str], None], **link: Any) -> None:
+        self._mlflow = Mlflow(run_dir, uri, **link)
+        self._projections = Projections(run_dir / EVENTS_FILE, [self._mlflow], warn)
+
+    def finish(self, patience_seconds: float | None = None) -> str | None:
+        """Deliver the rest. Returns None, or what the user has to know."""
+        if patience_seconds is not None:
+            self._mlflow.patience_seconds = patience_seconds
+        self._projections.finish()
+        return next(iter(self._mlflow.notes), None)
