@@ -34,10 +34,10 @@ class TensorBoard(Projection):
         Raises:
             OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
         """
-        rows = epoch_rows(durable(self.history))
+        rows = epoch_rows(durable(self.history)) if self.is_stale else []
         points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
                   if metric.results and (number := metric.of(row)) is not None]
-        if not points or all((tag, row.epoch) in self._written for tag, row, _ in points):
+        if not points:
             return
         writer, self._writer = self._writer or self._open(), None  # until all is on disk: one that failed stays broken
         for tag, row, number in points:
@@ -45,7 +45,7 @@ class TensorBoard(Projection):
                 writer.add_scalar(tag, number, row.epoch, walltime=row.time)
                 self._written.add((tag, row.epoch))
         writer.flush()
-        self._writer = writer
+        self._writer, self.is_stale = writer, False
 
     def finish(self) -> None:
         """Release the file."""

@@ -1,17 +1,18 @@
 """The course of a training as a figure."""
 
 from pathlib import Path
-from typing import Any
 
+from ray_yolo.events import EpochEvent
 from ray_yolo.plots.results import plot_results
+from tests.support import run_log
 from tests.support.figures import num_colours, points
 
 
-def row(epoch: int, *, validated: bool = True, best: bool = False) -> dict[str, Any]:
+def row(epoch: int, *, validated: bool = True, best: bool = False) -> EpochEvent:
     losses = {"box": 0.1, "obj": 0.2, "cls": 0.3 / (epoch + 1)}
     metrics = {"precision": 0.5, "recall": 0.4, "mAP50": 0.3, "mAP50-95": 0.1 * epoch}
-    return {"epoch": epoch, "train": losses, "val": losses if validated else None,
-            "metrics": metrics if validated else None, "lr": [0.1, 0.01, 0.02], "best": best}
+    return run_log.epoch(epoch, train=losses, val=losses if validated else None, lr=[0.1, 0.01, 0.02], best=best,
+                         metrics=metrics if validated else None)
 
 
 def test_six_panels_show_losses_metrics_and_rates(tmp_path: Path) -> None:
