@@ -177,7 +177,7 @@ def initial_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Optimiser over (biases, decayed weights, norm weights), in this order.
+    """Optimiser over (biases, decayed weights, norm weights), in this order; fused, so that a step can skip itself.
 
     Weight decay is scaled by batch_size x accumulation / nominal_batch, the part of a nominal step that is taken.
     """
@@ -194,9 +194,13 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": biases, "weight_decay": 0.0},  # said for each group: AdamW's own default is not 0
         {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
     if config.name == "SGD":
-        return torch.optim.SGD(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0)
+        sgd = torch.optim.SGD(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+        if config.momentum:  # a first step that is skipped would leave it uninitialised
+            for parameter in (*biases, *weights, *norms):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
-    return kind(groups, lr=config.lr0, betas=(config.momentum, 0.999))
+    return kind(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
 
 
 def _rect_order(job: Job) -> np.ndarray | None:

@@ -40,6 +40,25 @@ class StepResult(NamedTuple):
     stop: bool  # a worker was told that training shall stop here
 
 
+class Summed(NamedTuple):
+    """What a step's microbatches come to; the sum of their gradients is in `.grad`. Nothing trained has changed."""
+
+    step: Step
+    number: int  # of the optimiser step, from 0
+    losses: Tensor  # (microbatches, terms), each times its images
+    statistics: Tensor  # what `Statistics.apply` takes
+    stop: Tensor  # () bool: somebody was told to stop
+    wait_seconds: float
+
+
+class Launched(NamedTuple):
+    """A step whose update is under way on the device."""
+
+    summed: Summed
+    rates: Rates
+    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, whether to stop
+
+
 StepHook = Callable[[Step, Rates, StepResult], None]
 EpochHook = Callable[[int], bool]
 
@@ -53,32 +72,53 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
     """
-    plan = parts.plan
-    for epoch in range(state.progress.epoch, plan.recipe.epochs):
-        done = state.progress.images_in_epoch
-        parts.sampler.start(epoch, done, draw_weights(parts.job, state.class_maps))
-        batches = iter(parts.loader)
-        for step in (step for step in plan.steps(epoch) if step.images.start >= done):
-            rates = plan.rates(step, epoch)
-            set_rates(parts.optimizer, rates)
-            result = take_step(parts, step, batches, state.progress.step, stop_asked)
+    for epoch in range(state.progress.epoch, parts.plan.recipe.epochs):
+        parts.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(parts.job, state.class_maps))
+        for launched in launch_steps(parts, state.progress, stop_asked):
+            step, result = launched.summed.step, finish_step(parts, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
             state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
-            after_step(step, rates, result)
+            after_step(step, launched.rates, result)
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     f"a row; {REMEDY}")
             if result.stop:
+                parts.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
                 return
         state.progress = Progress(epoch + 1, 0, state.progress.step)
         if after_epoch(epoch):
             return
 
 
-def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
-              stop_asked: Callable[[], bool]) -> StepResult:
-    """One optimiser step over the worker's share of microbatches. Collective."""
+def launch_steps(parts: Parts, progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[Launched]:
+    """The steps of the rest of an epoch, each to be finished before the next one is asked for. Collective.
+
+    Where the device runs on its own, a step is handed out once the next one's forward and backward, which change
+    nothing, are queued behind it: the host waits for what the device is done with, and the device never for the host.
+    """
+    batches, unread = iter(parts.loader), None
+    steps = [step for step in parts.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
+    for number, step in enumerate(steps, progress.step):
+        summed = sum_microbatches(parts, step, batches, number, stop_asked)
+        if unread:
+            yield unread
+        unread = update_weights(parts, summed, parts.plan.rates(step, progress.epoch))
+        if not runs_ahead(parts.host.device):
+            yield unread
+            unread = None
+    if unread:
+        yield unread
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether kernels are queued rather than run at once."""
+    return device.type == "cuda"
+
+
+def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
+                     stop_asked: Callable[[], bool]) -> Summed:
+    """Forward and backward over the worker's shard of a step, summed and gathered over the workers. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
     counts = parts.plan.shard_sizes(step, replicas.num_workers)
     parts.model.train()
@@ -86,10 +126,8 @@ def take_step(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
     rows, waited = forward_backward(parts, step, batches, size)
     statistics = parts.gradients.finish()
-    measured, stop = gather_measurements(parts, rows, counts, stop_asked())
-    norm, finite = update_weights(parts, measured, statistics, number + 1)
-    images = sum(len(part.images) for part in parts.plan.shard(step, replicas.worker, replicas.num_workers))
-    return StepResult(measured.sum(0) / len(step.images), norm, not finite, waited, images, stop)
+    losses, stop = gather_measurements(parts, rows, counts, stop_asked())
+    return Summed(step, number, losses, statistics, stop, waited)
 
 
 def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
@@ -141,9 +179,9 @@ def blank_loss(parts: Parts) -> Tensor:
     return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
 
 
-def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], stop: bool) -> tuple[Tensor, bool]:
-    """Losses of all microbatches of a step in their order, and whether a worker wants to stop; the same on every
-    worker. Collective.
+def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], stop: bool) -> tuple[Tensor, Tensor]:
+    """Losses of all microbatches of a step in their order, and whether a worker wants to stop (a bool on the device);
+    the same on every worker. Collective.
 
     Each worker's rows travel behind a header that it has whether it has a microbatch or not.
     """
@@ -152,32 +190,59 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], sto
     header = mine.new_full((1,), float(stop))
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         told = replicas.global_sum(torch.cat([header, mine.flatten()]))
-        return told[1:].view(-1, width), bool(told[0])
+        return told[1:].view(-1, width), told[0] > 0
     room = mine.new_zeros((max(counts) - len(mine)) * width)
     told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
     shares = [share[: count * width].view(count, width) for share, count in zip(told[:, 1:], counts, strict=True)]
-    return torch.cat(shares), bool(told[:, 0].any())
+    return torch.cat(shares), told[:, 0].any()
 
 
-def update_weights(parts: Parts, measured: Tensor, statistics: Tensor, number: int) -> tuple[float, bool]:
-    """Clip, step, statistics, moving average; nothing at all if any loss or the gradient is not finite.
+def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
+    """Clip and step; the weights stay as they are if any loss or the gradient is not finite.
 
-    fp16 overflow with finite losses is the scaler's business: it leaves the weights alone and lowers its scale, until
-    that cannot be the reason any more.
-    Returns the gradient's norm and whether everything was finite.
+    The device decides that itself, so that the host need not wait for it here: the optimiser's kernel is told.
+    fp16 overflow with finite losses is the scaler's business, which lowers its scale, until that cannot be the reason
+    any more; such a step counts as finite.
     """
-    parts.scaler.unscale_(parts.optimizer)
-    trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
+    optimizer, scaler = parts.optimizer, parts.scaler
+    set_rates(optimizer, rates)
+    scaler.unscale_(optimizer)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
-    overflow = parts.scaler.is_enabled() and parts.scaler.get_scale() >= 1.0
-    finite = bool(measured.isfinite().all() and (overflow or norm.isfinite()))
+    overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
+    finite = summed.losses.isfinite().all() & (norm.isfinite() | overflow)
+    vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # what torch's fused optimisers look for
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    mean = summed.losses.sum(0) / len(summed.step.images)
+    return Launched(summed, rates, send_to_host(torch.cat([mean, torch.stack([norm, finite, summed.stop])])))
+
+
+def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
+    """Start to copy numbers to the host. Returns the wait for them, the only one for the device in a step."""
+    copy = numbers.to("cpu", non_blocking=True)
+    if not numbers.is_cuda:
+        return copy.tolist
+    arrived = torch.cuda.Event()
+    arrived.record()  # not the end of the stream, which runs on
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read
+
+
+def finish_step(parts: Parts, launched: Launched) -> StepResult:
+    """Read what a step has told; statistics and moving average follow the weights unless it was skipped."""
+    summed, replicas = launched.summed, parts.host.replicas
+    *losses, norm, finite, stop = launched.read()
     if finite:
-        parts.scaler.step(parts.optimizer)
-        parts.statistics.apply(statistics, len(measured))
-        parts.ema.update(parts.model, number)
-    parts.scaler.update()
-    parts.optimizer.zero_grad(set_to_none=True)
-    return float(norm), finite
+        parts.statistics.apply(summed.statistics, len(summed.losses))
+        parts.ema.update(parts.model, summed.number + 1)
+    images = sum(len(part.images) for part in parts.plan.shard(summed.step, replicas.worker, replicas.num_workers))
+    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images, bool(stop))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:
@@ -185,11 +250,12 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
     images = batch["images"].to(device, non_blocking=True).float().div_(255)
     targets = batch["targets"].to(device, non_blocking=True)
     if size is not None and len(images) and size != max(images.shape[2:]):
-        factor = size / max(images.shape[2:])
-        shape = [math.ceil(side * factor / STRIDE) * STRIDE for side in images.shape[2:]]
-        scale = targets.new_tensor([1, 1, *(new / old for new, old in zip(shape[::-1] * 2, [*images.shape[:1:-1]] * 2,
-                                                                         strict=True))])
-        images, targets = F.interpolate(images, size=shape, mode="bilinear", align_corners=False), targets * scale
+        factor, (height, width) = size / max(images.shape[2:]), images.shape[2:]
+        shape = [math.ceil(side * factor / STRIDE) * STRIDE for side in (height, width)]
+        images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)
+        targets = targets.clone()
+        targets[:, 2::2].mul_(shape[1] / width)  # numbers, not a tensor of them: its copy to the device would wait
+        targets[:, 3::2].mul_(shape[0] / height)
     return images.contiguous(memory_format=torch.channels_last), targets
 
 

@@ -83,8 +83,11 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
     optimizer = parts.optimizer.state_dict()
-    # load_state_dict keeps the very tensors it is given: clone, or the caller's dict would be trained along
-    optimizer["state"] = {int(number): {name: value.clone() for name, value in entry.items()}
+    # load_state_dict keeps the very tensors it is given: copy, or the caller's dict would be trained along; and a fused
+    # optimiser walks through memory: what belongs to a parameter has to lie as it does
+    trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
+    optimizer["state"] = {int(number): {name: torch.empty_like(trained[int(number)]).copy_(value) if value.dim()
+                                        else value.clone() for name, value in entry.items()}
                           for number, entry in saved["optimizer"].items()}
     parts.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:

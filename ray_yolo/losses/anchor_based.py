@@ -79,7 +79,7 @@ class AnchorLoss:
     ) -> tuple[Tensor, Tensor]:
         num_anchors, height, width, outputs = level.shape[1:]
         found = assign(targets, anchors, (height, width), image_size, self.config.anchor_t)
-        if not targets.is_cuda:  # a GPU would have to be waited for; there, what is not valid is multiplied by 0
+        if targets.device.type == "cpu":  # a GPU would be waited for; there, what is not valid is multiplied by 0
             found = found.kept()
         # With channels last this is a view, and so is its gradient: no copy of the predictions in either direction.
         flat = level.permute(0, 2, 3, 1, 4).reshape(-1, outputs)

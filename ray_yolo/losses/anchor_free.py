@@ -73,7 +73,7 @@ class AnchorFreeLoss:
         """Weighted sums of 1 - CIoU and of the distributions' cross-entropies over the assigned points."""
         sides = torch.cat((places - truth[..., :2], truth[..., 2:] - places), 2) / strides
         fields = (distances, boxes, truth, sides, weight)
-        if weight.is_cuda:  # to pick the assigned points would wait for it: the others have weight 0
+        if weight.device.type != "cpu":  # to pick the assigned points would wait for it: the others have weight 0
             distances, boxes, truth, sides, weight = (field.flatten(0, 1) for field in fields)
         else:
             distances, boxes, truth, sides, weight = (field[weight > 0] for field in fields)

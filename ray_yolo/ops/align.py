@@ -68,7 +68,7 @@ def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Ali
 def _measure(boxes: Tensor, scores: Tensor, image: Tensor, kind: Tensor, truth: Tensor, inside: Tensor
              ) -> tuple[Tensor, Tensor]:
     """Overlap u and alignment t of every label and point, (n, N) each; 0 outside of the label's box."""
-    if inside.is_cuda:  # to pick the points inside would wait for it: all are measured
+    if inside.device.type != "cpu":  # to pick the points inside would wait for it: all are measured
         label, point = (index.flatten() for index in torch.meshgrid(
             *(torch.arange(length, device=inside.device) for length in inside.shape), indexing="ij"))
     else:

@@ -24,6 +24,7 @@ from ray_yolo.errors import TrainingError
 from ray_yolo.losses.criterion import LossSums
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.ops.ema import Ema
+from ray_yolo.structures import Progress
 from tests.support.jobs import make_job
 
 CPU = torch.device("cpu")
@@ -88,6 +89,12 @@ def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | 
         statistics=statistics, gradients=GradientTree(model, Replicas(), statistics.size),
         ema=Ema(model, decided.schedule.ema_decay, decided.schedule.ema_ramp))
     return dataclasses.replace(line, loader=Loader(line))
+
+
+@pytest.fixture(autouse=True, params=["at once", "ahead"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every law holds in both orders: each step is read when it is launched, or when the next one's backward is."""
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: request.param == "ahead")
 
 
 Hook = Callable[[Any, Any, loop.StepResult], None]
@@ -206,7 +213,7 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert torch.equal(value, other[name]), name
 
 
-@pytest.mark.parametrize("broken", ["loss", "gradient"])
+@pytest.mark.parametrize("broken", ["loss", "loss alone", "gradient"])
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, broken: str) -> None:
     """In the last microbatch of the second of three steps; the third goes on as if nothing had been."""
     parts = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
@@ -219,6 +226,8 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
             return sums
         if broken == "gradient":  # infinite at 0, where the value is 0
             return sums._replace(numerators=sums.numerators + (sums.numerators - sums.numerators.detach()).sqrt())
+        if broken == "loss alone":
+            return sums._replace(numerators=sums.numerators + math.inf)
         return sums._replace(numerators=sums.numerators * math.nan)
 
     parts.loss.measure = spoiled
@@ -231,6 +240,19 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
     assert state.skipped_in_row == 0
     told = [result.losses[0].item() for result in results]
     assert state.close_epoch()[0] == pytest.approx((told[0] + told[2]) / 2)  # the skipped step's images do not count
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_a_first_step_that_is_skipped_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    """No momentum of its own, whatever the memory held in which it would have begun."""
+    settings = {"name": name, "momentum": 0.5, "weight_decay": 0.01}
+    calm, broken = (make_line(tmp_path / folder, 8, optimizer=settings) for folder in "ab")
+    terms, calls = broken.loss.terms, []
+    broken.loss.terms = lambda *args: terms(*args) * (math.inf if calls.append(None) or len(calls) <= 2 else 1)
+    calm_state = TrainState(Progress(0, 4, 1))
+    loop.train(calm, calm_state, lambda *_: None, lambda _: False)
+    train(broken)
+    assert_equal(everything(broken), everything(calm))
 
 
 def test_ten_steps_in_a_row_that_are_not_finite_end_the_training(tmp_path: Path) -> None:

@@ -1,0 +1,206 @@
+"""Code for GPUs, checked without one: what a step does to a device whose tensors have no values, and where they lie.
+
+On `meta` tensors runs a whole step, backward too; on fake CUDA tensors (for which torch can run no backward without a
+driver) everything else. Neither has numbers to give to the host, so what asks for one fails, as does what mixes
+devices. Fake tensors let copies pass; that none of them makes the host wait is for `Watch` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ray_yolo.engine import loop
+from ray_yolo.engine.build import Host, Parts, build
+from ray_yolo.families import build_model, find_family
+from ray_yolo.ops import nms
+from ray_yolo.structures import Progress
+from tests.support.jobs import make_job
+
+SMALL = {"batch_size": 4, "microbatch": 4, "multi_scale": True, "optimizer": {"nominal_batch": 4}}
+TINY: dict[str, Any] = {"microbatch": 2}
+CASES: dict[str, dict[str, Any]] = {"yolov5n": {"model": "yolov5n"}, "yolov8n": {"model": "yolov8n"}, "two parts": TINY,
+                                    "sync-bn": {"sync_bn": True}}
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
+LABELS = [[0.0, 1, 4, 4, 30, 40], [1, 0, 20, 8, 60, 60]]
+
+
+class WaitError(Exception):
+    """The host would wait for the device."""
+
+
+class Watch(TorchDispatchMode):
+    """Raises at what copies between devices and is not told not to wait, or brings along tensors of two devices."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        inputs, outputs = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+                           for tree in ((args, kwargs), result))
+        copies = function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        found = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() or copies}
+        waits = not (copies and ((kwargs or {}).get("non_blocking") or args[2:] == (True,)))
+        if len(found) > 1 and waits:
+            raise WaitError(f"{function} of {sorted(found)}")
+        return result
+
+
+def moved(model: nn.Module, device: str) -> nn.Module:
+    """The model with tensors of that device in the place of its own."""
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                    kept = isinstance(tensor, nn.Parameter)
+                    tensors[name] = nn.Parameter(empty, tensor.requires_grad) if kept else empty
+    return model
+
+
+def fused_step(*tensors: Any, found_inf: Tensor, **_: Any) -> None:
+    """In the place of the optimiser's kernel, which neither kind of device has."""
+    parameters, *others = tensors
+    for tensor in (*(tensor for each in others for tensor in each), found_inf):
+        assert tensor.device == parameters[0].device
+
+
+def fake_backward(loss: Tensor, parts: Parts) -> None:
+    for parameter in parts.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+
+
+class Answers(TorchDispatchMode):
+    """Says of what depends on values that it is every second one, so that the host can go on."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.nonzero.default:
+            return args[0].new_empty((args[0].numel() // 2, args[0].dim()), dtype=torch.long)
+        if str(function) == "torchvision.nms.default":
+            assert args[0].device == args[1].device
+            return args[0].new_empty(len(args[0]) // 2, dtype=torch.long)
+        if function is torch.ops.aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
+            return args[0][args[1][0].new_empty(len(args[0]) // 2, dtype=torch.long)]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=["meta", "cuda"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device without values, and what stands there for what it lacks."""
+    monkeypatch.setattr(torch, "_fused_sgd_", fused_step)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
+    if request.param == "meta":
+        clip = nn.utils.clip_grad_norm_
+        monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, limit, foreach: clip(parameters, limit))
+    return request.param
+
+
+@pytest.fixture
+def surroundings() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+Plant = Callable[[Parts, Tensor], Tensor]
+
+
+def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.MonkeyPatch, plant: Plant | None = None,
+               **recipe: Any) -> list[str]:
+    """What happens in the two steps of an epoch, in order; `plant` is done to each microbatch's loss terms."""
+
+    def prepare_model(model: nn.Module) -> nn.Module:  # from here on all that training makes is on the device
+        if device == "cuda":
+            stack.enter_context(FakeTensorMode())
+        return moved(model, device)
+
+    job = make_job(folder, 8, **{**SMALL, **recipe})
+    job = replace(job, architecture=None) if "model" in recipe else job
+    parts = build(job, Host(device=torch.device(device), prepare_model=prepare_model))
+    moved(parts.ema.model, device)  # a copied fake tensor brings a mode of its own
+    vars(parts.optimizer)["_need_device_dtype_check_for_fused"] = False
+    terms, happened = parts.loss.terms, []
+    if plant is not None:
+        patch.setattr(parts.loss, "terms", lambda *args: plant(parts, terms(*args)))
+    if device == "cuda":
+        patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, parts))
+
+    def send(numbers: Tensor) -> Callable[[], list[float]]:
+        happened.append("sent")
+        return lambda: happened.append("read") or [0.0] * (len(numbers) - 2) + [1.0, 0.0]
+
+    patch.setattr(loop, "send_to_host", send)
+    patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))
+    images = parts.plan.loader_batch(1, 0)
+    batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
+             "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
+    parts.loss.terms(torch.ones(len(parts.loss.names), 1, device=device), torch.ones((), device=device))
+    stack.enter_context(Watch())
+    parts.loader = [batch] * 4
+    for launched in loop.launch_steps(parts, Progress(), lambda: False):
+        assert not loop.finish_step(parts, launched).skipped
+    parts.gradients.backward_of_nothing(loop.blank_loss(parts))
+    return happened
+
+
+def telling(happened: list[str], function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        happened.append("forward and backward")
+        return function(*args)
+    return call
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_a_step_the_host_waits_for_the_device_once_when_the_next_one_is_queued(
+        tmp_path: Path, device: str, surroundings: ExitStack, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    happened = take_steps(tmp_path, device, surroundings, monkeypatch, **CASES[case])
+    assert happened == ["forward and backward", "sent", "forward and backward", "read", "sent", "read"]
+
+
+PLANTS: dict[str, Plant] = {
+    "item": lambda parts, terms: terms * terms.sum().item(),
+    "bool": lambda parts, terms: terms if terms.sum() > 0 else terms * 2,
+    "mask": lambda parts, terms: terms[terms > 0],
+    "nonzero": lambda parts, terms: terms * terms.nonzero().shape[0],
+    "to the host": lambda parts, terms: terms.cpu().to(terms.device, non_blocking=True),
+    "of the host": lambda parts, terms: terms + torch.ones(3),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_waits_for_the_device_or_lies_elsewhere_is_noticed(
+        tmp_path: Path, device: str, surroundings: ExitStack, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
+    """Negative controls."""
+    with pytest.raises((RuntimeError, NotImplementedError, WaitError)):
+        take_steps(tmp_path, device, surroundings, monkeypatch, PLANTS[plant], **TINY)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
+def test_predictions_and_detections_lie_where_the_images_are(
+        monkeypatch: pytest.MonkeyPatch, name: str, multi_label: bool) -> None:
+    monkeypatch.setattr(nms, "MAX_CANDIDATES", 10)
+    found = detect(name, "cuda", multi_label)
+    assert [(tuple(each.shape), each.device.type) for each in found] == [((5, 6), "cuda")] * 2
+    with pytest.raises((RuntimeError, TypeError)):  # negative control
+        detect(name, "cpu", multi_label)
+
+
+def detect(name: str, boxes_on: str, multi_label: bool) -> list[Tensor]:
+    """Detections in two blank images on a fake CUDA device, the boxes moved elsewhere in between."""
+    family, model = find_family(name), build_model(name, 3).eval()
+    with FakeTensorMode(), torch.no_grad():
+        levels = moved(model, "cuda")(torch.zeros(2, 3, 64, 64, device="cuda"))
+        boxes, scores = family.decode(model.head, levels)
+        with Answers():
+            return nms.select(boxes.to(boxes_on), scores, confidence=0.1, iou=0.5, max_detections=100,
+                              multi_label=multi_label)
