@@ -1,11 +1,11 @@
 """Checkpoints on disk: written so that a crash at any moment leaves the previous one, verified before use.
 
     checkpoints/step-N/state.pt        everything, as plain tensors and JSON (loads with weights_only=True)
-    checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format, record; written last
+    checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format, weights; written last
     checkpoints/damaged-step-N         one that did not verify, set aside
     weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...)
 
-A save happens in one moment: when its folder gets the name step-N. Its manifest brings the record along, which names
+A save happens in one moment: when its folder gets the name step-N. Its manifest brings along `weights`, which names
 the step that each file of `weights/` is to show: however far a crash let a save come, `recover` does the rest.
 
 Nothing here knows what a state means, and nothing is ever unpickled.
@@ -50,7 +50,7 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     data = buffer.getvalue()
     manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": len(data),
                 "sha256": hashlib.sha256(data).hexdigest(),
-                "weights": read_record(run_dir) | dict.fromkeys(kinds, step)}
+                "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
     root = run_dir / "checkpoints"
     folder, temporary, replaced = (root / f"{prefix}step-{step}" for prefix in ("", WRITING, REPLACED))
     _sweep(root)
@@ -79,21 +79,21 @@ def _sweep(root: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def read_record(run_dir: Path) -> dict[str, int]:
+def steps_of_weights(run_dir: Path) -> dict[str, int]:
     """The step that each file of `weights/` is to show, by the newest checkpoint; empty before the first one."""
     for folder in newest_first(run_dir):
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        return dict(manifest.get("weights", {"last": manifest["step"]}))  # 0.1.0 wrote no record
+        return dict(manifest.get("weights", {"last": manifest["step"]}))  # 0.1.0 wrote none
     return {}
 
 
 def _link_weights(run_dir: Path) -> None:
-    """Make `weights/` what the record says; each name always shows an old or a new file.
+    """Make `weights/` what the newest manifest says; each name always shows an old or a new file.
 
     What shows a checkpoint that has been pruned is right already: pruning comes after this.
     """
     weights = run_dir / "weights"
-    for kind, step in read_record(run_dir).items():
+    for kind, step in steps_of_weights(run_dir).items():
         folder = run_dir / "checkpoints" / f"step-{step}"
         state, manifest = weights / f"{kind}.pt", weights / f"{kind}.json"
         shown = state.exists() and manifest.exists() and manifest.read_bytes()
@@ -227,12 +227,12 @@ def check_weights(run_dir: Path) -> None:
         TrainingError: if weights/last.pt, or best.pt where one was saved, does not verify, or is an older one.
     """
     try:
-        record = {"last": 0} | read_record(run_dir)
-        for kind in {"last", "best"} & record.keys():
+        steps = {"last": 0} | steps_of_weights(run_dir)
+        for kind in {"last", "best"} & steps.keys():
             weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
             problem = damage(weights, manifest)
-            if problem is None and (step := json.loads(manifest.read_bytes())["step"]) < record[kind]:
-                problem = f"it is of step {step}, not of step {record[kind]}"
+            if problem is None and (step := json.loads(manifest.read_bytes())["step"]) < steps[kind]:
+                problem = f"it is of step {step}, not of step {steps[kind]}"
             if problem:
                 raise TrainingError(f"{weights}: {problem}; put it back from a copy, or remove it, and run the same "
                                     "command again")

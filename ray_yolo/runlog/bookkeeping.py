@@ -15,7 +15,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import resolved_batch
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import Job
-from ray_yolo.engine.checkpoint import read_record
+from ray_yolo.engine.checkpoint import steps_of_weights
 from ray_yolo.events import (
     FORMAT,
     CheckpointEvent,
@@ -60,7 +60,7 @@ class Bookkeeping:
         write_options(job.recipe, placement, run.folder)
         told = [event for event in read_events(log) if isinstance(event, RunEvent)]
         begins = not told
-        if begins or told[-1].command != run.record["command"]:  # a fork goes on in its trial's log
+        if begins or told[-1].command != run.training.command:  # a fork goes on in its trial's log
             self.emit(_run_event(run, job, placement, run_id=uuid.uuid4().hex if begins else told[0].run_id))
         stream = io.StringIO() if quiet else sys.stdout
         if lasting_folder() != Path.cwd():
@@ -80,7 +80,7 @@ class Bookkeeping:
                                                         for name, index in splits.items()}))
         if begins and (message := write_findings(splits, run.folder)):
             self.warn(message)
-        if begins and job.recipe.exact and run.record["asked"].get("microbatch") is None:
+        if begins and job.recipe.exact and run.training.asked.microbatch is None:
             batch, micro = resolved_batch(job.recipe)
             self.warn(f"exact: microbatch {micro} was chosen by the number of workers of this first start; a new run "
                       f"on another number has the same bits only with --batch-size {batch} --microbatch {micro}")
@@ -111,7 +111,7 @@ class Bookkeeping:
 def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
     """The best epoch of a run, and the one that weights/best.pt is of: an older one if that could not be written."""
     rows = epoch_rows(surviving(read_events(run_dir / EVENTS_FILE)))
-    step = read_record(run_dir).get("best")
+    step = steps_of_weights(run_dir).get("best")
     return best_row(rows), next((row for row in rows if row.step == step), None)
 
 
@@ -150,8 +150,8 @@ def _run_event(run: Run, job: Job, placement: Placement, run_id: str) -> RunEven
     return RunEvent(
         format=FORMAT, run_id=run_id, name=run.folder.name, recipe=job.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=job.names, num_images=len(job.train),
-        num_val_images=len(job.val), num_parameters=run.record["num_parameters"], command=run.record["command"],
-        provenance=run.record["provenance"])
+        num_val_images=len(job.val), num_parameters=run.training.num_parameters, command=run.training.command,
+        provenance=run.training.provenance)
 
 
 def _end_event(log: Path, status: Literal["stopped", "failed"], reason: str) -> EndEvent:

@@ -15,7 +15,6 @@ them: one that is refused leaves nothing.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, is_digest_of
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.errors import InputError
+from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, write_record
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
 _logger = logging.getLogger(__name__)
@@ -42,12 +42,18 @@ class Run:
 
     folder: Path
     lock: IO[str]
-    record: dict[str, Any]  # contents of run.json
+    record: Record | None  # None until it has begun
 
     @property
     def is_sweep(self) -> bool:
         """Whether it is a sweep's, not a training's."""
-        return "space" in self.record
+        return isinstance(self.record, SweepRecord)
+
+    @property
+    def training(self) -> RunRecord:
+        """The record of a training that has begun."""
+        assert isinstance(self.record, RunRecord)
+        return self.record
 
     def finish(self) -> None:
         """Mark the run as ended."""
@@ -130,14 +136,14 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     if placement.name:
         return _named(project / placement.name, recipe, placement.exist_ok, extends)
     for run in _unfinished(project, sweeps=extends is not None):
-        if is_digest_of(run.record["digest"], recipe):
+        if run.record and is_digest_of(run.record.digest, recipe):
             return run
         run.release()
     return None
 
 
 @_storage()
-def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
+def begin_run(placement: Placement, record: Record) -> Run:
     """A new run, locked, with its record: of the name asked for, or expN. With `exist_ok` an old one is moved aside.
 
     Raises:
@@ -155,8 +161,7 @@ def begin_run(placement: Placement, record: dict[str, Any]) -> Run:
         return begin_run(placement, record)
     run.record = record
     try:
-        write_durably(folder / ".run.json", json.dumps(record, indent=1).encode())
-        (folder / ".run.json").replace(folder / "run.json")
+        write_record(folder, record)
     except OSError:
         with suppress(OSError):  # it may hold what is somebody's
             (folder / ".run.json").unlink(missing_ok=True)
@@ -180,10 +185,10 @@ def _resumed(project: Path, resume: str) -> Run:
     if (holder / "finished").exists():
         raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
     run = _open(holder)
-    if run.is_sweep:
+    if isinstance(run.record, SweepRecord):
         run.release()
         raise InputError(f"resume: {holder} is a sweep; run the python -m ray_yolo.tune command again that began it "
-                         f"(--space {shlex.quote(run.record['space'])}), and it continues")
+                         f"(--space {shlex.quote(run.record.space)}), and it continues")
     return run
 
 
@@ -194,7 +199,7 @@ def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path
     run = _open(folder)
     other = run.is_sweep != (extends is not None)
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
-    if is_digest_of(run.record["digest"], recipe) and not finished and not other:
+    if run.record and is_digest_of(run.record.digest, recipe) and not finished and not other:
         return run
     run.release()
     if exist_ok:
@@ -294,7 +299,7 @@ def _try_open(folder: Path) -> Run | None:
         lock.truncate()
         lock.write(f"{os.uname().nodename} {os.getpid()}\n")
         lock.flush()
-        return Run(folder, lock, _read_record(folder / "run.json"))
+        return Run(folder, lock, read_record(folder))
     except BaseException:
         lock.close()
         raise
@@ -315,19 +320,6 @@ def lock_file(file: IO[Any]) -> bool:
                          "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
                          "or give a --storage-path on another one") from None
     return True
-
-
-def _read_record(file: Path) -> dict[str, Any]:
-    """A run's record; empty if there is none yet."""
-    try:
-        record = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or "digest" not in record:
-        raise InputError(f"{file}: is damaged; put it back from a copy, or move its folder away")
-    return record
 
 
 def _open(folder: Path) -> Run:

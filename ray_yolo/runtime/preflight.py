@@ -35,6 +35,7 @@ from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks
+from ray_yolo.runlog.record import RunRecord
 from ray_yolo.runlog.run_dir import Run, storage_probe
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
@@ -139,7 +140,7 @@ def check_storage(placement: Placement, run: Run | None) -> None:
         cluster.check_storage(place)
 
 
-def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> dict[str, Any]:
+def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> RunRecord:
     """The record of a new run: what was asked for, and what is decided that the user left open."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
@@ -147,12 +148,10 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
     sizes = label_sizes(train, resolved.imgsz)
     anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
-    return {
-        "digest": recipe_digest(asked), "asked": asked.model_dump(mode="json"),
-        "recipe": resolved.model_dump(mode="json"), "architecture": architecture, "anchors": anchors,
-        "num_parameters": count_parameters(model), "names": list(train.names), "labels": train.digest,
-        "command": redact(shlex.join(command)), "provenance": provenance(),
-    }
+    return RunRecord(
+        digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
+        num_parameters=count_parameters(model), names=train.names, labels=train.digest,
+        command=redact(shlex.join(command)), provenance=provenance())
 
 
 def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:
@@ -162,15 +161,14 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
         ConfigError: if the recipe cannot be shared out over so many workers.
         DatasetError: if the data set has changed since the first start.
     """
-    record = run.record
-    recipe = Recipe.model_validate(record["recipe"])
-    check_workers(recipe, num_workers)
-    if train.digest != record["labels"]:
-        raise DatasetError(f"{recipe.data}: the training labels have changed since {run.folder} was started "
-                           f"({record['labels']} then, {train.digest} now); restore them, or start a new run "
+    record = run.training
+    check_workers(record.recipe, num_workers)
+    if train.digest != record.labels:
+        raise DatasetError(f"{record.recipe.data}: the training labels have changed since {run.folder} was started "
+                           f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")
-    return Job(recipe=recipe, digest=record["digest"], names=tuple(record["names"]), run_dir=run.folder,
-               architecture=record["architecture"], anchors=record["anchors"], train=train, val=val)
+    return Job(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
+               architecture=record.architecture, anchors=record.anchors, train=train, val=val)
 
 
 def provenance() -> dict[str, Any]:

@@ -66,7 +66,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     hooks = check_early(config)
     run = find_run(config.recipe, placement)
     try:
-        _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
+        _, train, val = read_dataset(run.training.recipe if run else config.recipe)
         if local:
             gpus = float(local_device(placement.gpus_per_worker).type == "cuda")
         else:
@@ -101,7 +101,7 @@ def foresee(config: RunConfig) -> Recipe:
     check_early(config)
     if run := find_run(config.recipe, placement):
         run.release()
-    _, train, val = read_dataset(Recipe.model_validate(run.record["recipe"]) if run else config.recipe)
+    _, train, val = read_dataset(run.training.recipe if run else config.recipe)
     if run:
         return job_of(run, placement.max_workers, train, val).recipe
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.engine.checkpoint import read_state, save_checkpoint, write_durably
+from ray_yolo.engine.checkpoint import read_state, save_checkpoint
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.owed import RUN_FILE
+from ray_yolo.runlog.record import RunRecord, read_record, write_record
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder
 
@@ -51,8 +52,8 @@ def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[s
     if origin is None:
         return folders[0].name
     for folder in reversed(folders[1:]):
-        record = json.loads((folder / "run.json").read_text())
-        if (record["origin"], record["genes"]) == (asdict(origin), genes):
+        record = _record_of(folder)
+        if (record.origin, record.genes) == (asdict(origin), genes):
             return folder.name
     _fork(origin, folders[-1], following, genes)
     return following.name
@@ -71,8 +72,14 @@ def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
 
 def asked_recipe(folder: Path) -> Recipe | None:
     """What the training of a run folder was asked for; None if it has not begun."""
-    record = folder / "run.json"
-    return Recipe.model_validate(json.loads(record.read_text())["asked"]) if record.exists() else None
+    record = read_record(folder)
+    return record.asked if isinstance(record, RunRecord) else None
+
+
+def _record_of(folder: Path) -> RunRecord:
+    record = read_record(folder)
+    assert isinstance(record, RunRecord)
+    return record
 
 
 def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneValue]) -> None:
@@ -87,14 +94,12 @@ def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneVa
     for name in KEPT:
         if (before / name).exists():
             shutil.copyfile(before / name, folder / name)
-    record = json.loads((source.parent.parent / "run.json").read_text())
-    asked, recipe = (changed_recipe(Recipe.model_validate(record[name]), origin.epoch, genes)
-                     for name in ("asked", "recipe"))
+    record = _record_of(source.parent.parent)
+    asked, recipe = (changed_recipe(one, origin.epoch, genes) for one in (record.asked, record.recipe))
     digest = recipe_digest(asked)
     changed = {"digest": digest, "recipe": recipe.model_dump(mode="json")}
     state["meta"] = json.dumps({**json.loads(state["meta"]), **changed, "last_epoch": None})  # which was the donor's
     save_checkpoint(folder, state, manifest["step"], digest, ["last"])
-    record |= {**changed, "asked": asked.model_dump(mode="json"), "command": shlex.join(train_command(asked)),
-               "origin": asdict(origin), "genes": dict(genes)}
-    write_durably(folder / ".run.json", json.dumps(record, indent=1).encode())
-    (folder / ".run.json").replace(folder / "run.json")
+    write_record(folder, record.model_copy(update={
+        "digest": digest, "recipe": recipe, "asked": asked, "command": shlex.join(train_command(asked)),
+        "origin": asdict(origin), "genes": dict(genes)}))

@@ -33,6 +33,7 @@ from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
 from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
+from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.preflight import check_early, check_model, check_storage, decide, foreseen, read_dataset
@@ -76,8 +77,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         check_storage(config.placement, run)
         resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
-        run = run or begin_run(config.placement, {"digest": recipe_digest(config.recipe), "space": config.sweep.space,
-                                                  "trials": config.sweep.trials})
+        run = run or begin_run(config.placement, SweepRecord(
+            digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.trials))
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
         ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
         display = SweepDisplay(io.StringIO() if quiet else sys.stdout, config.sweep.trials, config.recipe.epochs,

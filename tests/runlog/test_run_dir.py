@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,11 +14,18 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.errors import InputError
-from ray_yolo.runlog import run_dir
+from ray_yolo.runlog import record, run_dir
+from ray_yolo.runlog.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, output_folder, storage_folder
 
 RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
 Open = Callable[..., Run]
+
+
+def made_up(digest: str) -> RunRecord:
+    """The record of a training that never took place."""
+    return RunRecord(digest=digest, asked=RECIPE, recipe=RECIPE, architecture=None, anchors=None, num_parameters=1,
+                     names=("a",), labels="", command="", provenance={})
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def start(tmp_path: Path) -> Iterator[Open]:
 
     def open_and_record(recipe: Recipe = RECIPE, **placement: object) -> Run:
         where = Placement(storage_path=str(tmp_path), project="p", **placement)
-        run = find_run(recipe, where) or begin_run(where, {"digest": recipe_digest(recipe)})
+        run = find_run(recipe, where) or begin_run(where, made_up(recipe_digest(recipe)))
         opened.append(run)
         return run
 
@@ -57,24 +63,24 @@ def test_a_run_whose_record_cannot_be_written_leaves_nothing_of_its_own(
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(run_dir, "write_durably", full_disk)
+    monkeypatch.setattr(record, "write_durably", full_disk)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()  # somebody's
     for name in ("", "mine"):
         with pytest.raises(InputError, match="No space left"):
-            begin_run(Placement(storage_path=str(tmp_path), project=".", name=name), {"digest": "0"})
+            begin_run(Placement(storage_path=str(tmp_path), project=".", name=name), made_up("0"))
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine", tmp_path / "mine" / "notes.txt"]
 
 
 def test_of_two_commands_that_begin_the_same_name_one_is_told(tmp_path: Path) -> None:
     placement = Placement(storage_path=str(tmp_path), name="mine")
-    run = begin_run(placement, {"digest": "0"})
+    run = begin_run(placement, made_up("0"))
     with pytest.raises(InputError, match="being trained by another process"):
-        begin_run(placement, {"digest": "1"})
+        begin_run(placement, made_up("1"))
     run.release()
     with pytest.raises(InputError, match=r"another process has begun .*mine just now"):
-        begin_run(placement, {"digest": "1"})
-    assert json.loads((run.folder / "run.json").read_text()) == {"digest": "0"}
+        begin_run(placement, made_up("1"))
+    assert read_record(run.folder) == made_up("0")
 
 
 def test_a_finished_run_is_followed_by_a_new_one(start: Open) -> None:
@@ -113,7 +119,7 @@ def test_a_named_run_of_another_recipe_is_refused(start: Open) -> None:
 
 def test_the_way_on_from_a_finished_run_can_be_copied(tmp_path: Path) -> None:
     placement = Placement(storage_path=str(tmp_path), project="Ann's runs", name="mine")
-    run = begin_run(placement, {"digest": recipe_digest(RECIPE)})
+    run = begin_run(placement, made_up(recipe_digest(RECIPE)))
     run.finish()
     run.release()
     for words in (placement, placement.model_copy(update={"resume": str(run.folder)})):
@@ -145,8 +151,9 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
 def test_trainings_pass_over_sweeps_and_sweeps_over_trainings(tmp_path: Path, sweep: bool) -> None:
     extends = (lambda folder: False) if not sweep else None  # of who looks: the other kind
     where = Placement(storage_path=str(tmp_path), project="p")
-    record = {"digest": recipe_digest(RECIPE)} | ({"space": "evolve", "trials": 3} if sweep else {})
-    run = begin_run(where, record)
+    digest = recipe_digest(RECIPE)
+    mine = SweepRecord(digest=digest, space="evolve", trials=3) if sweep else made_up(digest)
+    run = begin_run(where, mine)
     run.release()
     assert find_run(RECIPE, where, extends) is None
     named = where.model_copy(update={"name": run.folder.name})
@@ -160,7 +167,7 @@ def test_trainings_pass_over_sweeps_and_sweeps_over_trainings(tmp_path: Path, sw
 
 def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: Path) -> None:
     where = Placement(storage_path=str(tmp_path), project="p")
-    sweep = begin_run(where, {"digest": recipe_digest(RECIPE), "space": "mine.yaml", "trials": 3})
+    sweep = begin_run(where, SweepRecord(digest=recipe_digest(RECIPE), space="mine.yaml", trials=3))
     sweep.release()
     for _ in range(2):  # the first refusal lets go of it
         with pytest.raises(InputError, match=r"is a sweep; run the python -m ray_yolo.tune .*--space mine\.yaml"):
@@ -252,7 +259,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
     placement = Placement(storage_path=storage)
     assert storage_folder(placement) == job / "ray-yolo" / folder
-    run = begin_run(placement, {"digest": "x"})
+    run = begin_run(placement, made_up("x"))
     assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
     assert not list(Path.cwd().iterdir())
     run.release()
