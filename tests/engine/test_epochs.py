@@ -17,7 +17,7 @@ from ray_yolo.engine.build import Host, Job, build
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session, run_session
-from ray_yolo.events import EpochEvent, Event
+from ray_yolo.events import ANCHOR_TERMS, EpochEvent, Event
 from tests.support import run_log
 from tests.support.jobs import make_job
 
@@ -45,7 +45,7 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
         nothing, ap = np.zeros((0, 8)), next(waiting)
         metrics = dataclasses.replace(metrics_of(nothing, session.job.val), ap=ap, map50=float(ap[:, 0].mean()),
                                       map=float(ap.mean()))
-        return Evaluation(metrics, (0.0, 0.0, 0.0), nothing)
+        return Evaluation(metrics, dict.fromkeys(ANCHOR_TERMS, 0.0), nothing)
 
     monkeypatch.setattr(Session, "validate", found)
 

@@ -263,15 +263,15 @@ def test_best_weights_and_patience_go_by_the_recipes_objective(
 
 
 def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:
-    def end(name: str, **recipe: Any) -> dict[str, Any]:
+    def end(name: str, **recipe: Any) -> EndEvent:
         job = make_job(tmp_path / name, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                        schedule={"warmup_epochs": 0, "ema_decay": 0.0}, **recipe)
-        return json.loads(train(Replicas(), job, Placement())["events"])[-1]
+        return told(train(Replicas(), job, Placement()), EndEvent)[-1]
 
     calm = end("calm")
-    changed = end("changed", changes=[f"{calm['best_epoch'] + 1}:"])  # nothing but a new beginning
-    assert changed["best_epoch"] > calm["best_epoch"]
-    assert changed["epoch"] == changed["best_epoch"] + 2
+    changed = end("changed", changes=[f"{calm.best_epoch + 1}:"])  # nothing but a new beginning
+    assert changed.best_epoch > calm.best_epoch
+    assert changed.epoch == changed.best_epoch + 2
 
 
 def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) -> None:
@@ -298,10 +298,11 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
-    told: list[str] = []
+    events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
-        run_session(make_job(tmp_path), Host(), Placement(), lambda type, **_: told.append(type), lambda _: None)
-    assert [type for type in told if type in ("epoch", "warning", "end")] == ["epoch", "warning"] * 3
+        run_session(make_job(tmp_path), Host(), Placement(), events.append, lambda _: None)
+    told = [event.type for event in events if isinstance(event, (EpochEvent, WarningEvent, EndEvent))]
+    assert told == ["epoch", "warning"] * 3
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
@@ -349,8 +350,8 @@ def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_
 def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path)
-    events: list[dict[str, Any]] = []
-    made = session.Session(job, Host(), Placement(nosave=True), lambda type, **f: events.append(f), lambda _: None)
+    events: list[Event] = []
+    made = session.Session(job, Host(), Placement(nosave=True), events.append, lambda _: None)
     terms = made.parts.loss.terms
     monkeypatch.setattr(made.parts.loss, "terms", lambda *args: terms(*args) * float("nan"))
     before = [value.clone() for value in made.parts.model.state_dict().values()]
@@ -358,4 +359,4 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
         session.train(made.parts, made.state, made.after_step, made.after_epoch)
     after = made.parts.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert sum(event.get("skipped", False) for event in events) == 10
+    assert sum(event.skipped for event in run_log.only(StepEvent, events)) == 10

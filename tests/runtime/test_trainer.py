@@ -32,7 +32,6 @@ from ray_yolo.events import (
     Summary,
     WorkerEvent,
 )
-from ray_yolo.runlog import bookkeeping
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
@@ -247,7 +246,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
     assert not tried[0].exists()
 
 
-@pytest.mark.parametrize("place", ["draw_plots", "Records.finish"])
+@pytest.mark.parametrize("place", ["plots.draw_plots", "bookkeeping.Projections.finish"])
 def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def die(*_: object, **__: object) -> None:
@@ -255,7 +254,7 @@ def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
 
     config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(f"{bookkeeping.__name__}.{place}", die)
+        patch.setattr(f"ray_yolo.runlog.{place}", die)
         with pytest.raises(KeyboardInterrupt):
             fit(config, quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
