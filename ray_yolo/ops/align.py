@@ -32,8 +32,8 @@ def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Ali
 
     With s the score that a point gives a label's class and u the CIoU of its box with the label's, not below 0, a point
     inside of a label's box is aligned with it by t = s^0.5 u^6. Each label takes its `TOP` best aligned points; a
-    point that several take goes to the one of largest u. With T and U the largest t and u of a label's points, the
-    target score of a point is t U / (T + 1e-9).
+    point that several take goes to the label of largest u, which may be one that has not taken it. With T and U the
+    largest t and u of a label's points, the target score of a point is t U / (T + 1e-9).
 
     Args:
         boxes: (B, N, 4) predicted, xyxy pixels.
@@ -51,17 +51,23 @@ def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Ali
     best = aligned.topk(min(TOP, points), dim=1).indices
     taken = torch.zeros_like(inside).scatter_(1, best, True) & inside
     place = image[:, None].expand_as(taken)
-    claim = torch.where(taken, overlap, -1.0)
-    largest = torch.full((images, points), -1.0, device=boxes.device).scatter_reduce(0, place, claim, "amax")
-    wins = taken & (claim == largest[image])
     rows = torch.arange(len(targets), device=boxes.device)[:, None].expand_as(taken)
-    owner = torch.full((images, points), len(targets), device=boxes.device).scatter_reduce(
-        0, place, torch.where(wins, rows, len(targets)), "amin")  # of equal overlaps the first label
+
+    def of_points(start: float, values: Tensor, how: str) -> Tensor:
+        """The largest or smallest of all labels' values for each point of each image, (B, N)."""
+        return values.new_full((images, points), start).scatter_reduce(0, place, values, how)
+
+    first = of_points(len(targets), torch.where(taken, rows, len(targets)), "amin")
+    contested = of_points(-1, torch.where(taken, rows, -1), "amax") > first
+    claims = taken | contested[image]
+    claim = torch.where(claims, overlap, -1.0)
+    wins = claims & (claim == of_points(-1.0, claim, "amax")[image])
+    owner = of_points(len(targets), torch.where(wins, rows, len(targets)), "amin")  # of equal overlaps the first label
     wins = owner[image] == rows
 
     top_aligned, top_overlap = ((value * wins).amax(1, keepdim=True) for value in (aligned, overlap))
     weights = aligned * wins * top_overlap / (top_aligned + EPSILON)  # (n, N)
-    weight = boxes.new_zeros(images, points).scatter_reduce(0, place, weights, "amax")
+    weight = of_points(0.0, weights, "amax")
     return Alignment(torch.where(owner < len(targets), owner, 0), weight)
 
 

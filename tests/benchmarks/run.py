@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
-              "peers": "tests.benchmarks.peers"}
+              "peers": "tests.benchmarks.peers", "exchange": "tests.benchmarks.exchange",
+              "same_as_peer": "tests.benchmarks.same_as_peer"}
 
 
 def main(argv: list[str]) -> int:

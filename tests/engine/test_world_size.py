@@ -217,7 +217,7 @@ def distance(result: dict[str, Any], calm: dict[str, Any]) -> float:
 MODELS = ("yolov5n", "yolov5nu")
 PRECISIONS = ("fp32", "bf16")
 # 8, 8, 8 and 6 images a step in microbatches of two: four, which three workers share unevenly, and three, which two do
-# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at 32 to 96 pixels.
+# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at 64 or 96 pixels.
 REAL = {"batch_size": 8, "microbatch": 2, "multi_scale": True, "epochs": 50,
         "optimizer": {"nominal_batch": 8, "lr0": 0.01}}
 CONTROL_EPOCHS = 5
