@@ -43,7 +43,7 @@ def test_epochs_without_validation_leave_a_gap_in_validation_only(tmp_path: Path
 def test_the_last_best_epoch_is_marked(tmp_path: Path) -> None:
     """With the digits that the console gives it."""
     second = row(1, best=True)
-    second["metrics"]["mAP50-95"] = 0.000788219
+    second = second.model_copy(update={"metrics": {**(second.metrics or {}), "mAP50-95": 0.000788219}})
     figure = plot_results([row(0, best=True), second, row(2)], tmp_path / "results.png")
     assert figure.axes[4].get_title(loc="right") == "best: 0.0007882 in epoch 2"
     assert [x for x, _ in points(figure.axes[4].lines[-1])] == [2, 2]
