@@ -158,8 +158,8 @@ def test_a_split_without_a_box_is_refused_unless_that_is_meant(files: Path, tmp_
     assert not (tmp_path / "runs").exists()
     run = train(f"--data {data}/data.yaml --allow-empty --epochs 1", files, tmp_path)
     (told,) = run.all("dataset", "splits")
-    assert told[split]["boxes"] == told[split]["empty_file"] == 0
-    assert told[split]["no_file"] == told[split]["images"] > 0
+    assert told[split].boxes == told[split].empty_file == 0
+    assert told[split].no_file == told[split].images > 0
 
 
 def test_every_start_tells_what_the_data_set_holds(files: Path, tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_every_start_tells_what_the_data_set_holds(files: Path, tmp_path: Path) 
         train("", files, tmp_path, stop_after=5)
     first, second = train("--resume", files, tmp_path).all("dataset", "splits")
     assert first == second
-    assert (first["train"]["images"], first["val"]["images"]) == (37, 11)
-    assert first["train"]["boxes"] == sum(first["train"]["per_class"])
-    assert first["train"]["looked_for"][0] == str(files / "data" / "labels" / "train" / "*.txt")
+    assert (first["train"].images, first["val"].images) == (37, 11)
+    assert first["train"].boxes == sum(first["train"].per_class)
+    assert first["train"].looked_for[0] == str(files / "data" / "labels" / "train" / "*.txt")
 
 
 def test_a_dry_run_trains_nothing(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import ray_yolo.runtime
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.errors import InputError
 from ray_yolo.predict import main
@@ -20,8 +21,9 @@ def decided(config: PredictConfig) -> tuple[PredictConfig]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[PredictConfig]:
     """What the predictor was called with; a stand-in for the runtime, which needs torch."""
     seen: list[PredictConfig] = []
-    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor",
-                        SimpleNamespace(predict=seen.append, check=decided))
+    module = SimpleNamespace(predict=seen.append, check=decided)
+    monkeypatch.setitem(sys.modules, "ray_yolo.runtime.predictor", module)
+    monkeypatch.setattr(ray_yolo.runtime, "predictor", module, raising=False)
     return seen
 
 
