@@ -174,7 +174,7 @@ class TestRunner:
     def test_an_abandoned_thread_ends(self, tmp_path: Path) -> None:
         before = threading.active_count()
         Running(tmp_path, refuse).finish(0.0)
-        wait_until(lambda: threading.active_count() == before)
+        wait_until(lambda: threading.active_count() <= before)
 
 
 class TestHistory:
@@ -394,4 +394,4 @@ def test_without_tracking_there_is_no_word_of_it(tmp_path: Path) -> None:
 def test_nothing_to_make_is_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     Projections(tmp_path / EVENTS_FILE, [], pytest.fail).finish()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test's may have ended by now
