@@ -37,6 +37,10 @@ class LostWorkersError(TrainingError):
     """Processes or nodes were lost, more often than is put up with: nothing that the recipe has done (exit 3)."""
 
 
+class PeerLostError(LostWorkersError):
+    """A collective operation failed because another worker is gone, or does not answer; this one is sound."""
+
+
 class ResourcesError(RayYoloError):
     """The cluster can never provide what was asked for (exit 4)."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -27,6 +28,7 @@ from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
 from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.replicas import Replicas, bare
 from ray_yolo.errors import ResourcesError
@@ -83,6 +85,7 @@ class Host:
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 @dataclass
@@ -104,7 +107,7 @@ class Parts:
     sampler: ShardSampler
     loader: Batches
     val_batches: Batches  # this worker's shard
-    stores: tuple[ImageStore, ...]  # of both; to be closed at the end
+    stores: tuple[ImageStore, ImageStore]  # of both; to be closed at the end
 
 
 def build(job: Job, host: Host) -> Parts:
@@ -114,48 +117,64 @@ def build(job: Job, host: Host) -> Parts:
         ConfigError: if the recipe cannot be shared out over so many workers.
         CheckpointError: if the initial weights do not fit.
     """
-    recipe, replicas = job.recipe, host.replicas
-    check_workers(recipe, replicas.num_workers)
+    recipe = job.recipe
     torch.set_num_threads(recipe.threads or host.threads)
     torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
-    replica = host.prepare_model(model)
-    model = cast(Detector, bare(replica))
-    ema = Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp)
-    store = ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir)
-    statistics = Statistics(model, replicas.global_sum if recipe.sync_bn else None)
-    val_store = ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True)
+    shared = _shared_parts(job, host, model)
+    model = cast(Detector, bare(shared["replica"]))  # on its device
+    stores = (ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir),
+              ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True))
     return Parts(
-        host=host, family=family, model=model, replica=replica, ema=ema,
+        family=family, model=model, ema=Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp),
+        optimizer=build_optimizer(model, recipe), stores=stores,
         scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
-        statistics=statistics, gradients=GradientTree(replica, replicas, statistics.size),
-        stores=(store, val_store),
-        val_batches=val_loader(job.val, val_store, recipe.imgsz, recipe.evaluate.batch_size, host),
-        **_changing_parts(job, host, family, model, store),
-    )
+        loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
+        **shared, **_loaders(job, host, stores))
+
+
+def ungroup(parts: Parts) -> None:
+    """Let go of the process group: it closes its connections, which tells those who wait, when nothing holds it."""
+    vars(parts).update(replica=None, gradients=None)
+    gc.collect()  # DDP is part of a circle; and its hooks on the parameters would still wait for a step given up
+
+
+def regroup(parts: Parts, replicas: Replicas) -> Parts:
+    """The same training on this worker as one of other replicas, between two steps. Collective."""
+    host = replace(parts.host, replicas=replicas)
+    return replace(parts, **_shared_parts(parts.job, host, parts.model), **_loaders(parts.job, host, parts.stores))
+
+
+def _shared_parts(job: Job, host: Host, model: Detector) -> dict[str, Any]:
+    """The parts, by name, that know the other workers."""
+    check_workers(job.recipe, host.replicas.num_workers)
+    replica = host.prepare_model(model)
+    statistics = Statistics(cast(Detector, bare(replica)), host.replicas.global_sum if job.recipe.sync_bn else None)
+    return {"host": host, "replica": replica, "statistics": statistics,
+            "gradients": GradientTree(replica, host.replicas, statistics.size)}
 
 
 def rebuild(parts: Parts, recipe: Recipe) -> Parts:
     """The same training by a recipe that differs in settings that may change; weights and optimiser go on."""
     job = replace(parts.job, recipe=recipe)
-    changed = _changing_parts(job, parts.host, parts.family, parts.model, parts.stores[0])
-    optimizer: torch.optim.Optimizer = changed["optimizer"]
+    optimizer = build_optimizer(parts.model, recipe)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": parts.optimizer.state_dict()["state"]})
     parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
-    return replace(parts, **changed)
+    loss = parts.family.build_loss(parts.model.head, recipe.loss, len(job.names), recipe.imgsz)
+    return replace(parts, optimizer=optimizer, loss=loss, **_loaders(job, parts.host, parts.stores))
 
 
-def _changing_parts(job: Job, host: Host, family: Family, model: Detector, store: ImageStore) -> dict[str, Any]:
-    """The parts, by name, that `Recipe.changes` may replace."""
+def _loaders(job: Job, host: Host, stores: tuple[ImageStore, ImageStore]) -> dict[str, Any]:
+    """The parts, by name, that bring this worker its shard of a job."""
     recipe, plan, order = job.recipe, Plan(job.recipe, len(job.train)), _rect_order(job)
     sampler = ShardSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
     return {
-        "job": job, "plan": plan, "optimizer": build_optimizer(model, recipe), "sampler": sampler,
-        "loss": family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
-        "loader": _train_loader(train_dataset(job, store, _rect_shapes(job, order)), host, plan, sampler),
+        "job": job, "plan": plan, "sampler": sampler,
+        "loader": _train_loader(train_dataset(job, stores[0], _rect_shapes(job, order)), host, plan, sampler),
+        "val_batches": val_loader(job.val, stores[1], recipe.imgsz, recipe.evaluate.batch_size, host),
     }
 
 

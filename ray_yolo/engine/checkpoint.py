@@ -19,10 +19,11 @@ import json
 import os
 import re
 import shutil
+import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -45,36 +46,66 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     Raises:
         OSError: if storage refuses; every checkpoint that was there still is.
     """
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    data = buffer.getvalue()
-    manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-                "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
     root = run_dir / "checkpoints"
-    folder, temporary, replaced = (root / f"{prefix}step-{step}" for prefix in ("", WRITING, REPLACED))
-    _sweep(root)
+    folder = root / f"step-{step}"
+    temporary = root / f"{WRITING}step-{step}-{uuid.uuid4().hex[:8]}"  # another worker may save, too, if one was lost
     try:
         temporary.mkdir(parents=True)
-        write_durably(temporary / "state.pt", data)
+        size, sha256 = _write_state(temporary / "state.pt", state)
+        manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": size, "sha256": sha256,
+                    "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync(temporary)
         if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
-            folder.rename(replaced)
+            folder.rename(root / f"{REPLACED}step-{step}")
         temporary.rename(folder)
         _sync(root)
     finally:
-        _sweep(root)
+        shutil.rmtree(temporary, ignore_errors=True)
+        _put_back(root)
     _link_weights(run_dir)
     return folder
 
 
-def _sweep(root: Path) -> None:
-    """Remove what saves have left half way; a replaced checkpoint whose successor never came gets its name back."""
+class _Hashed(io.RawIOBase):
+    """A file that knows the SHA-256 of what is written to it, from its beginning to its end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.size, self.sha256 = file, 0, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(data)
+        self.sha256.update(data)
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+
+def _write_state(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
+    """Write a state durably, without a second copy of it in memory. Returns size and SHA-256."""
+    with path.open("wb") as file:
+        hashed = _Hashed(file)
+        torch.save(dict(state), hashed)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashed.size, hashed.sha256.hexdigest()
+
+
+def _put_back(root: Path) -> None:
+    """Remove replaced checkpoints; one whose successor never came gets its name back."""
     for path in root.glob(f"{REPLACED}*"):
         folder = root / path.name.removeprefix(REPLACED)
-        if not folder.exists():
+        if folder.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.rename(folder)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what saves have left half way."""
+    _put_back(root)
     for path in root.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
 

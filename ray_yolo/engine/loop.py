@@ -29,6 +29,13 @@ MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before tra
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
 
 
+class Wishes(NamedTuple):
+    """What a worker was told: heard by all of them with the step in hand."""
+
+    stop: bool = False  # training shall stop
+    regroup: bool = False  # somebody waits to join
+
+
 class StepResult(NamedTuple):
     """What a step did, equal on every worker except for the times."""
 
@@ -37,7 +44,7 @@ class StepResult(NamedTuple):
     skipped: bool  # non-finite somewhere: no weight and no statistic has changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    stop: bool  # a worker was told that training shall stop here
+    wishes: Wishes  # of all workers
 
 
 class Summed(NamedTuple):
@@ -47,7 +54,7 @@ class Summed(NamedTuple):
     number: int  # of the optimiser step, from 0
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # what `Statistics.apply` takes
-    stop: Tensor  # () bool: somebody was told to stop
+    wishes: Tensor  # (2,) bool: those of any worker
     wait_seconds: float
 
 
@@ -56,25 +63,27 @@ class Launched(NamedTuple):
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, whether to stop
+    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, wishes
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
 EpochHook = Callable[[int], bool]
+Listen = Callable[[], Wishes]
 
 
 def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
-          stop_asked: Callable[[], bool] = lambda: False) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` or `stop_asked` says stop. Moves `state` along.
+          listen: Listen = Wishes) -> None:
+    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker has a wish. Moves `state` along.
 
-    Collective: whichever worker was asked to stop, all do after the same step.
+    Collective: whichever worker has heard a wish, all return after the same step. It is for `after_epoch` to close the
+    epoch: who comes back between its last step and that begins with `after_epoch`.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
     """
-    for epoch in range(state.progress.epoch, parts.plan.recipe.epochs):
+    while (epoch := state.progress.epoch) < parts.plan.recipe.epochs:
         parts.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(parts.job, state.class_maps))
-        for launched in launch_steps(parts, state.progress, stop_asked):
+        for launched in launch_steps(parts, state.progress, listen):
             step, result = launched.summed.step, finish_step(parts, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
@@ -83,15 +92,14 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     f"a row; {REMEDY}")
-            if result.stop:
+            if any(result.wishes):
                 parts.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
                 return
-        state.progress = Progress(epoch + 1, 0, state.progress.step)
         if after_epoch(epoch):
             return
 
 
-def launch_steps(parts: Parts, progress: Progress, stop_asked: Callable[[], bool]) -> Iterator[Launched]:
+def launch_steps(parts: Parts, progress: Progress, listen: Listen) -> Iterator[Launched]:
     """The steps of the rest of an epoch, each to be finished before the next one is asked for. Collective.
 
     Where the device runs on its own, a step is handed out once the next one's forward and backward, which change
@@ -100,7 +108,7 @@ def launch_steps(parts: Parts, progress: Progress, stop_asked: Callable[[], bool
     batches, unread = iter(parts.loader), None
     steps = [step for step in parts.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     for number, step in enumerate(steps, progress.step):
-        summed = sum_microbatches(parts, step, batches, number, stop_asked)
+        summed = sum_microbatches(parts, step, batches, number, listen)
         if unread:
             yield unread
         unread = update_weights(parts, summed, parts.plan.rates(step, progress.epoch))
@@ -117,7 +125,7 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
-                     stop_asked: Callable[[], bool]) -> Summed:
+                     listen: Listen) -> Summed:
     """Forward and backward over the worker's shard of a step, summed and gathered over the workers. Collective."""
     replicas, recipe = parts.host.replicas, parts.plan.recipe
     counts = parts.plan.shard_sizes(step, replicas.num_workers)
@@ -126,8 +134,8 @@ def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
     rows, waited = forward_backward(parts, step, batches, size)
     statistics = parts.gradients.finish()
-    losses, stop = gather_measurements(parts, rows, counts, stop_asked())
-    return Summed(step, number, losses, statistics, stop, waited)
+    losses, wishes = gather_measurements(parts, rows, counts, listen())
+    return Summed(step, number, losses, statistics, wishes, waited)
 
 
 def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
@@ -138,17 +146,22 @@ def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     """
     replicas, recipe = parts.host.replicas, parts.plan.recipe
     mine, count = parts.plan.shard(step, replicas.worker, replicas.num_workers), parts.plan.microbatches(step)
-    rows, waited = [], 0.0
+    rows, waited, pulse = [], 0.0, parts.host.pulse
     for microbatch in mine:
         began, last = time.perf_counter(), microbatch is mine[-1]
+        pulse.enter("loading")
         batch = next(batches) if microbatch.images else blank_batch(0, recipe.imgsz)
         waited += time.perf_counter() - began
+        pulse.enter("computing")
         with parts.gradients.microbatch(last=last):
             loss, terms = forward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size)
             statistics = parts.statistics.recorded(count - 1 - microbatch.number)
+            if last:  # from here on others are waited for
+                pulse.enter("exchanging")
             parts.gradients.backward(loss, statistics / replicas.parts(recipe.sync_bn), last=last)
         rows.append(terms)
     if not mine:
+        pulse.enter("exchanging")
         parts.gradients.backward_of_nothing(blank_loss(parts))
     return rows, waited
 
@@ -179,22 +192,24 @@ def blank_loss(parts: Parts) -> Tensor:
     return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
 
 
-def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], stop: bool) -> tuple[Tensor, Tensor]:
-    """Losses of all microbatches of a step in their order, and whether a worker wants to stop (a bool on the device);
-    the same on every worker. Collective.
+def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int],
+                        wishes: Wishes) -> tuple[Tensor, Tensor]:
+    """Losses of all microbatches of a step in their order, and the wishes of any worker (bools on the device); the same
+    on every worker. Collective.
 
     Each worker's rows travel behind a header that it has whether it has a microbatch or not.
     """
     width, replicas = len(parts.loss.names), parts.host.replicas
     mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
-    header = mine.new_full((1,), float(stop))
+    header = torch.stack([mine.new_full((), float(wish)) for wish in wishes])
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         told = replicas.global_sum(torch.cat([header, mine.flatten()]))
-        return told[1:].view(-1, width), told[0] > 0
+        return told[len(wishes):].view(-1, width), told[: len(wishes)] > 0
     room = mine.new_zeros((max(counts) - len(mine)) * width)
     told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
-    shares = [share[: count * width].view(count, width) for share, count in zip(told[:, 1:], counts, strict=True)]
-    return torch.cat(shares), told[:, 0].any()
+    headers, shares = told.tensor_split([len(wishes)], dim=1)
+    losses = [share[: count * width].view(count, width) for share, count in zip(shares, counts, strict=True)]
+    return torch.cat(losses), headers.any(0)
 
 
 def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
@@ -216,7 +231,7 @@ def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    return Launched(summed, rates, send_to_host(torch.cat([mean, torch.stack([norm, finite, summed.stop])])))
+    return Launched(summed, rates, send_to_host(torch.cat([mean, torch.stack([norm, finite]), summed.wishes])))
 
 
 def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
@@ -237,12 +252,13 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
 def finish_step(parts: Parts, launched: Launched) -> StepResult:
     """Read what a step has told; statistics and moving average follow the weights unless it was skipped."""
     summed, replicas = launched.summed, parts.host.replicas
-    *losses, norm, finite, stop = launched.read()
+    *losses, norm, finite, stop, regroup = launched.read()
     if finite:
         parts.statistics.apply(summed.statistics, len(summed.losses))
         parts.ema.update(parts.model, summed.number + 1)
     images = sum(len(part.images) for part in parts.plan.shard(summed.step, replicas.worker, replicas.num_workers))
-    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images, bool(stop))
+    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images,
+                      Wishes(bool(stop), bool(regroup)))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:

@@ -6,14 +6,22 @@ Every method marked collective must be called by all workers in the same order.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from ray_yolo.errors import PeerLostError
+
+_MEETING_SECONDS = 30.0  # in which all who are alive have come to a group that is formed
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -64,6 +72,21 @@ class Replicas:
         counts = self.gather_rows(torch.tensor([[len(rows)]], device=rows.device), [1] * self.num_workers)
         return self.gather_rows(rows, counts.flatten().tolist())
 
+    def share(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
+        """The state that worker `source` gives: plain containers of tensors and text. Collective."""
+        if self.num_workers == 1:
+            assert state is not None
+            return state
+        buffer = io.BytesIO()
+        if self.worker == source:
+            torch.save(state, buffer)
+        length = torch.tensor([buffer.tell()])
+        dist.broadcast(length, source)
+        data = torch.frombuffer(bytearray(buffer.getvalue() or int(length)), dtype=torch.uint8)
+        dist.broadcast(data, source)
+        received: dict[str, Any] = torch.load(io.BytesIO(data.numpy()), weights_only=True)
+        return received
+
     def parts(self, spread: bool) -> int:
         """Into how many parts a microbatch falls: one for each worker where it is spread over them."""
         return self.num_workers if spread else 1
@@ -71,6 +94,48 @@ class Replicas:
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether any worker raised the flag. Collective."""
         return bool(self.gather(torch.tensor([[float(flag)]], device=device)).sum() > 0)
+
+
+@contextlib.contextmanager
+def peers_needed() -> Iterator[None]:
+    """Context of collectives; one that fails because a peer is gone, or does not answer, is a `PeerLostError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise PeerLostError(str(error).splitlines()[0]) from error
+        raise
+
+
+def offer_store(host: str) -> dist.TCPStore:
+    """A place where others may meet this worker, at a free port of `host`, its own address."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_MEETING_SECONDS))
+
+
+def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
+               timeout_seconds: float) -> Replicas:
+    """The process group of those who meet in the store of worker 0, at `address`. Collective.
+
+    Raises:
+        PeerLostError: if they do not all come.
+    """
+    if num_workers == 1:
+        return Replicas()
+    with peers_needed():
+        meeting = timedelta(seconds=_MEETING_SECONDS)
+        store = own if worker == 0 else dist.TCPStore(*address, is_master=False, timeout=meeting)
+        if store.add("come", 1) == num_workers:
+            store.set("all", "")
+        store.wait(["all"], meeting)  # forming the group itself would wait as long as a collective may take
+        dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=worker, world_size=num_workers,
+                                timeout=timedelta(seconds=timeout_seconds))
+    return Replicas(worker, num_workers)
+
+
+def leave_group() -> None:
+    """Leave the process group, if there is one; those who still wait for this worker in it are told."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def bare(replica: nn.Module) -> nn.Module:

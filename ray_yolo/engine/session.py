@@ -6,6 +6,7 @@ Every worker runs the same code on the same numbers; only the recording worker (
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -13,21 +14,23 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint
-from ray_yolo.engine.build import Host, Job, build, rebuild
+from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
-from ray_yolo.engine.loop import REMEDY, StepResult, train
+from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
+from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
+from ray_yolo.engine.replicas import peers_needed
+from ray_yolo.engine.saver import Saver
 from ray_yolo.engine.state import TrainState, capture, restore
-from ray_yolo.errors import TrainingError
+from ray_yolo.errors import PeerLostError, TrainingError
 from ray_yolo.events import (
-    CheckpointEvent,
     ClassResult,
     Emit,
     EndEvent,
@@ -40,35 +43,31 @@ from ray_yolo.events import (
 )
 from ray_yolo.ops.schedule import Rates
 
-MAX_MISSED_SAVES = 3
 STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
+MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
-Report = Callable[[dict[str, Any]], None]
 
-
-def run_session(job: Job, host: Host, placement: Placement, emit: Emit, report: Report,
+def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members: Membership | None = None,
                 stop_asked: Callable[[], bool] = lambda: False) -> Summary:
     """Train `job` on this worker until it is done. Collective. Returns how it ended, equal on all workers.
 
     Args:
         emit: appends an event to the run's log without waiting.
-        report: called by every worker once per epoch with the same metrics.
+        members: how the others are found, and found again when one was lost; None: they are those of `host`.
         stop_asked: called in each step; once it is true on any worker, all stop after the same step, which is saved.
             The summary's `stopped` says so.
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
+        PeerLostError: if a worker was lost whom these `members` cannot do without.
         CheckpointError: if there are checkpoints and none of them can be gone on from.
     """
-    session = Session(job, host, placement, emit, report)
+    session = Session(job, host, placement, emit, members or FixedMembers(host.replicas))
     try:
-        while not session.is_over:
-            session.follow_changes()
-            train(session.parts, session.state, session.after_step, session.after_epoch, stop_asked)
+        session.train_with_others(stop_asked)
     finally:
-        for store in session.parts.stores:
-            store.close()
+        session.close()
     return session.finish()
 
 
@@ -87,22 +86,95 @@ class _Clock:
 class Session:
     """The state of `run_session`."""
 
-    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, report: Report) -> None:
-        self.job, self.host, self.placement = job, host, placement
-        self.records = host.replicas.worker == 0
-        self._emit, self._report = emit, report
+    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, members: Membership) -> None:
+        self.job, self.placement = job, placement
+        self._emit, self._members = emit, members
         self.parts = build(job, host)
-        self.state = self._resume()
-        self.clock = self._start_clock()
-        self.missed_saves = 0
-        self.stopped = False  # because it was told to
-        self._count_anew()
-        self.stopped_early = self._has_stalled()
+        self.state = TrainState()
+        self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit)
+        self.ended: Summary | None = None  # without this worker, which came too late
+        self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
+        self._begun = False
+        self._lost = 0  # peers since the last step
+
+    @property
+    def host(self) -> Host:
+        """What surrounds this worker, with the replicas of the present generation."""
+        return self.parts.host
+
+    @property
+    def records(self) -> bool:
+        """Whether this worker writes the checkpoints, and tells what is equal on all."""
+        return self.host.replicas.worker == 0
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train, or nobody who wants it now."""
-        return self.stopped or self.stopped_early or self.state.progress.epoch >= self.job.recipe.epochs
+        return (self.ended is not None or self.stopped or self.stopped_early
+                or self.state.progress.epoch >= self.job.recipe.epochs)
+
+    def train_with_others(self, stop_asked: Callable[[], bool]) -> None:
+        """Train to the end in generation after generation. Collective."""
+        def listen() -> Wishes:
+            return Wishes(stop_asked(), self._members.newcomers())
+
+        while not (self._begun and self.is_over):
+            try:
+                with peers_needed():
+                    self.join()
+                    self._train(listen)
+            except PeerLostError as error:
+                self._lost += 1
+                if self._members.lasting or self._lost > MAX_LOST:
+                    raise
+                self._rescue(error)
+        self.saver.wait(needed=not self.stopped)
+
+    def join(self) -> None:
+        """Become a member of a generation, and take the state of whoever is furthest. Collective."""
+        self.host.pulse.enter("joining")
+        if not self._members.lasting:
+            ungroup(self.parts)
+        found = self._members.join(self.state.progress if self._begun else None)
+        if isinstance(found, Summary):
+            self.ended, self._begun = found, True
+            return
+        if found.replicas is not self.host.replicas:
+            self.parts = regroup(self.parts, found.replicas)
+        self.state = self._resume() if found.source is None else self._take_over(found)
+        self._begun = True
+        if self.records:
+            progress = self.state.progress
+            self._emit(StartEvent(
+                step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
+                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names))
+            if self.state.last_epoch:  # its event may have been lost on the way when a worker died
+                self._emit(self.state.last_epoch)
+        self.clock = self._start_clock()
+        self._count_anew()
+        self.stopped_early = self._has_stalled()
+
+    def _train(self, listen: Callable[[], Wishes]) -> None:
+        """Train until the end, or until somebody waits to join. Collective."""
+        self._regroup = False
+        while not (self.is_over or self._regroup):
+            self.follow_changes()
+            train(self.parts, self.state, self.after_step, self.after_epoch, listen)
+
+    def _rescue(self, error: PeerLostError) -> None:
+        """Give up the step in hand, and have one of those who are left save the last finished one."""
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        step = self.state.progress.step
+        self._warn(f"a worker was lost ({error}); the others go on from step {step}")
+        if self._begun and step > self.saver.step and not self.placement.nosave and self._members.rescues(step):
+            self._save(["last"])
+
+    def close(self) -> None:
+        """Let go of what is held beside memory, when everything is on storage."""
+        with contextlib.suppress(TrainingError):  # it has been told as a warning, and is not why this ends
+            self.saver.wait()
+        for store in self.parts.stores:
+            store.close()
 
     def follow_changes(self) -> None:
         """Train by the settings that hold now; see `Recipe.changes`."""
@@ -121,16 +193,21 @@ class Session:
                 step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
                 images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
                 wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped))
+        self.host.pulse.finished(progress.step, seconds)
+        self._lost = 0
         save_steps = self.placement.save_steps
         inside = step.images.stop < len(self.job.train) and not self.placement.nosave
-        self.stopped = result.stop
-        if (save_steps and progress.step % save_steps == 0 and inside) or (result.stop and not self.placement.nosave):
+        self.stopped, self._regroup = result.wishes
+        due = (save_steps and progress.step % save_steps == 0 and inside) or (self.stopped and not self.placement.nosave)
+        if due and self.records:
             self._save(["last"])
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
         recipe, state = self.job.recipe, self.state
-        trained = time.perf_counter()
+        trained, last = time.perf_counter(), epoch + 1 == self.job.recipe.epochs
+        found = self.validate() if last or not recipe.noval else None
+        self.saver.wait()  # so that the log tells of an epoch's checkpoint before the next epoch
         self._emit(ShardEvent(worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
                               images=self.clock.images, wait_seconds=self.clock.wait_seconds,
                               seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid()))
@@ -138,8 +215,6 @@ class Session:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
-        last = epoch + 1 == recipe.epochs
-        found = self.validate() if last or not recipe.noval else None
         score = None if found is None else recipe.objective.fitness(found.summary)
         best = score is not None and score > state.best_fitness
         if found is not None:
@@ -154,25 +229,26 @@ class Session:
             self._emit(state.last_epoch)
         period = self.placement.save_period
         kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
-        if last or self.stopped_early or not self.placement.nosave:
+        if self.records and (last or self.stopped_early or not self.placement.nosave):
             self._save(kinds)
-        self._report({"epoch": epoch, "step": state.progress.step, "fitness": score,
-                      "best_fitness": state.best_fitness})
         self.clock = self._start_clock()
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def validate(self) -> Evaluation:
         """Validate the moving average over all workers. Collective."""
         parts = self.parts
+        parts.host.pulse.enter("validating")
         return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
 
     def finish(self) -> Summary:
-        """Record the end, if it is one.
+        """Record the end, if it is one. Returns how it was.
 
         Raises:
             TrainingError: if all that training did was to skip steps.
         """
+        if self.ended:
+            return self.ended
         state = self.state
         if not self.stopped and not state.moved:
             raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
@@ -181,9 +257,11 @@ class Session:
             self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
                                 step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
-        return Summary(step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
-                       best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
-                       last_epoch=state.last_epoch)
+        summary = Summary(step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+                          best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
+                          last_epoch=state.last_epoch)
+        self._members.finish(summary)
+        return summary
 
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
@@ -215,14 +293,16 @@ class Session:
             saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
             self._check_threads(json.loads(saved["meta"]))
             state = restore(self.parts, saved)
-        if self.records:
-            progress = state.progress
-            self._emit(StartEvent(
-                step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
-                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names))
-            if state.last_epoch:  # its event may have been lost on the way when the worker died
-                self._emit(state.last_epoch)
         return state
+
+    def _take_over(self, generation: Generation) -> TrainState:
+        """The state of the worker that is furthest, out of its memory. Collective."""
+        if not generation.behind:
+            return self.state
+        source, replicas = cast(int, generation.source), self.host.replicas
+        own = capture(self.parts, self.state, {}) if replicas.worker == source else None
+        given = replicas.share(own, source)
+        return self.state if own else restore(self.parts, given)
 
     def _check_threads(self, meta: dict[str, Any]) -> None:
         """Under exact, arithmetic threads are part of the result."""
@@ -231,27 +311,10 @@ class Session:
                                 f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
 
     def _save(self, kinds: list[str]) -> None:
-        """Checkpoint the training on the recording worker; a few failures in a row are survived with a warning.
-
-        The last checkpoint is what training was for, and has to be written.
-        """
-        if not self.records:
-            return
-        step = self.state.progress.step
-        try:
-            path = checkpoint.save_checkpoint(self.job.run_dir, capture(self.parts, self.state, self._about()), step,
-                                              self.job.digest, kinds)
-            checkpoint.prune(self.job.run_dir, self.placement.keep_checkpoints)
-        except OSError as error:
-            self.missed_saves += 1
-            problem = f"the checkpoint at step {step} ({', '.join(kinds)}) could not be written ({error})"
-            self._warn(problem)
-            if self.missed_saves >= MAX_MISSED_SAVES or (self.is_over and not self.stopped):
-                raise TrainingError(f"{self.job.run_dir}: {problem}; free or repair the storage and run the same "
-                                    "command again") from error
-            return
-        self.missed_saves = 0
-        self._emit(CheckpointEvent(step=step, epoch=self.state.progress.epoch, path=str(path), kinds=tuple(kinds)))
+        """Have the training checkpointed."""
+        progress = self.state.progress
+        self.host.pulse.enter("saving")
+        self.saver.save(capture(self.parts, self.state, self._about()), progress.step, progress.epoch, kinds)
 
     def _keep_detections(self, found: Evaluation) -> None:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""

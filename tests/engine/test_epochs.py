@@ -27,7 +27,7 @@ VALIDATED = {"noval": False, "epochs": 4}
 def train(job: Job, placement: Placement) -> list[EpochEvent]:
     """The epochs of a training."""
     events: list[Event] = []
-    run_session(job, Host(), placement, events.append, lambda _: None)
+    run_session(job, Host(), placement, events.append)
     return run_log.only(EpochEvent, events)
 
 

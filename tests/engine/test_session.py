@@ -54,7 +54,7 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
 
     asked: list[None] = []
     with contextlib.suppress(Killed):
-        run_session(job, host, placement, emit, lambda _: None, stop_asked)
+        run_session(job, host, placement, emit, stop_asked=stop_asked)
     return {"state": last_state(job), "events": [event.model_dump_json() for event in events]}
 
 
@@ -300,7 +300,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
-        run_session(make_job(tmp_path), Host(), Placement(), events.append, lambda _: None)
+        run_session(make_job(tmp_path), Host(), Placement(), events.append)
     told = [event.type for event in events if isinstance(event, (EpochEvent, WarningEvent, EndEvent))]
     assert told == ["epoch", "warning"] * 3
 

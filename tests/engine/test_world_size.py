@@ -24,6 +24,7 @@ from ray_yolo.data import dataset
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.membership import FixedMembers
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
@@ -55,8 +56,8 @@ def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, replicas, patch)
-        session = Session(scenario.job, host, Placement(nosave=True),
-                          events.append, lambda _: None)
+        session = Session(scenario.job, host, Placement(nosave=True), events.append, FixedMembers(replicas))
+        session.join()
         started = halves(session.parts.model)
         used: list[list[int]] = []
         patch.setattr(session.parts.sampler, "start", recording(session.parts.sampler, used))
@@ -233,10 +234,12 @@ def digests(replicas: Replicas, scenario: Scenario, epochs: int) -> list[dict[st
     host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, replicas, patch)
-        session = Session(scenario.job, host, Placement(nosave=True), lambda type, **fields: None, lambda _: None)
+        session = Session(scenario.job, host, Placement(nosave=True), lambda event: None, FixedMembers(replicas))
+        session.join()
         parts, state = session.parts, session.state
 
         def look(epoch: int) -> bool:
+            state.close_epoch()
             model = parts.model.state_dict()
             momentum = parts.optimizer.state_dict()["state"]
             found.append({

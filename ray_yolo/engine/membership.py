@@ -1,0 +1,107 @@
+"""Who trains together, as the session sees it: a group that is given once, or generations that change between steps.
+
+Worker count does not change the weights, so workers may come and go whenever all stand between the same two steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.events import Summary
+from ray_yolo.structures import Progress
+
+Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
+
+LEAST_LIMIT = 30.0  # seconds without progress that are put up with, however fast the steps are
+_SLOW: tuple[Phase, ...] = ("starting", "validating", "saving")  # may take ten times as long
+
+
+@dataclass
+class Pulse:
+    """What a worker is doing: written by its training, read by the thread that tells others.
+
+    Args:
+        stall_seconds: how long a phase may last while others wait; 0: ten times the median step, at least
+            `LEAST_LIMIT`.
+    """
+
+    stall_seconds: float = 0.0
+    phase: Phase = "starting"
+    step: int = 0
+    since: float = field(default_factory=time.monotonic)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=50))  # seconds of the last steps
+
+    def enter(self, phase: Phase) -> None:
+        """Another phase has begun."""
+        self.phase, self.since = phase, time.monotonic()
+
+    def finished(self, step: int, seconds: float) -> None:
+        """A step has been finished."""
+        self.step = step
+        self.recent.append(seconds)
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the present phase may last while others wait for this worker."""
+        usual = self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
+        return usual * (10 if self.phase in _SLOW or not self.recent else 1)
+
+
+class Generation(NamedTuple):
+    """Those who train together until one is lost or one is waiting."""
+
+    replicas: Replicas
+    source: int | None  # the worker whose state counts; None: nobody has any
+    behind: bool  # somebody has another state than the source
+
+
+class Membership(Protocol):
+    """How a session finds the others."""
+
+    lasting: bool
+    """Whether there is no other generation: who is lost is lost for good."""
+
+    def join(self, progress: Progress | None) -> Generation | Summary:
+        """Become a member of the next generation, or be told how a training that has ended meanwhile did.
+
+        Args:
+            progress: where this worker is between two steps; None: it has no state yet.
+        """
+
+    def newcomers(self) -> bool:
+        """Whether somebody is waiting to join; does not wait for the answer."""
+
+    def rescues(self, step: int) -> bool:
+        """Whether this worker is the one that saves `step` because a peer was lost."""
+
+    def finish(self, summary: Summary) -> None:
+        """Tell those who come later that training has ended."""
+
+
+class FixedMembers:
+    """The one generation of a group that somebody else has made."""
+
+    lasting = True
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def join(self, progress: Progress | None) -> Generation | Summary:
+        """The group as it is."""
+        return Generation(self._replicas, None, False)
+
+    def newcomers(self) -> bool:
+        """Never."""
+        return False
+
+    def rescues(self, step: int) -> bool:
+        """Never: the group is torn down, and goes on from its last checkpoint."""
+        return False
+
+    def finish(self, summary: Summary) -> None:
+        """Nobody comes later."""

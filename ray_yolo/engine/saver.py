@@ -1,0 +1,85 @@
+"""Checkpoints without a stop: training waits for a copy of its state; a thread writes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ray_yolo.engine import checkpoint
+from ray_yolo.errors import TrainingError
+from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
+
+MAX_MISSED_SAVES = 3
+
+
+class Saver:
+    """Writes a run's checkpoints, one at a time, in order; a few failures in a row are survived with a warning.
+
+    Args:
+        keep: checkpoints that stay.
+    """
+
+    def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit) -> None:
+        self._run_dir, self._digest, self._keep, self._emit = run_dir, digest, keep, emit
+        self._pending: Future[None] | None = None
+        self._missed = 0
+        self.step = -1  # of the newest checkpoint that was asked for
+
+    def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
+        """Have a state written as it is now. Waits for the save before this one.
+
+        Raises:
+            TrainingError: if that one was the last that may fail.
+        """
+        self.wait()
+        self.step = step
+        pending, copy = Future[None](), copied(state)
+
+        def run() -> None:
+            try:
+                self._write(copy, step, epoch, kinds)
+                pending.set_result(None)
+            except BaseException as error:
+                pending.set_exception(error)
+
+        self._pending = pending
+        threading.Thread(target=run, name="ray_yolo saver", daemon=True).start()
+
+    def wait(self, *, needed: bool = False) -> None:
+        """Wait until everything that was asked for is on storage, or was missed.
+
+        Args:
+            needed: the newest one has to be there.
+
+        Raises:
+            TrainingError: if it is not, or too many in a row are missing.
+        """
+        pending, self._pending = self._pending, None
+        try:
+            if pending:
+                pending.result()
+                self._missed = 0
+        except OSError as error:
+            self._missed += 1
+            problem = f"the checkpoint at step {self.step} could not be written ({error})"
+            self._emit(WarningEvent(message=problem))
+            if needed or self._missed >= MAX_MISSED_SAVES:
+                raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
+                                    "again") from error
+
+    def _write(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
+        path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
+        checkpoint.prune(self._run_dir, self._keep)
+        self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds)))
+
+
+def copied(tree: Any) -> Any:
+    """A copy, in the host's memory, of tensors in dicts of dicts; everything else as it is."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    return {name: copied(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
