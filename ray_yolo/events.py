@@ -208,6 +208,14 @@ class FailureEvent(Event):
     traceback: str
 
 
+class StacksEvent(Event):
+    """Where every thread of a worker was when one of the workers held up the others."""
+
+    type: Literal["stacks"] = "stacks"
+    worker: int
+    stacks: str
+
+
 class EndEvent(Event):
     """Training has ended: for good (`done`), or to be gone on with."""
 
@@ -238,7 +246,7 @@ class Summary(Frozen):
 
 AnyEvent = Annotated[
     RunEvent | DatasetEvent | PlacementEvent | WorkerEvent | StartEvent | StepEvent | ShardEvent | EpochEvent
-    | CheckpointEvent | WarningEvent | FailureEvent | EndEvent, Field(discriminator="type")]
+    | CheckpointEvent | WarningEvent | FailureEvent | StacksEvent | EndEvent, Field(discriminator="type")]
 _ANY: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 

@@ -68,6 +68,8 @@ class Placement(Frozen):
     """Draw no plots."""
     timeout_seconds: float = Field(600.0, gt=0.0)
     """A collective operation that takes longer counts as a failure."""
+    stall_seconds: float = Field(0.0, ge=0.0)
+    """A worker that does not move for so long while others wait is replaced; 0: ten times a step, at least 30."""
 
     @field_validator("num_workers", mode="before")
     @classmethod

@@ -138,8 +138,9 @@ def build(job: Job, host: Host) -> Parts:
 
 def ungroup(parts: Parts) -> None:
     """Let go of the process group: it closes its connections, which tells those who wait, when nothing holds it."""
+    parts.gradients.close()
     vars(parts).update(replica=None, gradients=None)
-    gc.collect()  # DDP is part of a circle; and its hooks on the parameters would still wait for a step given up
+    gc.collect()  # DDP is part of a circle; its hooks on the parameters would still wait for a step that was given up
 
 
 def regroup(parts: Parts, replicas: Replicas) -> Parts:

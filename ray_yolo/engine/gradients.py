@@ -91,6 +91,10 @@ class GradientTree:
         self._nodes, self._exchanges = [], []  # as large as the gradient, several times
         return row
 
+    def close(self) -> None:
+        """Let go of the model: DDP holds its hook where the garbage collector does not look, and the hook the model."""
+        vars(self).clear()
+
     def _push(self, node: Node, value: Value) -> None:
         """Add a leaf to the right of the subtrees, folding those that become whole."""
         while self._nodes and (above := parent(self._nodes[-1][0], node)):

@@ -76,8 +76,8 @@ class Membership(Protocol):
     def newcomers(self) -> bool:
         """Whether somebody is waiting to join; does not wait for the answer."""
 
-    def rescues(self, step: int) -> bool:
-        """Whether this worker is the one that saves `step` because a peer was lost."""
+    def rescues(self) -> bool:
+        """Whether this worker is the one that saves the last finished step because a peer was lost."""
 
     def finish(self, summary: Summary) -> None:
         """Tell those who come later that training has ended."""
@@ -99,7 +99,7 @@ class FixedMembers:
         """Never."""
         return False
 
-    def rescues(self, step: int) -> bool:
+    def rescues(self) -> bool:
         """Never: the group is torn down, and goes on from its last checkpoint."""
         return False
 

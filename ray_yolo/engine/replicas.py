@@ -132,6 +132,11 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
     return Replicas(worker, num_workers)
 
 
+def in_group() -> bool:
+    """Whether this worker has others to talk to."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 def leave_group() -> None:
     """Leave the process group, if there is one; those who still wait for this worker in it are told."""
     if dist.is_initialized():

@@ -123,11 +123,11 @@ class Session:
                 with peers_needed():
                     self.join()
                     self._train(listen)
-            except PeerLostError as error:
+            except PeerLostError:
                 self._lost += 1
                 if self._members.lasting or self._lost > MAX_LOST:
                     raise
-                self._rescue(error)
+                self._rescue()
         self.saver.wait(needed=not self.stopped)
 
     def join(self) -> None:
@@ -161,12 +161,11 @@ class Session:
             self.follow_changes()
             train(self.parts, self.state, self.after_step, self.after_epoch, listen)
 
-    def _rescue(self, error: PeerLostError) -> None:
+    def _rescue(self) -> None:
         """Give up the step in hand, and have one of those who are left save the last finished one."""
         self.parts.optimizer.zero_grad(set_to_none=True)
         step = self.state.progress.step
-        self._warn(f"a worker was lost ({error}); the others go on from step {step}")
-        if self._begun and step > self.saver.step and not self.placement.nosave and self._members.rescues(step):
+        if self._begun and step > self.saver.step and not self.placement.nosave and self._members.rescues():
             self._save(["last"])
 
     def close(self) -> None:

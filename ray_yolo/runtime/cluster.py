@@ -22,6 +22,7 @@ import ray.exceptions
 import ray.train
 import torch
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import _TorchBackend
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -160,16 +161,42 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
 
 
+class _InPlaceBackend(_TorchBackend):
+    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
+
+    has_replica_groups = True
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
+    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
+
+
+class _InPlaceConfig(TorchConfig):
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _InPlaceBackend
+
+
+def replaces_in_place(placement: Placement, gpus: float) -> bool:
+    """Whether a lost worker is replaced while the others go on: where Ray can, and collectives end by themselves.
+
+    With a range of workers Ray starts all of them again; NCCL waits for the lost one until its watchdog aborts.
+    """
+    several = isinstance(placement.num_workers, int) and placement.num_workers > 1
+    return several and not gpus and hasattr(_TorchBackend, "has_replica_groups")
+
+
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
                   folder: Path, judge: ray.train.UserCallback) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    `judge` decides, by raising, which failures end the run.
+    `judge` decides, by raising, which failures end the run. With a `roster` in `config` workers are replaced in place.
     """
+    kind = _InPlaceConfig if config.get("roster") else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[judge],

@@ -50,11 +50,15 @@ class Judge(ray.train.UserCallback):
     """Ray's controller asks it about workers that have failed, before it starts them again.
 
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
+
+    Args:
+        in_place: workers that can go on when one is lost; 0: none, all are started again.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None,
+                 in_place: int = 0) -> None:
         self.restarts = Restarts(max_failures)
-        self._run_dir, self._recorder = run_dir, recorder
+        self._run_dir, self._recorder, self._in_place = run_dir, recorder, in_place
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
@@ -70,7 +74,8 @@ class Judge(ray.train.UserCallback):
             lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
-        self.tell(f"{told}; all workers are started again, from step {step}")
+        self.tell(f"{told}; " + ("it is replaced, and the others go on" if len(worker_exceptions) < self._in_place else
+                                 f"all workers are started again, from step {step}"))
 
     def tell(self, text: str) -> None:
         """Give a warning to the log, if there is one."""
@@ -90,7 +95,8 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
         RayYoloError: as the `Judge` says of workers that have failed.
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
-    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
+    in_place = placement.max_workers if config.get("roster") else 0
+    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder, in_place)
 
     def before_end(outcome: Future[ray.train.Result]) -> None:
         try:

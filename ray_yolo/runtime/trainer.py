@@ -28,6 +28,7 @@ from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.members import start_roster, watched
 from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.restarts import run_workers
 from ray_yolo.runtime.stopping import signals_ask
@@ -119,13 +120,16 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
                     threads=max(1, int(placement.cpus_per_worker)))
-        return run_session(job, host, placement, books.emit, lambda _: None, stop_asked)
+        return run_session(job, host, placement, books.emit, stop_asked=stop_asked)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session on Ray Train workers."""
-    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
+    roster = start_roster(placement.max_workers) if cluster.replaces_in_place(placement, gpus) else None
+    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
+              "roster": roster}
+    with watched(roster, books.warn):
+        summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
     return summary
 
 

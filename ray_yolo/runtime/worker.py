@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,21 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
+from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.replicas import Replicas, ddp_options
+from ray_yolo.engine.membership import Membership, Pulse
+from ray_yolo.engine.replicas import Replicas, ddp_options, in_group
 from ray_yolo.engine.session import run_session
-from ray_yolo.events import FailureEvent, PlacementEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import Emit, FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runtime.members import RosterMembers
+from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.stopping import driver_asks
 
 
@@ -53,17 +57,36 @@ def train_worker(config: dict[str, Any]) -> Summary:
     def tell(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
+    pulse = Pulse(placement.stall_seconds)
+    members = _members(config["roster"], placement, pulse, emit)
     try:
         with warnings_told(tell, placement.loader_processes) as init:
             host = Host(
-                replicas=Replicas(worker, context.get_world_size()), device=ray.train.torch.get_device(),
-                prepare_model=partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                replicas=Replicas() if config["roster"] else Replicas(worker, context.get_world_size()),
+                device=ray.train.torch.get_device(), prepare_model=_prepare_model,
                 prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
-                loader_init=init, threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache)
+                loader_init=init, threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache, pulse=pulse)
             torch.set_num_threads(host.threads)
-            return run_session(from_wire(config["job"]), host, placement, emit, ray.train.report, stop_asked)
+            return run_session(from_wire(config["job"]), host, placement, emit, members, stop_asked)
     except Exception:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise
     finally:
+        if isinstance(members, RosterMembers):
+            members.close()
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
+
+
+def _members(roster: ActorHandle[Roster] | None, placement: Placement, pulse: Pulse, emit: Emit) -> Membership | None:
+    """This worker's way to the others: by the roster, or (None) as Ray has put them together."""
+    if roster is None:
+        return None
+    worker = ray.train.get_context().get_world_rank()
+    return RosterMembers(roster, worker, pulse, placement.timeout_seconds,
+                         lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)))
+
+
+def _prepare_model(model: nn.Module) -> nn.Module:
+    """Ray's, which would wrap for as many workers as it has started."""
+    return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
+                                         parallel_strategy_kwargs=ddp_options())

@@ -17,6 +17,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.membership import FixedMembers
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
@@ -351,7 +352,8 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path)
     events: list[Event] = []
-    made = session.Session(job, Host(), Placement(nosave=True), events.append, lambda _: None)
+    made = session.Session(job, Host(), Placement(nosave=True), events.append, FixedMembers(Replicas()))
+    made.join()
     terms = made.parts.loss.terms
     monkeypatch.setattr(made.parts.loss, "terms", lambda *args: terms(*args) * float("nan"))
     before = [value.clone() for value in made.parts.model.state_dict().values()]

@@ -1,0 +1,153 @@
+"""A worker's place on the roster, and the driver's eye on it: how a training goes on when a worker is lost or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_yolo.engine.membership import Generation, Pulse
+from ray_yolo.engine.replicas import form_group, leave_group, offer_store
+from ray_yolo.events import Summary
+from ray_yolo.runtime.roster import Arrival, Beat, Process, Reply, Roster, Stalled, own_process
+from ray_yolo.structures import Progress
+
+_BEAT_SECONDS = 1.0
+_ASK_SECONDS = 0.05
+_ANSWER_SECONDS = 60.0
+
+
+def start_roster(wanted: int) -> ActorHandle[Roster]:
+    """The roster of a training of `wanted` workers, on this node and costing no CPU of it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Roster).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return cast("ActorHandle[Roster]", actor.remote(wanted))
+
+
+class RosterMembers:
+    """How a session finds the others by the roster; see `Membership`. A thread tells the roster of `pulse`.
+
+    Args:
+        worker: this worker's number among Ray's.
+        timeout_seconds: after which a collective operation has failed.
+        tell: takes this worker's stacks, if it holds up the others.
+    """
+
+    lasting = False
+
+    def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, timeout_seconds: float,
+                 tell: Callable[[str], None]) -> None:
+        self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
+        self._uid, self._newcomers, self._left = uuid.uuid4().hex, False, threading.Event()
+        self._tell = tell
+        threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
+
+    def join(self, progress: Progress | None) -> Generation | Summary:
+        """Wait for the next generation and form its process group. Collective.
+
+        Raises:
+            PeerLostError: if somebody was lost on the way.
+            ray.exceptions.RayError: if the roster does not answer.
+        """
+        leave_group()
+        host = get_node_ip_address()
+        store = offer_store(host)
+        arrival = Arrival(self._worker, own_process(), (host, store.port), progress)
+        _answer(self._roster.arrive.remote(self._uid, arrival))
+        while (found := _answer(self._roster.formed.remote(self._uid))) is None:
+            time.sleep(_ASK_SECONDS)
+        if isinstance(found, Summary):
+            return found
+        self._newcomers = False
+        replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout)
+        return Generation(replicas, found.source, found.behind)
+
+    def newcomers(self) -> bool:
+        """As the last beat was told."""
+        return self._newcomers
+
+    def rescues(self) -> bool:
+        """Asks the roster."""
+        return cast(bool, _answer(self._roster.rescues.remote()))
+
+    def finish(self, summary: Summary) -> None:
+        """Tells the roster."""
+        _answer(self._roster.leave.remote(self._uid, summary))
+
+    def close(self) -> None:
+        """Leave the others, who are told by their connections and by the roster."""
+        self._left.set()
+        self._roster.leave.remote(self._uid)
+        leave_group()
+
+    def _beat(self) -> None:
+        pulse, accusations = self._pulse, None
+        while not self._left.wait(_BEAT_SECONDS):
+            beat = Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
+            with contextlib.suppress(ray.exceptions.RayError):
+                reply: Reply = _answer(self._roster.beat.remote(self._uid, beat))
+                self._newcomers = reply.newcomers
+                if accusations not in (None, reply.accusations):
+                    self._tell(stacks())
+                accusations = reply.accusations
+
+
+def _answer(reference: Any) -> Any:
+    """What the roster answers, within a limit."""
+    return ray.get(reference, timeout=_ANSWER_SECONDS)
+
+
+@contextlib.contextmanager
+def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> Iterator[None]:
+    """Context in which the driver ends workers for which others wait in vain."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_BEAT_SECONDS):
+            with contextlib.suppress(ray.exceptions.RayError):
+                stalled: Stalled | None = _answer(roster.stalled.remote())
+                if stalled:
+                    tell(f"{stalled.text}: it is ended, and the others go on")
+                    end(stalled.process)
+
+    if roster:
+        threading.Thread(target=watch, name="ray_yolo watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def end(process: Process) -> None:
+    """kill -9 a process on whatever node it runs; one that is frozen ends, too."""
+    if process[:2] == own_process()[:2]:
+        _kill(process.pid)
+        return
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        _answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def stacks() -> str:
+    """What every thread of this process is at."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(f"{names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+                     for number, frame in sys._current_frames().items())

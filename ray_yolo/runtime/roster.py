@@ -1,0 +1,203 @@
+"""Who trains together: the list of a training's workers, their generations, and who of them holds up the others.
+
+A generation is a process group of its own. The next one forms when everybody of the last one who is alive has come to
+ask for it, so between two steps; whoever else is waiting becomes a member, too. Who is silent is not alive: he may come
+back, and is a newcomer then.
+
+`Roster` runs as an actor beside the recorder. It is plain and knows neither Ray nor torch, which would take seconds to
+import.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ray_yolo.events import Summary
+from ray_yolo.structures import Progress
+
+SILENCE_SECONDS = 3.0  # without a beat, of which there is one a second: not alive, for those who wait to go on
+STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
+SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
+
+
+class Process(NamedTuple):
+    """Where a worker runs."""
+
+    node: str
+    space: str  # of process ids: containers with one network have one host name
+    pid: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether that can be seen from here, and is so."""
+        here = own_process()
+        return self[:2] == here[:2] and not Path(f"/proc/{self.pid}").exists()
+
+
+def own_process() -> Process:
+    """The process that asks."""
+    return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid())
+
+
+class Arrival(NamedTuple):
+    """A worker that asks to train with others."""
+
+    worker: int  # its number among Ray's
+    process: Process
+    address: tuple[str, int]  # where the others can meet it
+    progress: Progress | None  # between which steps it stands; None: it has no state
+
+
+class Formed(NamedTuple):
+    """A generation, as one of its members is told."""
+
+    number: int
+    worker: int
+    num_workers: int
+    address: tuple[str, int]  # of worker 0
+    source: int | None  # the worker that is furthest; None: nobody has a state
+    behind: bool
+
+
+class Beat(NamedTuple):
+    """What a worker is doing."""
+
+    phase: str
+    step: int
+    seconds: float  # since the phase began
+    limit: float  # how long it may last while others wait
+
+
+class Reply(NamedTuple):
+    """What a beat is answered."""
+
+    newcomers: bool  # somebody waits to join
+    accusations: int  # so far; with each one everybody tells its stacks
+
+
+class Stalled(NamedTuple):
+    """A worker for which others wait in vain."""
+
+    process: Process
+    text: str
+
+
+class Roster:
+    """The list. Every call returns at once.
+
+    Args:
+        wanted: how many workers begin together, if they come in time.
+        clock: seconds.
+    """
+
+    def __init__(self, wanted: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._clock = wanted, clock
+        self._waiting: dict[str, Arrival] = {}
+        self._since: dict[str, float] = {}  # when each began to wait
+        self._members: dict[str, Arrival] = {}  # of the present generation, in the order of its workers
+        self._gone: set[str] = set()
+        self._beats: dict[str, tuple[float, Beat | None]] = {}
+        self._number = self._rescued = 0
+        self._accused, self._accused_at, self._accusations = "", 0.0, 0
+        self._ended: Summary | None = None
+
+    def arrive(self, uid: str, arrival: Arrival) -> None:
+        """A worker stands between two steps and asks for the next generation."""
+        self._waiting[uid], self._since[uid] = arrival, self._clock()
+        self._beats[uid] = (self._clock(), None)
+
+    def formed(self, uid: str) -> Formed | Summary | None:
+        """The generation that a worker that has arrived belongs to; how training ended if it has; None: not yet."""
+        if self._ended:
+            return self._ended
+        if self._waiting and self._is_ready():
+            self._form()
+        if uid in self._waiting or uid not in self._members:
+            return None
+        arrivals = list(self._members.values())
+        reached = [arrival.progress for arrival in arrivals]
+        furthest = max((progress for progress in reached if progress), default=None)
+        return Formed(self._number, list(self._members).index(uid), len(arrivals), arrivals[0].address,
+                      None if furthest is None else reached.index(furthest), set(reached) != {furthest})
+
+    def beat(self, uid: str, beat: Beat) -> Reply:
+        """A worker tells what it does."""
+        self._beats[uid] = (self._clock(), beat)
+        newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
+        return Reply(newcomers, self._accusations)
+
+    def leave(self, uid: str, summary: Summary | None = None) -> None:
+        """A worker asks for no other generation: training has ended, or it has failed (no summary)."""
+        self._gone.add(uid)
+        self._waiting.pop(uid, None)
+        self._ended = summary or self._ended
+
+    def rescues(self) -> bool:
+        """Whether the caller is the first of its generation to ask."""
+        first, self._rescued = self._number > self._rescued, self._number
+        return first
+
+    def stalled(self) -> Stalled | None:
+        """The member that others have waited for the longest beyond its limit, once everybody has told its stacks."""
+        uid = max(self._members, key=self._lateness, default="")
+        if not uid or self._lateness(uid) <= 0 or not self._somebody_waits(uid):
+            self._accused = ""
+            return None
+        if uid != self._accused:
+            self._accused, self._accused_at, self._accusations = uid, self._clock(), self._accusations + 1
+        if self._clock() - self._accused_at < STACKS_SECONDS:
+            return None
+        self._gone.add(uid)
+        arrival, (_, beat) = self._members[uid], self._beats[uid]
+        process = arrival.process
+        return Stalled(process, f"worker {arrival.worker} on {process.node} (process {process.pid}) has not moved for "
+                                f"{self._idle(uid):.0f} s ({beat.phase if beat else 'joining'}, after step "
+                                f"{beat.step if beat else 0})")
+
+    def _is_ready(self) -> bool:
+        """Whether the next generation can form."""
+        members = self._members.keys() - self._gone
+        if any(uid not in self._waiting and self._is_alive(uid) for uid in members):
+            return False
+        survivors = members & self._waiting.keys()
+        waited = self._clock() - min(self._since[uid] for uid in self._waiting)
+        return bool(survivors) or len(self._waiting) >= self._wanted or waited > SETTLE_SECONDS
+
+    def _form(self) -> None:
+        alive = {uid: arrival for uid, arrival in self._waiting.items() if self._is_alive(uid)}
+        self._members = dict(sorted(alive.items(), key=lambda item: (item[1].worker, item[0])))
+        self._waiting, self._since = {}, {}
+        self._number += 1
+
+    def _is_alive(self, uid: str) -> bool:
+        arrival = self._waiting.get(uid) or self._members[uid]
+        heard = self._clock() - self._beats[uid][0] <= SILENCE_SECONDS
+        return heard and uid not in self._gone and not arrival.process.has_ended
+
+    def _idle(self, uid: str) -> float:
+        """Seconds that a worker has been in its phase, as far as it is known."""
+        heard, beat = self._beats[uid]
+        return self._clock() - heard + (beat.seconds if beat else 0.0)
+
+    def _lateness(self, uid: str) -> float:
+        """Seconds beyond its limit that a member has not moved; negative if it has, or waits itself."""
+        _, beat = self._beats[uid]
+        if uid in self._gone or uid in self._waiting or beat is None:
+            return -1.0
+        if beat.phase == "exchanging" and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
+            return -1.0
+        return self._idle(uid) - beat.limit
+
+    def _somebody_waits(self, uid: str) -> bool:
+        """Whether another member is alive and waits, or there is none: then it is the user who does."""
+        others = [other for other in self._members if other != uid and self._is_alive(other)]
+        return not others or any(other in self._waiting or self._phase(other) == "exchanging" for other in others)
+
+    def _phase(self, uid: str) -> str | None:
+        beat = self._beats[uid][1]
+        return beat and beat.phase
