@@ -26,7 +26,7 @@ from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
-from ray_yolo.engine.replicas import peers_needed
+from ray_yolo.engine.replicas import Replicas, peers_needed
 from ray_yolo.engine.saver import Saver
 from ray_yolo.engine.state import TrainState, capture, restore
 from ray_yolo.errors import PeerLostError, TrainingError
@@ -139,10 +139,10 @@ class Session:
         if isinstance(found, Summary):
             self.ended, self._begun = found, True
             return
-        if found.replicas is not self.host.replicas:
-            self.parts = regroup(self.parts, found.replicas)
-        self.state = self._resume() if found.source is None else self._take_over(found)
+        self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
         self._begun = True
+        if found.replicas is not self.host.replicas:  # now that all have one state: DDP would give all that of worker 0
+            self.parts = regroup(self.parts, found.replicas)
         if self.records:
             progress = self.state.progress
             self._emit(StartEvent(
@@ -279,14 +279,14 @@ class Session:
         state, patience = self.state, self.job.recipe.patience
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
-    def _resume(self) -> TrainState:
+    def _resume(self, replicas: Replicas) -> TrainState:
         """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective."""
         step = -1
-        if self.records:
+        if replicas.worker == 0:
             step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
             for problem in problems:
                 self._warn(f"damaged checkpoint set aside: {problem}")
-        chosen = int(self.host.replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
+        chosen = int(replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
             saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
@@ -298,7 +298,7 @@ class Session:
         """The state of the worker that is furthest, out of its memory. Collective."""
         if not generation.behind:
             return self.state
-        source, replicas = cast(int, generation.source), self.host.replicas
+        replicas, source = generation.replicas, cast(int, generation.source)
         own = capture(self.parts, self.state, {}) if replicas.worker == source else None
         given = replicas.share(own, source)
         return self.state if own else restore(self.parts, given)

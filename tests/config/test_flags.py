@@ -25,7 +25,7 @@ TRAIN_FLAGS = frozenset([
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
     "--max-failures", "--wait-for-resources", "--save-period", "--save-steps", "--keep-checkpoints", "--nosave",
-    "--noplots", "--timeout-seconds", "--register", "--registered-name", "--callbacks", "--bucket", "--evolve",
+    "--noplots", "--timeout-seconds", "--stall-seconds", "--register", "--registered-name", "--callbacks", "--bucket", "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
     "--help",

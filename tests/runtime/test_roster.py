@@ -1,0 +1,215 @@
+"""The roster alone, on a clock of the test's: who trains with whom, and who holds up the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ray_yolo.events import Summary
+from ray_yolo.runtime import roster as module
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Roster, own_process
+from ray_yolo.structures import Progress
+
+ELSEWHERE = Process("node7", "pid:[1]", 42)
+ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+EXCHANGING = Beat("exchanging", 3, 1.0, 30.0)
+
+
+class Desk:
+    """A roster, its clock, and workers who speak to it by one letter."""
+
+    def __init__(self, wanted: int = 3) -> None:
+        self.now = 0.0
+        self.roster = Roster(wanted, lambda: self.now)
+
+    def arrive(self, names: str, step: int | None = 0) -> None:
+        for name in names:
+            progress = None if step is None else Progress(0, 4 * step, step)
+            self.roster.arrive(name, Arrival("abcdef".index(name), ELSEWHERE, (name, 1), progress))
+
+    def beat(self, names: str, beat: Beat = EXCHANGING) -> list[bool]:
+        return [self.roster.beat(name, beat).newcomers for name in names]
+
+    def pass_by(self, seconds: int, alive: str = "", beat: Beat = EXCHANGING) -> None:
+        """Seconds pass, in each of which those who are alive send a beat."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.beat(alive, beat)
+
+    def members(self, names: str) -> list[int | None]:
+        """The number that each has in its generation."""
+        found = [self.roster.formed(name) for name in names]
+        return [each.worker if isinstance(each, Formed) else None for each in found]
+
+
+def started(names: str = "abc") -> Desk:
+    desk = Desk(len(names))
+    desk.arrive(names, None)
+    assert desk.members(names) == list(range(len(names)))
+    return desk
+
+
+def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
+    desk = Desk()
+    desk.arrive("cb", None)
+    assert desk.members("bc") == [None, None]
+    desk.arrive("a", None)
+    assert [desk.roster.formed(name) for name in "abc"] == [
+        Formed(1, number, 3, ("a", 1), None, False) for number in range(3)]  # in the order of Ray's numbers
+
+
+def test_the_first_generation_does_not_wait_for_ever() -> None:
+    desk = Desk()
+    desk.arrive("ab", None)
+    desk.pass_by(60, "ab")
+    assert desk.members("ab") == [None, None]
+    desk.pass_by(1, "ab")
+    assert desk.members("ab") == [0, 1]
+
+
+def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthest() -> None:
+    desk = started()
+    desk.arrive("a", 5)
+    desk.arrive("c", 6)
+    desk.pass_by(3, "ac")
+    assert desk.members("ac") == [None, None]  # b may still come
+    desk.pass_by(1, "ac")
+    assert desk.roster.formed("a") == Formed(2, 0, 2, ("a", 1), 1, True)
+    assert desk.roster.formed("c") == Formed(2, 1, 2, ("a", 1), 1, True)
+    assert desk.members("b") == [None]
+
+
+def test_survivors_go_on_at_once_without_one_who_has_said_that_he_leaves() -> None:
+    desk = started()
+    desk.roster.leave("b")
+    desk.arrive("ac", 5)
+    assert desk.members("ac") == [0, 1]
+    assert not desk.roster.formed("a").behind
+
+
+def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, desk = own_process(), Desk(2)
+    assert here == (os.uname().nodename, os.readlink("/proc/self/ns/pid"), os.getpid())
+    for uid, pid in (("a", here.pid), ("b", here.pid)):
+        desk.roster.arrive(uid, Arrival(0, here._replace(pid=pid), (uid, 1), None))
+    assert set(desk.members("ab")) == {0, 1}
+    desk.roster._members["b"] = desk.roster._members["b"]._replace(process=here._replace(pid=ended.pid))
+    desk.roster.arrive("a", Arrival(0, here, ("a", 1), Progress(0, 4, 1)))
+    assert desk.members("a") == [0]
+    assert desk.roster.formed("a").num_workers == 1
+
+
+def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None:
+    desk = started()
+    desk.roster.leave("b")
+    desk.arrive("ac", 5)
+    desk.members("ac")
+    assert desk.beat("ac") == [False, False]
+    desk.arrive("e", None)
+    assert desk.members("e") == [None]  # the others train
+    assert desk.beat("ac") == [True, True]
+    desk.arrive("ac", 9)
+    assert desk.roster.formed("e") == Formed(3, 2, 3, ("a", 1), 0, True)
+    assert desk.beat("ac") == [False, False]
+
+
+def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody() -> None:
+    desk = started()
+    desk.arrive("d", None)
+    desk.pass_by(4, "abc")
+    assert desk.beat("abc") == [False] * 3
+    desk.arrive("abc", 5)
+    assert desk.members("abc") == [0, 1, 2]
+    assert desk.roster.formed("a").num_workers == 3
+
+
+def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
+    desk = started()
+    desk.arrive("ac", 5)
+    desk.pass_by(4, "ac")
+    assert desk.members("ac") == [0, 1]
+    desk.arrive("b", 5)
+    assert desk.members("b") == [None]
+    assert desk.beat("ac") == [True, True]
+
+
+def test_one_of_a_generation_rescues_its_last_step() -> None:
+    desk = started()
+    assert [desk.roster.rescues() for _ in range(3)] == [True, False, False]
+    desk.arrive("abc", 5)
+    desk.members("abc")
+    assert desk.roster.rescues()
+
+
+def test_who_comes_when_training_has_ended_is_told_how() -> None:
+    desk = started()
+    for name in "abc":
+        desk.roster.leave(name, ENDED)
+    desk.arrive("d", None)
+    assert desk.roster.formed("d") == ENDED
+
+
+def accused(desk: Desk, waiting: str = "ac") -> str | None:
+    """Whom the roster ends, once all have told their stacks."""
+    first = desk.roster.stalled()
+    assert first is None
+    desk.pass_by(3, waiting)
+    found = desk.roster.stalled()
+    return found and found.text
+
+
+@pytest.mark.parametrize(("phase", "alive"), [("loading", "b"), ("saving", "b"), ("exchanging", "")])
+def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str, alive: str) -> None:
+    """One that is stuck and says so; and one that is frozen and says nothing, wherever that has caught it."""
+    desk = started()
+    desk.beat("b", Beat(phase, 3, 20.0, 30.0))
+    desk.pass_by(9, "ac")
+    assert accused(desk) is None
+    desk.pass_by(1, "ac")
+    if alive:
+        desk.beat("b", Beat(phase, 3, 31.0, 30.0))
+    assert accused(desk) == (f"worker 1 on node7 (process 42) has not moved for {34 if alive else 36} s "
+                             f"({phase}, after step 3)")
+    desk.arrive("ac", 3)
+    assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
+
+
+def test_nobody_is_named_while_nobody_waits() -> None:
+    desk = started()
+    busy = Beat("computing", 3, 0.5, 30.0)
+    desk.beat("b", Beat("loading", 3, 100.0, 30.0))
+    desk.pass_by(4, "ac", busy)
+    assert desk.roster.stalled() is None
+    desk.pass_by(4, "ac", busy)
+    assert desk.roster.stalled() is None
+
+
+def test_all_who_wait_for_each_other_are_left_alone() -> None:
+    desk = started()
+    desk.pass_by(200, "abc")
+    assert desk.roster.stalled() is None
+
+
+def test_one_who_trains_alone_is_named_for_the_user_waits() -> None:
+    desk = started("a")
+    desk.beat("a", Beat("loading", 3, 31.0, 30.0))
+    assert accused(desk, "") is not None
+
+
+def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
+    desk = started()
+    before = desk.roster.beat("a", EXCHANGING).accusations
+    desk.beat("b", Beat("loading", 3, 31.0, 30.0))
+    desk.roster.stalled()
+    desk.roster.stalled()
+    assert desk.roster.beat("a", EXCHANGING).accusations == before + 1
+
+
+def test_the_roster_needs_neither_torch_nor_ray() -> None:
+    code = f"import sys, {module.__name__}; print(sorted({{'torch', 'ray'}} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
