@@ -141,7 +141,7 @@ class Session:
             return
         self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
         self._begun = True
-        if found.replicas is not self.host.replicas:  # now that all have one state: DDP would give all that of worker 0
+        if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
             self.parts = regroup(self.parts, found.replicas)
         if self.records:
             progress = self.state.progress

@@ -17,12 +17,13 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.membership import FixedMembers
+from ray_yolo.engine.membership import FixedMembers, Generation
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import CheckpointError, TrainingError
+from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, StepEvent, WarningEvent, parse_event
+from ray_yolo.structures import Progress
 from tests.support import run_log
 from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
@@ -106,6 +107,94 @@ def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
     assert_same(final["state"], calm["state"])
     # dying after a step, before its checkpoint: each restart repeats exactly that one
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
+
+
+class Scripted(FixedMembers):
+    """Worker 1 trains two steps alone; then worker 0, which has no state, trains with it."""
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas) -> None:
+        super().__init__(replicas)
+        self.both, self.joined = replicas, Replicas()
+        self.asked = self.joins = 0
+
+    def join(self, progress: Progress | None) -> Generation:
+        self.joins += 1
+        if self.both.worker == 1 and self.joins == 1:
+            assert progress is None
+            return Generation(self.joined, None, False)
+        assert (progress and progress.step) == (2 if self.both.worker else None)
+        self.joined = self.both
+        return Generation(self.both, 1, True)
+
+    def newcomers(self) -> bool:
+        self.asked += 1
+        return self.asked == 2 and self.joins == 1 and self.both.worker == 1
+
+
+def train_with_a_newcomer(replicas: Replicas, job: Job) -> dict[str, Any]:
+    members, events = Scripted(replicas), []
+    host = Host(prepare_model=lambda model: wrap_model(model, members.joined))
+    run_session(job, host, Placement(save_steps=1), events.append, members)
+    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins}
+
+
+def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], tmp_path: Path) -> None:
+    """Whose weights DDP gives to all."""
+    first, second = run_workers(2, train_with_a_newcomer, make_job(tmp_path, **EXACT))
+    assert_same(first["state"], calm["state"])
+    assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
+    assert (second["joins"], first["joins"]) == (2, 1)
+
+
+class Losing(FixedMembers):
+    """The next collective operations fail as if a peer had gone; then this worker goes on alone."""
+
+    lasting = False
+
+    def __init__(self, job: Job, patch: pytest.MonkeyPatch, losses: int, where: str) -> None:
+        super().__init__(Replicas())
+        self.job, self.left, self.rescued = job, losses, 0
+        original = getattr(session, where)
+
+        def lose(*args: Any) -> Any:
+            if self.left and (where == "evaluate" or args[1].progress.step >= 3):
+                self.left -= 1
+                raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
+            return original(*args)
+
+        patch.setattr(session, where, lose)
+
+    def join(self, progress: Progress | None) -> Generation:
+        return Generation(Replicas(), None if progress is None else 0, False)
+
+    def rescues(self) -> bool:
+        self.rescued += 1
+        return True
+
+
+@pytest.mark.parametrize("where", ["train", "evaluate"])
+def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
+        calm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Also in the validation, which is then done once more."""
+    job, events = make_job(tmp_path, **EXACT), []
+    members = Losing(job, monkeypatch, 1, where)
+    listen = iter([False, False, True])  # leaves the loop after its third step
+
+    monkeypatch.setattr(members, "newcomers", lambda: where == "train" and next(listen, False))
+    run_session(job, Host(), Placement(), events.append, members)
+    assert_same(last_state(job), calm["state"])
+    assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
+    assert [event.epoch for event in run_log.only(EpochEvent, events) if event.step] == [0, 1, 2, 3] or where == "train"
+    assert members.rescued == 1
+    assert [event.step for event in run_log.only(CheckpointEvent, events)][:2] == ([2, 3] if where == "train" else [2, 2])
+
+
+def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, **EXACT)
+    with pytest.raises(PeerLostError, match="Connection reset by peer"):
+        run_session(job, Host(), Placement(), lambda event: None, Losing(job, monkeypatch, 100, "evaluate"))
 
 
 def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other_workers(
