@@ -41,6 +41,10 @@ class PeerLostError(LostWorkersError):
     """A collective operation failed because another worker is gone, or does not answer; this one is sound."""
 
 
+class WrongWeightsError(RuntimeError):
+    """This worker has other weights than the rest. Not one of ours that ends a command: another one takes its place."""
+
+
 class ResourcesError(RayYoloError):
     """The cluster can never provide what was asked for (exit 4)."""
 

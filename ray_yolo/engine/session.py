@@ -28,8 +28,8 @@ from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.replicas import Replicas, peers_needed
 from ray_yolo.engine.saver import Saver
-from ray_yolo.engine.state import TrainState, capture, restore
-from ray_yolo.errors import PeerLostError, TrainingError
+from ray_yolo.engine.state import TrainState, capture, fingerprint, restore
+from ray_yolo.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.events import (
     ClassResult,
     Emit,
@@ -45,6 +45,7 @@ from ray_yolo.ops.schedule import Rates
 
 STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
+STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint as well
 MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 
@@ -198,6 +199,8 @@ class Session:
         inside = step.images.stop < len(self.job.train) and not self.placement.nosave
         self.stopped, self._regroup = result.wishes
         due = (save_steps and progress.step % save_steps == 0 and inside) or (self.stopped and not self.placement.nosave)
+        if due or progress.step % STEPS_PER_COMPARISON == 0:
+            self.compare_weights()
         if due and self.records:
             self._save(["last"])
 
@@ -205,6 +208,7 @@ class Session:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
         recipe, state = self.job.recipe, self.state
         trained, last = time.perf_counter(), epoch + 1 == self.job.recipe.epochs
+        self.compare_weights()
         found = self.validate() if last or not recipe.noval else None
         self.saver.wait()  # so that the log tells of an epoch's checkpoint before the next epoch
         self._emit(ShardEvent(worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
@@ -239,6 +243,18 @@ class Session:
         parts.host.pulse.enter("validating")
         return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
                         self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
+
+    def compare_weights(self) -> None:
+        """Find out whether a worker has other weights than the rest: it computes wrongly. Collective.
+
+        Raises:
+            WrongWeightsError: on workers that do not belong to a majority. They are as good as lost.
+        """
+        found = self.host.replicas.gather_rows(fingerprint(self.parts)[None, None],
+                                               [1] * self.host.replicas.num_workers).flatten().tolist()
+        if 2 * found.count(found[self.host.replicas.worker]) <= len(found) > 1:
+            raise WrongWeightsError(f"the weights after step {self.state.progress.step} are not those of the other "
+                                    "workers: memory or arithmetic that is broken, or a processor of another kind")
 
     def finish(self) -> Summary:
         """Record the end, if it is one. Returns how it was.

@@ -100,5 +100,12 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
                       meta.get("moved", True))
 
 
+def fingerprint(parts: Parts) -> Tensor:
+    """() int64 that any flipped bit of the weights, statistics or their average changes."""
+    tensors = [*parts.model.state_dict().values(), *parts.ema.model.state_dict().values()]
+    sums = torch.stack([tensor.view(torch.int32).sum() for tensor in tensors if tensor.is_floating_point()])
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # swapped tensors are told apart, too
+
+
 def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in entry.items() if value is not None}

@@ -21,7 +21,7 @@ from ray_yolo.engine.membership import FixedMembers, Generation
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
-from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError
+from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, StepEvent, WarningEvent, parse_event
 from ray_yolo.structures import Progress
 from tests.support import run_log
@@ -195,6 +195,37 @@ def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monk
     job = make_job(tmp_path, **EXACT)
     with pytest.raises(PeerLostError, match="Connection reset by peer"):
         run_session(job, Host(), Placement(), lambda event: None, Losing(job, monkeypatch, 100, "evaluate"))
+
+
+def train_with_a_flipped_bit(replicas: Replicas, job: Job, broken: int) -> str:
+    """Worker `broken` has another sign of one weight after the second step. Returns what ended this worker."""
+    parts: list[Any] = []
+
+    def flip() -> bool:
+        if replicas.worker == broken and len(parts.append(None) or parts) == 3:
+            weight = next(made.parts.model.parameters())
+            weight.data[0, 0, 0, 0] *= -1
+        return False
+
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    made = session.Session(job, host, Placement(save_steps=1), lambda event: None, FixedMembers(replicas))
+    try:
+        made.train_with_others(flip)
+    except (WrongWeightsError, PeerLostError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(("workers", "ended"), [(3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights"] * 2)])
+def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
+        tmp_path: Path, workers: int, ended: list[str]) -> None:
+    """By the majority; of two it could be either."""
+    job = make_job(tmp_path, **EXACT)
+    found = run_workers(workers, train_with_a_flipped_bit, job, 1)
+    assert [text.partition("Error: ")[0] for text in found] == ended
+    assert "after step 3 are not those" in found[1]
+    # the others may have had the time to save what they agree on
+    assert next(checkpoint.newest_first(job.run_dir)).name in ("step-2", "step-3")[: workers - 1]
 
 
 def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other_workers(
