@@ -179,6 +179,24 @@ def sync(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def verify(argv: Sequence[str] | None = None) -> int:
+    """Check a run's files, and compare its weights with those of another run. Returns 3 if something is not right."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
+        "Check every checkpoint and weights file of a run against its manifest; with a second run also whether both "
+        "trained the same bits, at every step that both have saved."))
+    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/train/exp")
+    parser.add_argument("other", type=Path, nargs="?", help="folder of another run")
+    options = parser.parse_args(argv)
+    from ray_yolo.runlog.verification import check_files, compare_runs
+
+    findings = check_files(options.run_dir)
+    if options.other:
+        findings += compare_runs(options.run_dir, options.other)
+    for found in findings:
+        print(f"{found.what:<30} {found.problem or 'ok'}")
+    return 3 if any(found.problem for found in findings) else 0
+
+
 def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
          note: Callable[[Model], str] | None = None) -> int:
     """Do as the command line says; with --dry-run check it, and print every setting as it is decided."""

@@ -122,6 +122,8 @@ class StartEvent(Event):
     epochs: int
     terms: tuple[str, ...] = ANCHOR_TERMS
     """Names of the loss's terms."""
+    regrouped: bool = False
+    """Out of the memory of workers that have gone on, not from a checkpoint."""
 
 
 class StepEvent(RowEvent):
@@ -190,6 +192,8 @@ class CheckpointEvent(Event):
     epoch: int
     path: str
     kinds: tuple[str, ...]
+    digest: str = ""
+    """SHA-256 of its tensors."""
 
 
 class WarningEvent(Event):

@@ -150,6 +150,24 @@ def _link(source: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)  # a replacement of a file by another name of itself leaves it, too
 
 
+def digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 over names, kinds and bytes of a state's tensors: what an equal training has equal."""
+    whole = hashlib.sha256()
+    for name, tensor in tensors(state):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return whole.hexdigest()
+
+
+def tensors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state by dotted name, sorted."""
+    for name, value in sorted(tree.items()):
+        if isinstance(value, torch.Tensor):
+            yield prefix + name, value
+        elif isinstance(value, Mapping):
+            yield from tensors(value, f"{prefix}{name}.")
+
+
 def prune(run_dir: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints; linked weights stay."""
     for folder in list(newest_first(run_dir))[keep:]:

@@ -75,7 +75,8 @@ class Saver:
     def _write(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
         path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
         checkpoint.prune(self._run_dir, self._keep)
-        self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds)))
+        self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
+                                   digest=checkpoint.digest(state)))
 
 
 def copied(tree: Any) -> Any:

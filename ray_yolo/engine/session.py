@@ -148,7 +148,8 @@ class Session:
             progress = self.state.progress
             self._emit(StartEvent(
                 step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
-                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names))
+                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names,
+                regrouped=found.source is not None))
             if self.state.last_epoch:  # its event may have been lost on the way when a worker died
                 self._emit(self.state.last_epoch)
         self.clock = self._start_clock()

@@ -180,7 +180,8 @@ def _project(events: Sequence[Event], committed: float) -> list[Event]:
     limit = math.inf
     for event in reversed(events):
         # What training never goes back before; after a failure it does: to the last checkpoint.
-        if isinstance(event, (CheckpointEvent, StartEvent)) or (isinstance(event, EndEvent) and event.status == "done"):
+        saved = isinstance(event, CheckpointEvent) or (isinstance(event, StartEvent) and not event.regrouped)
+        if saved or (isinstance(event, EndEvent) and event.status == "done"):
             committed = max(committed, event.step)
         if isinstance(event, StartEvent):
             limit = min(limit, event.step)

@@ -15,6 +15,7 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.events import EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import best_row, durable, epoch_rows
+from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.metrics import Metric, best_metrics, metrics, terms_of
 
 RUN_ID_TAG = "ray_yolo.run_id"
@@ -67,7 +68,8 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
         experiment=Path(run.placement["project"]).name or "ray_yolo",
         start_ms=_milliseconds(run),
         params={path: text[:_LONGEST_PARAM] for path, text in _params(run).items()},
-        tags=_tags(run, starts),
+        tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
+                                   vars(interruptions(events)).items()},
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
@@ -93,7 +95,7 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
     tags = {
         RUN_ID_TAG: run.run_id,
         "ray_yolo.recipe_digest": recipe_digest(Recipe.model_validate(run.recipe)),
-        "ray_yolo.attempts": str(len(starts)),
+        "ray_yolo.attempts": str(sum(not start.regrouped for start in starts)),
         "ray_yolo.workers": str(starts[-1].num_workers if starts else 0),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": run.command,

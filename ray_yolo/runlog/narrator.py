@@ -24,6 +24,7 @@ from ray_yolo.events import (
     WarningEvent,
 )
 from ray_yolo.redact import printable
+from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.owed import read_run_file
 
@@ -201,7 +202,8 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     rows = epoch_rows(surviving(events))
     end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
     best = best_row(rows)
-    lines = [_outcome(end, rows)]
+    found = interruptions(events)
+    lines = [_outcome(end, rows), *([f"interrupted  {found.line}"] if found.restarts or found.regroupings else [])]
     if best:
         table = [CLASS_HEADER, *map(class_row, best.per_class), ""]
         lines = [*table, *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",

@@ -1,0 +1,9 @@
+"""`python -m ray_yolo.verify`: whether a run's files are sound, and whether two runs trained the same weights."""
+
+import sys
+
+from ray_yolo.cli import run
+from ray_yolo.cli import verify as main
+
+if __name__ == "__main__":
+    sys.exit(run(main))
