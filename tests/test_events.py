@@ -44,7 +44,8 @@ EXAMPLES: list[Event] = [
     run_log.step(1), ShardEvent(worker=1, epoch=0, step=10, images=40, wait_seconds=0.5, seconds=9.0, node="a", pid=7),
     run_log.epoch(0), run_log.epoch(1, val=None, metrics=None, per_class=[], fitness=None, best=False),
     run_log.checkpoint(10), WarningEvent(message="slow"), WarningEvent(message="slow", worker=3),
-    FailureEvent(worker=0, traceback="one\ntwo"), StacksEvent(worker=0, stacks="MainThread:\n"), run_log.end(30, best_epoch=2, best_fitness=0.5, stopped_early=True)]
+    FailureEvent(worker=0, traceback="one\ntwo"), StacksEvent(worker=0, stacks="MainThread:\n"),
+    run_log.end(30, best_epoch=2, best_fitness=0.5, stopped_early=True)]
 SUMMARY = Summary(step=3, epoch=0, best_epoch=0, best_fitness=0.1, stopped_early=False, stopped=False, last_epoch=None)
 
 

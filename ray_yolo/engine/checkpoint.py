@@ -23,7 +23,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -32,6 +32,7 @@ from ray_yolo.errors import CheckpointError, TrainingError
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # before the name of a checkpoint's folder
+_OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
 
 CONVERT_HINT = (
     "it holds pickled objects, which are never loaded; in the environment that made it run: python -c \"import torch; "
@@ -48,7 +49,8 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     """
     root = run_dir / "checkpoints"
     folder = root / f"step-{step}"
-    temporary = root / f"{WRITING}step-{step}-{uuid.uuid4().hex[:8]}"  # another worker may save, too, if one was lost
+    temporary = root / f"{_OWN}step-{step}"
+    _sweep(root, others=False)
     try:
         temporary.mkdir(parents=True)
         size, sha256 = _write_state(temporary / "state.pt", state)
@@ -61,8 +63,7 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
         temporary.rename(folder)
         _sync(root)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        _put_back(root)
+        _sweep(root, others=False)
     _link_weights(run_dir)
     return folder
 
@@ -87,27 +88,25 @@ def _write_state(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
     """Write a state durably, without a second copy of it in memory. Returns size and SHA-256."""
     with path.open("wb") as file:
         hashed = _Hashed(file)
-        torch.save(dict(state), hashed)
+        torch.save(dict(state), cast(BinaryIO, hashed))
         file.flush()
         os.fsync(file.fileno())
     return hashed.size, hashed.sha256.hexdigest()
 
 
-def _put_back(root: Path) -> None:
-    """Remove replaced checkpoints; one whose successor never came gets its name back."""
+def _sweep(root: Path, *, others: bool) -> None:
+    """Remove what saves have left half way; a replaced checkpoint whose successor never came gets its name back.
+
+    Args:
+        others: also what other processes write, which may live: where a worker was lost, a second one saves.
+    """
     for path in root.glob(f"{REPLACED}*"):
         folder = root / path.name.removeprefix(REPLACED)
-        if folder.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+        if not folder.exists():
             path.rename(folder)
-
-
-def _sweep(root: Path) -> None:
-    """Remove what saves have left half way."""
-    _put_back(root)
     for path in root.glob(".*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if others or path.name.startswith(_OWN) or not path.name.startswith(WRITING):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def steps_of_weights(run_dir: Path) -> dict[str, int]:
@@ -155,7 +154,7 @@ def digest(state: Mapping[str, Any]) -> str:
     whole = hashlib.sha256()
     for name, tensor in tensors(state):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 
@@ -200,7 +199,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
     """
     root = run_dir / "checkpoints"
     try:
-        _sweep(root)
+        _sweep(root, others=True)
         newest, problems = newest_verified(run_dir)
         if newest is None:
             return -1, problems

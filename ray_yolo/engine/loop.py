@@ -73,7 +73,7 @@ Listen = Callable[[], Wishes]
 
 def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
           listen: Listen = Wishes) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker has a wish. Moves `state` along.
+    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker has a wish. Moves `state`.
 
     Collective: whichever worker has heard a wish, all return after the same step. It is for `after_epoch` to close the
     epoch: who comes back between its last step and that begins with `after_epoch`.

@@ -84,7 +84,7 @@ class Replicas:
         dist.broadcast(length, source)
         data = torch.frombuffer(bytearray(buffer.getvalue() or int(length)), dtype=torch.uint8)
         dist.broadcast(data, source)
-        received: dict[str, Any] = torch.load(io.BytesIO(data.numpy()), weights_only=True)
+        received: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
         return received
 
     def parts(self, spread: bool) -> int:

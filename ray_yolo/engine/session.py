@@ -197,9 +197,10 @@ class Session:
         self.host.pulse.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps
-        inside = step.images.stop < len(self.job.train) and not self.placement.nosave
+        inside = step.images.stop < len(self.job.train)
         self.stopped, self._regroup = result.wishes
-        due = (save_steps and progress.step % save_steps == 0 and inside) or (self.stopped and not self.placement.nosave)
+        due = not self.placement.nosave and (
+            self.stopped or (save_steps and progress.step % save_steps == 0 and inside))
         if due or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due and self.records:

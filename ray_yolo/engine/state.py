@@ -47,7 +47,7 @@ class TrainState:
             self.epoch_sums = tuple(old + more for old, more in zip(self.epoch_sums, new, strict=True))
 
     def close_epoch(self) -> tuple[float, ...]:
-        """Move on to the next epoch. Returns the mean of each term of the loss per image of this one, NaN of no image."""
+        """Go to the next epoch. Returns the mean of each term of the loss per image of this one, NaN of no image."""
         *sums, images = self.epoch_sums
         self.progress = Progress(self.progress.epoch + 1, 0, self.progress.step)
         self.epoch_sums, self.skipped = (0.0,) * len(self.epoch_sums), 0

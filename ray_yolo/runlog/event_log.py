@@ -179,10 +179,11 @@ def _project(events: Sequence[Event], committed: float) -> list[Event]:
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):
-        # What training never goes back before; after a failure it does: to the last checkpoint.
-        saved = isinstance(event, CheckpointEvent) or (isinstance(event, StartEvent) and not event.regrouped)
-        if saved or (isinstance(event, EndEvent) and event.status == "done"):
-            committed = max(committed, event.step)
+        # What training never goes back before; after a failure it does: to the last checkpoint. Where workers went on
+        # out of their memory, nothing was saved.
+        match event:
+            case CheckpointEvent() | StartEvent(regrouped=False) | EndEvent(status="done"):
+                committed = max(committed, event.step)
         if isinstance(event, StartEvent):
             limit = min(limit, event.step)
         if not isinstance(event, RowEvent) or event.step <= min(limit, committed):

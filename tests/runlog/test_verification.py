@@ -17,7 +17,8 @@ from ray_yolo.runlog.verification import check_files, compare_runs
 
 
 def state(weight: float, step: int) -> dict:
-    return {"meta": json.dumps({"seconds": weight}), "model": {"a.weight": torch.ones(2, 3), "b.bias": torch.tensor([weight, 1.0])},
+    model = {"a.weight": torch.ones(2, 3), "b.bias": torch.tensor([weight, 1.0])}
+    return {"meta": json.dumps({"seconds": weight}), "model": model,
             "optimizer": {"0": {"step": torch.tensor(float(step))}}}
 
 
