@@ -81,7 +81,7 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
     """
-    while (epoch := state.progress.epoch) < parts.plan.recipe.epochs:
+    for epoch in range(state.progress.epoch, parts.plan.recipe.epochs):
         parts.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(parts.job, state.class_maps))
         for launched in launch_steps(parts, state.progress, listen):
             step, result = launched.summed.step, finish_step(parts, launched)

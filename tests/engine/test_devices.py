@@ -136,7 +136,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     def send(numbers: Tensor) -> Callable[[], list[float]]:
         happened.append("sent")
-        return lambda: happened.append("read") or [0.0] * (len(numbers) - 2) + [1.0, 0.0]
+        return lambda: happened.append("read") or [0.0] * (len(numbers) - 3) + [1.0, 0.0, 0.0]
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))
@@ -146,7 +146,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     parts.loss.terms(torch.ones(len(parts.loss.names), 1, device=device), torch.ones((), device=device))
     stack.enter_context(Watch())
     parts.loader = [batch] * 4
-    for launched in loop.launch_steps(parts, Progress(), lambda: False):
+    for launched in loop.launch_steps(parts, Progress(), loop.Wishes):
         assert not loop.finish_step(parts, launched).skipped
     parts.gradients.backward_of_nothing(loop.blank_loss(parts))
     return happened
