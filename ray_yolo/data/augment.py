@@ -11,10 +11,11 @@ import cv2
 import numpy as np
 
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.data.labels import Labels, covered, join, mirror_x
+from ray_yolo.data.labels import Labels, covered, join, mirror
 
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
+FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by what is mirrored, (x, y)
 _BAND_PIXELS = 2**16  # bands stay in the processor's cache and need no fresh memory
 
 
@@ -24,22 +25,29 @@ def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple
     return hue, saturation, value
 
 
-def recolour(image: np.ndarray, gains: tuple[float, float, float]) -> None:
+def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range | None = None) -> None:
     """Multiply hue (modulo 180), saturation and value of an image (h, w, 3) uint8 RGB in place.
 
     Gains of 1 are skipped, because the way to whole hues and back would not be exact.
+
+    Args:
+        rows: those that hold a picture, all by default; the others are `GREY`, which costs nothing.
     """
     if gains == (1, 1, 1):
         return
+    rows = range(len(image)) if rows is None else rows
+    image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
     hues = (np.arange(256) * gains[0] % 180).astype(np.uint8)
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
-    for top in range(0, len(image), num_rows):
-        band = image[top:top + num_rows]
-        hue, saturation, value = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))
+    planes = np.empty((3, min(num_rows, len(rows)), image.shape[1]), np.uint8)
+    for top in rows[::num_rows]:
+        band = image[top:min(top + num_rows, rows.stop)]
+        hue, saturation, value = parts = [plane[:len(band)] for plane in planes]
+        cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band), parts)
         cv2.LUT(hue, hues, dst=hue)
         cv2.convertScaleAbs(saturation, dst=saturation, alpha=gains[1])
         cv2.convertScaleAbs(value, dst=value, alpha=gains[2])
-        cv2.cvtColor(cv2.merge([hue, saturation, value], band), cv2.COLOR_HSV2RGB, dst=band)
+        cv2.cvtColor(cv2.merge(parts, band), cv2.COLOR_HSV2RGB, dst=band)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],
@@ -76,7 +84,7 @@ def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, shar
     Source: Ghiasi et al. 2021, "Simple Copy-Paste", arXiv:2012.07177; mirrored as in YOLOv5.
     """
     outlined = [number for number, outline in enumerate(labels.polygons) if len(outline)]
-    mirrored = mirror_x(labels, image.shape[1])
+    mirrored = mirror(labels, (True, False), image.shape[:2])
     mask = np.zeros(image.shape[:2], np.uint8)
     for number in rng.permutation(outlined)[:round(share * len(outlined))].tolist():
         one = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))

@@ -134,14 +134,10 @@ def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, f
     return Labels(labels.classes, corners.reshape(-1, 4), tuple(ring * scales + shifts for ring in labels.polygons))
 
 
-def mirror_x(labels: Labels, width: float) -> Labels:
-    """The labels of a picture flipped left to right."""
-    return stretch(labels, (-1, 1), (width, 0))
-
-
-def mirror_y(labels: Labels, height: float) -> Labels:
-    """The labels of a picture flipped upside down."""
-    return stretch(labels, (1, -1), (0, height))
+def mirror(labels: Labels, mirrored: tuple[bool, bool], size: tuple[int, int]) -> Labels:
+    """The labels of a picture of `size` (height, width) that is mirrored along (x, y)."""
+    along_x, along_y = mirrored
+    return stretch(labels, (1 - 2 * along_x, 1 - 2 * along_y), (size[1] * along_x, size[0] * along_y))
 
 
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ray_yolo.data.augment import GREY
+from ray_yolo.data.augment import FLIPS, GREY
 from ray_yolo.data.labels import move_points
 
 
@@ -40,17 +40,23 @@ def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
     return shift @ matrix
 
 
-def look(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matrix: np.ndarray,
-         size: tuple[int, int]) -> np.ndarray:
-    """What the canvas with its tiles looks like through a snapped `matrix`: (*size, 3) uint8.
+def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
+         matrix: np.ndarray) -> range:
+    """Write what the canvas with its tiles looks like through a snapped `matrix` into `out`, (height, width, 3) uint8.
 
-    seam is (x, y); canvas and size are (height, width).
+    seam is (x, y); canvas is (height, width). Returns the rows outside of which there is nothing but grey.
     """
-    out = np.full((*size, 3), GREY, np.uint8)
-    upright = matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0
+    out.fill(GREY)
+    if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
+        return around([_resize_into(out, tile, seam, canvas, matrix) for tile in tiles])
     for tile in tiles:
-        (_resize_into if upright else _warp_into)(out, tile, seam, canvas, matrix)
-    return out
+        _warp_into(out, tile, seam, canvas, matrix)
+    return range(len(out))
+
+
+def around(rows: list[range]) -> range:
+    """From the first row of all to the last."""
+    return range(min(each.start for each in rows), max(each.stop for each in rows))
 
 
 def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, slice, slice]:
@@ -73,28 +79,30 @@ def _resizable(length: int, zoom: float) -> int:
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
-                 matrix: np.ndarray) -> None:
-    """Resample an upright picture. `cv2.resize` counts from the upper left, so pictures that touch the seam with
-    another corner are mirrored before and after."""
+                 matrix: np.ndarray) -> range:
+    """Resample an upright picture; returns the rows that it is seen in. `cv2.resize` counts from the upper left, so
+    pictures that touch the seam with another corner are mirrored before and after."""
     zooms = (float(matrix[0, 0]), float(matrix[1, 1]))
     spans = [_span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
                    tile.before[axis], round(zooms[axis] * seam[axis] + float(matrix[axis, 2])), zooms[axis],
                    out.shape[1 - axis]) for axis in (0, 1)]
     (width, seen_x, target_x), (height, seen_y, target_y) = spans
     if seen_x.stop <= seen_x.start or seen_y.stop <= seen_y.start:
-        return
+        return range(len(out), 0)
     part = tile.image[:, -width:] if tile.before[0] else tile.image[:, :width]
     part = part[-height:] if tile.before[1] else part[:height]
-    mirrored = {(True, True): -1, (True, False): 1, (False, True): 0}.get(tile.before)
+    mirrored = FLIPS.get(tile.before)
     if mirrored is not None:
         part = cv2.flip(part, mirrored)
     if part.shape[:2] != (height, width):
         part = cv2.copyMakeBorder(part, 0, height - part.shape[0], 0, width - part.shape[1], cv2.BORDER_REPLICATE)
     part = cv2.resize(part, None, fx=zooms[0], fy=zooms[1], interpolation=cv2.INTER_LINEAR)
-    part = part[seen_y, seen_x]
-    if mirrored is not None:
-        part = cv2.flip(part, mirrored)
-    out[target_y, target_x] = part
+    part, target = part[seen_y, seen_x], out[target_y, target_x]
+    if mirrored is None:
+        target[:] = part
+    else:
+        cv2.flip(part, mirrored, dst=target)
+    return range(target_y.start, target_y.stop)
 
 
 def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],

@@ -39,6 +39,16 @@ def test_factors_of_one_leave_every_pixel_as_it_is() -> None:
     assert np.array_equal(image, before)
 
 
+@pytest.mark.parametrize("gains", [(1.3, 0.7, 1.2), (0.99, 1.6, 2.3), (1, 1, 0.4)])
+def test_rows_of_grey_need_no_way_to_hues_and_back(gains: tuple[float, float, float]) -> None:
+    image = np.full((40, 64, 3), GREY, np.uint8)
+    image[10:25] = smooth_picture(15, 64)
+    whole = image.copy()
+    recolour(whole, gains)
+    recolour(image, gains, range(10, 25))
+    assert np.array_equal(image, whole)
+
+
 def test_without_gains_the_canvas_centre_goes_to_the_output_centre() -> None:
     matrix, zoom = draw_affine(rng(), STILL, (200, 300), (80, 100))
     assert zoom == 1
