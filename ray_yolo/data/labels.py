@@ -183,9 +183,9 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
     The area left is measured against the old area at the new zoom, so that zooming out alone drops nothing. With
     an outline a hundredth is enough.
     """
-    old = np.prod(before[:, 2:] - before[:, :2], axis=1) * zoom**2
-    sides = after[:, 2:] - after[:, :2]
-    short, long = sides.min(axis=1), sides.max(axis=1)
+    old = (before[:, 2] - before[:, 0]) * (before[:, 3] - before[:, 1]) * zoom**2
+    width, height = after[:, 2] - after[:, 0], after[:, 3] - after[:, 1]
+    short, long = np.minimum(width, height), np.maximum(width, height)
     least = np.where(outlined, _MIN_AREA_LEFT_OUTLINED, _MIN_AREA_LEFT)
     return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
 
