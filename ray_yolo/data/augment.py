@@ -16,7 +16,7 @@ from ray_yolo.data.labels import Labels, covered, join, mirror
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
 FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by what is mirrored, (x, y)
-_BAND_PIXELS = 2**16  # bands stay in the processor's cache and need no fresh memory
+_BAND_PIXELS = 2**15  # bands stay in the processor's cache and need no fresh memory
 
 
 def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:
@@ -37,17 +37,17 @@ def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range |
         return
     rows = range(len(image)) if rows is None else rows
     image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
-    hues = (np.arange(256) * gains[0] % 180).astype(np.uint8)
+    factors = np.hstack([np.diag(gains), [[-0.4999], [0], [0]]])  # OpenCV rounds; hues are to be cut to whole ones
+    wrapped = None
+    if 179 * gains[0] > 255:  # no byte holds it; from 180 on OpenCV begins again itself
+        wrapped, factors[0] = (np.arange(256) * gains[0] % 180).astype(np.uint8), (1, 0, 0, 0)
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
-    planes = np.empty((3, min(num_rows, len(rows)), image.shape[1]), np.uint8)
     for top in rows[::num_rows]:
         band = image[top:min(top + num_rows, rows.stop)]
-        hue, saturation, value = parts = [plane[:len(band)] for plane in planes]
-        cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band), parts)
-        cv2.LUT(hue, hues, dst=hue)
-        cv2.convertScaleAbs(saturation, dst=saturation, alpha=gains[1])
-        cv2.convertScaleAbs(value, dst=value, alpha=gains[2])
-        cv2.cvtColor(cv2.merge(parts, band), cv2.COLOR_HSV2RGB, dst=band)
+        cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band)
+        if wrapped is not None:
+            cv2.insertChannel(cv2.LUT(cv2.extractChannel(band, 0), wrapped), band, 0)
+        cv2.cvtColor(cv2.transform(band, factors, dst=band), cv2.COLOR_HSV2RGB, dst=band)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],
