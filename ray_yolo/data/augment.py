@@ -37,7 +37,7 @@ def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range |
         return
     rows = range(len(image)) if rows is None else rows
     image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
-    factors = np.hstack([np.diag(gains), [[-0.4999], [0], [0]]])  # OpenCV rounds; hues are to be cut to whole ones
+    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are to be cut to whole ones
     wrapped = None
     if 179 * gains[0] > 255:  # no byte holds it; from 180 on OpenCV begins again itself
         wrapped, factors[0] = (np.arange(256) * gains[0] % 180).astype(np.uint8), (1, 0, 0, 0)
