@@ -11,11 +11,12 @@ import cv2
 import numpy as np
 
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.data.labels import Labels, covered, join, mirror_x
+from ray_yolo.data.labels import Labels, covered, join, mirror
 
 _MAX_COVERED = 0.30
 GREY = 114  # what is seen where there is no picture
-_BAND_PIXELS = 2**16  # bands stay in the processor's cache and need no fresh memory
+FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by what is mirrored, (x, y)
+_BAND_PIXELS = 2**15  # bands stay in the processor's cache and need no fresh memory
 
 
 def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:
@@ -24,22 +25,29 @@ def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple
     return hue, saturation, value
 
 
-def recolour(image: np.ndarray, gains: tuple[float, float, float]) -> None:
+def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range | None = None) -> None:
     """Multiply hue (modulo 180), saturation and value of an image (h, w, 3) uint8 RGB in place.
 
     Gains of 1 are skipped, because the way to whole hues and back would not be exact.
+
+    Args:
+        rows: those that hold a picture, all by default; the others are `GREY`, which costs nothing.
     """
     if gains == (1, 1, 1):
         return
-    hues = (np.arange(256) * gains[0] % 180).astype(np.uint8)
+    rows = range(len(image)) if rows is None else rows
+    image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
+    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are to be cut to whole ones
+    wrapped = None
+    if 179 * gains[0] > 255:  # no byte holds it; from 180 on OpenCV begins again itself
+        wrapped, factors[0] = (np.arange(256) * gains[0] % 180).astype(np.uint8), (1, 0, 0, 0)
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
-    for top in range(0, len(image), num_rows):
-        band = image[top:top + num_rows]
-        hue, saturation, value = cv2.split(cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band))
-        cv2.LUT(hue, hues, dst=hue)
-        cv2.convertScaleAbs(saturation, dst=saturation, alpha=gains[1])
-        cv2.convertScaleAbs(value, dst=value, alpha=gains[2])
-        cv2.cvtColor(cv2.merge([hue, saturation, value], band), cv2.COLOR_HSV2RGB, dst=band)
+    for top in rows[::num_rows]:
+        band = image[top:min(top + num_rows, rows.stop)]
+        cv2.cvtColor(band, cv2.COLOR_RGB2HSV, dst=band)
+        if wrapped is not None:
+            cv2.insertChannel(cv2.LUT(cv2.extractChannel(band, 0), wrapped), band, 0)
+        cv2.cvtColor(cv2.transform(band, factors, dst=band), cv2.COLOR_HSV2RGB, dst=band)
 
 
 def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[int, int],
@@ -76,7 +84,7 @@ def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, shar
     Source: Ghiasi et al. 2021, "Simple Copy-Paste", arXiv:2012.07177; mirrored as in YOLOv5.
     """
     outlined = [number for number, outline in enumerate(labels.polygons) if len(outline)]
-    mirrored = mirror_x(labels, image.shape[1])
+    mirrored = mirror(labels, (True, False), image.shape[:2])
     mask = np.zeros(image.shape[:2], np.uint8)
     for number in rng.permutation(outlined)[:round(share * len(outlined))].tolist():
         one = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -43,7 +43,7 @@ class CocoFile:
             if path_of.setdefault(_field(image, "id", file), path) != path:
                 raise DatasetError(f"{file}: {path_of[image['id']]} and {path} have the same id {short(image['id'])}; "
                                    "give each image one of its own")
-        self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
         self.findings: list[Finding] = []
         for row in content["annotations"]:
             number = row.get("image_id")
@@ -57,6 +57,13 @@ class CocoFile:
     def paths(self) -> list[str]:
         """Every image that the file names, whether or not it is on disk."""
         return list(self._images)
+
+    def part(self, paths: list[str]) -> CocoFile:
+        """The same file with some of its images alone."""
+        chosen = copy(self)
+        chosen.findings, chosen._images = [], {path: self._images[path] for path in paths}
+        chosen._rows = {path: self._rows[path] for path in paths}
+        return chosen
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, whose picture has the upright `size`. Crowds are no labels to learn.

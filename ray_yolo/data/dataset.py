@@ -20,16 +20,17 @@ from torch.utils.data import Dataset
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data import augment as effects
-from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.image_cache import ImageStore, Recent
 from ray_yolo.data.images import UnreadableImageError
-from ray_yolo.data.labels import Labels, join, mirror_x, mirror_y, move, stretch
-from ray_yolo.data.mosaic import Tile, corner, look, snap
+from ray_yolo.data.labels import Labels, join, mirror, move, stretch
+from ray_yolo.data.mosaic import Tile, around, corner, look, snap
 from ray_yolo.errors import DatasetError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.structures import AnnotationIndex, SampleKey
 
 Sample = dict[str, Any]
+Batch = dict[str, Tensor]
 _QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 _log = logging.getLogger(__name__)
 
@@ -40,89 +41,119 @@ class TrainDataset(Dataset[Sample]):
     Args:
         epochs: length of the training; the last `augment.close_mosaic` of it go without mosaic and mixup.
         shapes: (images, 2) output (height, width) of each image for rectangular training, which has no mosaic;
-            None gives squares.
+            None gives squares. Images of one batch must have the same.
+        quad: merge groups of four samples of a batch.
     """
 
     def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
-                 epochs: int, shapes: np.ndarray | None = None) -> None:
+                 epochs: int, shapes: np.ndarray | None = None, *, quad: bool = False) -> None:
         # Outlines matter where pictures are cut or moved, and are the bulk of what a process is sent.
         moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
         self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
-        self.store, self.augment, self.imgsz, self.seed, self.epochs = store, augment, imgsz, seed, epochs
-        self.shapes = shapes
+        self.pictures = store if store.file else Recent(store, augment.mosaic_window or 0)
+        self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
+        self.shapes, self.quad = shapes, quad
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """The sample of a key: image (3, H, W) uint8 RGB, boxes (n, 4) float32 xyxy pixels, classes (n,) int64."""
+        return self._sample(key, np.empty((*self._size(key.image), 3), np.uint8))
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Batch:
+        """The batch of several keys' samples (see `collate`), each written straight into its place."""
+        images = torch.empty((len(keys), *self._size(keys[0].image), 3), dtype=torch.uint8)
+        samples = [self._sample(key, out) for key, out in zip(keys, images.numpy(), strict=True)]
+        return quad_collate(samples) if self.quad else collate(samples, images)
+
+    def _size(self, image: int) -> list[int]:
+        return [self.imgsz] * 2 if self.shapes is None else self.shapes[image].tolist()
+
+    def _sample(self, key: SampleKey, out: np.ndarray) -> Sample:
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
         if rng.random() < self.augment.mosaic and open_mosaic:
-            image, labels = self._mosaic(rng, key.image)
+            others = key.window or range(len(self))
+            labels, rows = self._mosaic(rng, key.image, others, out)
             if rng.random() < self.augment.mixup:
-                other, more = self._mosaic(rng, int(rng.integers(len(self))))
-                image, labels = effects.blend(image, other, rng.beta(32, 32)), join([labels, more])
+                second = np.empty_like(out)
+                more, other_rows = self._mosaic(rng, others[int(rng.integers(len(others)))], others, second)
+                out[:] = effects.blend(out, second, rng.beta(32, 32))
+                labels, rows = join([labels, more]), around([rows, other_rows])
         else:
-            image, labels = self._single(rng, key.image)
-        effects.recolour(image, effects.draw_colour_gains(rng, self.augment))
-        up_down, left_right = rng.random(2) < (self.augment.flipud, self.augment.fliplr)
-        if up_down:
-            image, labels = cv2.flip(image, 0), mirror_y(labels, image.shape[0])
-        if left_right:
-            image, labels = cv2.flip(image, 1), mirror_x(labels, image.shape[1])
-        return {"image": torch.from_numpy(image).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
+            labels, rows = self._single(rng, key.image, out)
+        effects.recolour(out, effects.draw_colour_gains(rng, self.augment), rows)
+        up_down, left_right = (rng.random(2) < (self.augment.flipud, self.augment.fliplr)).tolist()
+        if up_down or left_right:
+            cv2.flip(out, effects.FLIPS[left_right, up_down], dst=out)
+            labels = mirror(labels, (left_right, up_down), out.shape[:2])
+        return {"image": torch.from_numpy(out).permute(2, 0, 1), "boxes": torch.from_numpy(labels.boxes),
                 "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
 
-    def _picture(self, number: int) -> tuple[np.ndarray, Labels]:
-        """A picture at the network's size with its labels; the next one that can be read if it is damaged."""
+    def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
+        """A picture at the network's size, its labels as they are in the file, and the factors (x, y) from there to it;
+        the next one that can be read if it is damaged."""
         for step in range(len(self)):
             image = (number + step) % len(self)
             try:
-                pixels = self.store.load(image)
+                pixels = self.pictures.load(image)
             except UnreadableImageError as error:
                 _log.warning("%s: %s; the next image takes its place", self.index.paths[image], error)
                 continue
             shown = self.index[image]
             factors = (pixels.shape[1] / shown.size[1], pixels.shape[0] / shown.size[0])
-            return pixels, stretch(Labels(shown.classes, shown.boxes, shown.polygons), factors)
+            return pixels, Labels(shown.classes, shown.boxes, shown.polygons), factors
         raise DatasetError("none of the data set's images can be read any more; are its files still there?")
 
-    def _mosaic(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
+    def _mosaic(self, rng: np.random.Generator, number: int, others: Sequence[int],
+                out: np.ndarray) -> tuple[Labels, range]:
+        """Write a mosaic of a picture and three of `others`; returns its labels and the rows that hold pictures."""
         size = self.imgsz
         seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
-        numbers = rng.permutation([number, *rng.integers(0, len(self), 3).tolist()]).tolist()
-        pictures = [self._picture(each) for each in numbers]
-        tiles = [Tile(pixels, before) for (pixels, _), before in zip(pictures, _QUADRANTS, strict=True)]
-        labels = join([stretch(labels, (1, 1), corner(tile, seam))
-                       for (_, labels), tile in zip(pictures, tiles, strict=True)])
-        image, labels = self._view(rng, tiles, labels, seam, (2 * size, 2 * size), (size, size))
-        if not (self.augment.copy_paste and labels.polygons):
-            return image, labels
-        return effects.copy_paste(rng, image, labels, self.augment.copy_paste)
+        partners = [others[place] for place in rng.integers(0, len(others), 3).tolist()]
+        pictures = [self._picture(each) for each in rng.permutation([number, *partners]).tolist()]
+        tiles = [Tile(pixels, before) for (pixels, *_), before in zip(pictures, _QUADRANTS, strict=True)]
+        labels = join([stretch(labels, factors, corner(tile, seam))
+                       for (_, labels, factors), tile in zip(pictures, tiles, strict=True)])
+        labels, rows = self._view(rng, tiles, labels, seam, (2 * size, 2 * size), out)
+        if self.augment.copy_paste and labels.polygons:
+            out[:], labels = effects.copy_paste(rng, out, labels, self.augment.copy_paste)
+        return labels, rows
 
-    def _single(self, rng: np.random.Generator, number: int) -> tuple[np.ndarray, Labels]:
-        pixels, labels = self._picture(number)
-        height, width = (self.imgsz, self.imgsz) if self.shapes is None else self.shapes[number].tolist()
+    def _single(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
+        pixels, labels, factors = self._picture(number)
+        height, width = out.shape[:2]
         seam = ((width - pixels.shape[1]) // 2, (height - pixels.shape[0]) // 2)
         tiles = [Tile(pixels, (False, False))]
-        return self._view(rng, tiles, stretch(labels, (1, 1), seam), seam, (height, width), (height, width))
+        return self._view(rng, tiles, stretch(labels, factors, seam), seam, (height, width), out)
 
     def _view(self, rng: np.random.Generator, tiles: list[Tile], labels: Labels, seam: tuple[int, int],
-              canvas: tuple[int, int], size: tuple[int, int]) -> tuple[np.ndarray, Labels]:
+              canvas: tuple[int, int], out: np.ndarray) -> tuple[Labels, range]:
+        size = out.shape[:2]
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
-        return look(tiles, seam, canvas, matrix, size), move(labels, matrix, zoom, canvas, size)
+        return move(labels, matrix, zoom, canvas, size), look(out, tiles, seam, canvas, matrix)
 
 
-def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6), indices (B,)."""
-    images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples]).permute(0, 3, 1, 2)
-    return {"images": images, "targets": targets([(sample["classes"], sample["boxes"]) for sample in samples]),
+def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
+    """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6), indices (B,).
+
+    images: (B, H, W, 3), if the samples' pictures lie in it already.
+    """
+    if images is None:
+        images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples])
+    return {"images": images.permute(0, 3, 1, 2),
+            "targets": targets([(sample["classes"], sample["boxes"]) for sample in samples]),
             "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
 
 
-def quad_collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+def as_it_is(batch: Any) -> Any:
+    """What a loader is to do with a batch that its data set has made."""
+    return batch
+
+
+def quad_collate(samples: Sequence[Sample]) -> Batch:
     """A batch of ceil(B / 4) images of twice the height and width, each from four neighbouring samples.
 
     By the draw of the group's first sample: either that sample alone, enlarged, or all four side by side. A last

@@ -28,7 +28,8 @@ from ray_yolo.data.index_cache import cache_folder, content_key
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
-FORMAT = 1  # of the kept file; raise it when a pixel of it would change
+FORMAT = 2  # of the kept file; raise it when a pixel of it would change
+RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _MARGIN = 1.1  # of free space, so that others can breathe
 _log = logging.getLogger(__name__)
@@ -37,6 +38,32 @@ _log = logging.getLogger(__name__)
 def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     """Sizes after the long side became `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
+
+
+class Recent:
+    """The pictures that were decoded last, so that samples which share some decode each of them once.
+
+    It holds `length` of them, or fewer where these would take more than `RECENT_BYTES`. Pickling leaves them behind.
+    """
+
+    def __init__(self, store: ImageStore, length: int) -> None:
+        self._store = store
+        self._room = min(length, RECENT_BYTES // max(1, int(store.sizes.prod(axis=1).max(initial=0)) * 3))
+        self._kept: dict[int, np.ndarray] = {}  # the one used last is the last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
+
+    def load(self, image: int) -> np.ndarray:
+        """As `ImageStore.load`; read-only."""
+        picture = self._kept.pop(image, None)
+        if picture is None:
+            picture = self._store.load(image)
+            picture.flags.writeable = False
+        self._kept[image] = picture
+        while len(self._kept) > self._room:
+            del self._kept[next(iter(self._kept))]
+        return picture
 
 
 class ImageStore:
@@ -100,10 +127,15 @@ class ImageStore:
             _remove_unused(self.file)
 
     def _decode(self, image: int) -> np.ndarray:
-        picture = read_image(self.paths[image])
-        if picture.shape[:2] != tuple(self._original[image].tolist()):
+        original, wanted = self._original[image], self.sizes[image]
+        # An eighth, quarter or half is enough where it is as large as what is wanted. Sides that had to be rounded
+        # would move the picture against its labels.
+        reduction = next((part for part in (8, 4, 2)
+                          if (original >= part * wanted).all() and not (original % part).any()), 1)
+        picture = read_image(self.paths[image], reduction)
+        if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")
-        height, width = self.sizes[image].tolist()
+        height, width = wanted.tolist()
         if picture.shape[:2] == (height, width):
             return picture
         shrinks = height < picture.shape[0] or width < picture.shape[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ from ray_yolo.errors import DatasetError
 from ray_yolo.events import SplitCounts
 from ray_yolo.structures import AnnotationIndex, Finding
 
+_MANY = 4000  # images whose check takes longer than the start of processes
+_PART = 256  # images that a reader takes at once
 _TOLD = 10  # findings that an error lists
 
 
@@ -35,14 +39,14 @@ class Checked(NamedTuple):
 
 
 def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
-               num_threads: int = 0) -> AnnotationIndex:
+               num_readers: int = 0) -> AnnotationIndex:
     """Every usable image of a split, sorted by path, with its labels and what the check found.
 
     Args:
         split: train, val or test.
         single_cls: make every label class 0, called "item".
         strict: refuse the data set if any image or label has to be left out.
-        num_threads: readers; 0 means one for each CPU, eight at most.
+        num_readers: threads, or processes where there are many images; 0 means one for each CPU, eight at most.
 
     Raises:
         DatasetError: for a split without a usable image, or (strict) anything left out.
@@ -52,7 +56,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.recall(key, sources.paths, description.names)
     if index is None:
-        checked = _check_all(sources, num_threads or min(8, os.cpu_count() or 1))
+        checked = _check_all(sources, num_readers or min(8, os.cpu_count() or 1))
         index = build_index(sources.paths, checked, description.names)
         index_cache.keep(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for)
@@ -68,11 +72,30 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
                    crowds=index.crowds * (np.arange(7) != 1))
 
 
-def _check_all(sources: Sources, num_threads: int) -> list[Checked]:
-    with warnings.catch_warnings(), ThreadPoolExecutor(num_threads) as pool:
+def _check_all(sources: Sources, num_readers: int) -> list[Checked]:
+    parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
+    with warnings.catch_warnings(), _readers(num_readers, len(sources.paths)) as pool:
         # Pillow's about odd files. Set here and not where they arise: filters belong to the process, not to a thread.
         warnings.simplefilter("ignore")
-        return list(pool.map(lambda path: _check(sources, path), sources.paths))
+        return list(chain.from_iterable(pool.map(_check_part, parts)))
+
+
+def _readers(number: int, num_images: int) -> Executor:
+    """Threads; processes for many images, because most of the work is Python's, of which threads share one core.
+
+    Processes import their parent's main module, and a user's script may do everything again then: only our commands,
+    and sessions without a file, have them. They are spawned, since a process starts one fork server, and loader
+    processes need one that has imported torch.
+    """
+    main = sys.modules["__main__"]
+    ours = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
+    if num_images < _MANY or number < 2 or not ours:
+        return ThreadPoolExecutor(number)
+    return ProcessPoolExecutor(number, get_context("spawn"), warnings.simplefilter, ("ignore",))
+
+
+def _check_part(sources: Sources) -> list[Checked]:
+    return [_check(sources, path) for path in sources.paths]
 
 
 def _check(sources: Sources, path: str) -> Checked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from copy import copy
 from pathlib import Path
 
 from ray_yolo.data import voc
@@ -51,6 +52,15 @@ class Sources:
         if not self.paths:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))})")
+
+    def part(self, paths: list[str]) -> Sources:
+        """Some of the images, with all that reading them takes and nothing of the others: small enough to be sent."""
+        chosen = copy(self)
+        chosen.paths, chosen.findings = paths, []
+        files = {path: self._coco[path] for path in paths if path in self._coco}
+        parts = {file: file.part([path for path in files if files[path] is file]) for file in set(files.values())}
+        chosen._coco = {path: parts[file] for path, file in files.items()}
+        return chosen
 
     def label_files(self, path: str) -> list[str]:
         """The files that decide an image's labels, whether or not they exist."""

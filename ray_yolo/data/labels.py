@@ -134,14 +134,10 @@ def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, f
     return Labels(labels.classes, corners.reshape(-1, 4), tuple(ring * scales + shifts for ring in labels.polygons))
 
 
-def mirror_x(labels: Labels, width: float) -> Labels:
-    """The labels of a picture flipped left to right."""
-    return stretch(labels, (-1, 1), (width, 0))
-
-
-def mirror_y(labels: Labels, height: float) -> Labels:
-    """The labels of a picture flipped upside down."""
-    return stretch(labels, (1, -1), (0, height))
+def mirror(labels: Labels, mirrored: tuple[bool, bool], size: tuple[int, int]) -> Labels:
+    """The labels of a picture of `size` (height, width) that is mirrored along (x, y)."""
+    along_x, along_y = mirrored
+    return stretch(labels, (1 - 2 * along_x, 1 - 2 * along_y), (size[1] * along_x, size[0] * along_y))
 
 
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:
@@ -187,9 +183,9 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
     The area left is measured against the old area at the new zoom, so that zooming out alone drops nothing. With
     an outline a hundredth is enough.
     """
-    old = np.prod(before[:, 2:] - before[:, :2], axis=1) * zoom**2
-    sides = after[:, 2:] - after[:, :2]
-    short, long = sides.min(axis=1), sides.max(axis=1)
+    old = (before[:, 2] - before[:, 0]) * (before[:, 3] - before[:, 1]) * zoom**2
+    width, height = after[:, 2] - after[:, 0], after[:, 3] - after[:, 1]
+    short, long = np.minimum(width, height), np.maximum(width, height)
     least = np.where(outlined, _MIN_AREA_LEFT_OUTLINED, _MIN_AREA_LEFT)
     return (short > _MIN_SIDE_PX) & (long < _MAX_ASPECT * short) & (short * long > least * old)
 

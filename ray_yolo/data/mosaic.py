@@ -40,61 +40,66 @@ def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
     return shift @ matrix
 
 
-def look(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matrix: np.ndarray,
-         size: tuple[int, int]) -> np.ndarray:
-    """What the canvas with its tiles looks like through a snapped `matrix`: (*size, 3) uint8.
+def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
+         matrix: np.ndarray) -> range:
+    """Write what the canvas with its tiles looks like through a snapped `matrix` into `out`, (height, width, 3) uint8.
 
-    seam is (x, y); canvas and size are (height, width).
+    seam is (x, y); canvas is (height, width). Returns the rows outside of which there is nothing but grey.
     """
-    out = np.full((*size, 3), GREY, np.uint8)
-    upright = matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0
+    out.fill(GREY)
+    if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
+        return around([_resize_into(out, tile, seam, canvas, matrix) for tile in tiles])
     for tile in tiles:
-        (_resize_into if upright else _warp_into)(out, tile, seam, canvas, matrix)
-    return out
+        _warp_into(out, tile, seam, canvas, matrix)
+    return range(len(out))
 
 
-def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, slice, slice]:
-    """One axis of a resized picture, counted in pixels outwards from the seam: how many source pixels are needed, which
-    output pixels of them are seen, and where these go in the output."""
+def around(rows: list[range]) -> range:
+    """From the first row of all to the last."""
+    return range(min(each.start for each in rows), max(each.stop for each in rows))
+
+
+def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, int, slice, slice]:
+    """One axis of a resized picture: how many source pixels are needed from the seam outwards, to how many they are
+    resized, which of these are seen, and where they go in the output."""
     first, limit = (start - out_px, start) if before else (-start, out_px - start)
-    first, end = max(0, first), min(round(min(length, room) * zoom), limit)
-    target = slice(start - end, start - first) if before else slice(start + first, start + end)
-    return _resizable(max(1, math.ceil(end / zoom)), zoom), slice(first, end), target
+    first, end = max(0, first), min(round(min(length, room) * zoom), limit)  # counted from the seam outwards
+    needed = _resizable(max(1, math.ceil(end / zoom)), zoom)
+    resized = round(needed * zoom)
+    if before:
+        return needed, resized, slice(resized - end, resized - first), slice(start - end, start - first)
+    return needed, resized, slice(first, end), slice(start + first, start + end)
 
 
 def _resizable(length: int, zoom: float) -> int:
     """The next length whose resized length is nearly whole.
 
-    `cv2.resize` rounds the length that it makes and stretches the picture to it; a picture's far end would be up to
-    half a pixel off. Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
+    `cv2.resize` stretches a picture to a whole length; the end that is not at the seam would be up to half a pixel off.
+    Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
     """
     lengths, error = range(length, length + 64), lambda each: abs(each * zoom - round(each * zoom))
     return next((each for each in lengths if error(each) < 0.05), None) or min(lengths, key=error)
 
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
-                 matrix: np.ndarray) -> None:
-    """Resample an upright picture. `cv2.resize` counts from the upper left, so pictures that touch the seam with
-    another corner are mirrored before and after."""
-    zooms = (float(matrix[0, 0]), float(matrix[1, 1]))
-    spans = [_span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
-                   tile.before[axis], round(zooms[axis] * seam[axis] + float(matrix[axis, 2])), zooms[axis],
-                   out.shape[1 - axis]) for axis in (0, 1)]
-    (width, seen_x, target_x), (height, seen_y, target_y) = spans
+                 matrix: np.ndarray) -> range:
+    """Resample an upright picture; returns the rows that it is seen in."""
+    (width, new_width, seen_x, target_x), (height, new_height, seen_y, target_y) = (
+        _span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
+              tile.before[axis], round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2])),
+              float(matrix[axis, axis]), out.shape[1 - axis]) for axis in (0, 1))
     if seen_x.stop <= seen_x.start or seen_y.stop <= seen_y.start:
-        return
+        return range(len(out), 0)
     part = tile.image[:, -width:] if tile.before[0] else tile.image[:, :width]
     part = part[-height:] if tile.before[1] else part[:height]
-    mirrored = {(True, True): -1, (True, False): 1, (False, True): 0}.get(tile.before)
-    if mirrored is not None:
-        part = cv2.flip(part, mirrored)
     if part.shape[:2] != (height, width):
-        part = cv2.copyMakeBorder(part, 0, height - part.shape[0], 0, width - part.shape[1], cv2.BORDER_REPLICATE)
-    part = cv2.resize(part, None, fx=zooms[0], fy=zooms[1], interpolation=cv2.INTER_LINEAR)
-    part = part[seen_y, seen_x]
-    if mirrored is not None:
-        part = cv2.flip(part, mirrored)
-    out[target_y, target_x] = part
+        missing = ((height - len(part), 0), (width - part.shape[1], 0))  # before the picture, or after it
+        (top, bottom), (left, right) = (each[:: 1 if before else -1]
+                                        for each, before in zip(missing, reversed(tile.before), strict=True))
+        part = cv2.copyMakeBorder(part, top, bottom, left, right, cv2.BORDER_REPLICATE)
+    part = cv2.resize(part, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    out[target_y, target_x] = part[seen_y, seen_x]
+    return range(target_y.start, target_y.stop)
 
 
 def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],

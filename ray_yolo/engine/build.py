@@ -18,10 +18,9 @@ from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, re
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
-    collate,
+    as_it_is,
     cut_batches,
     padded_shapes,
-    quad_collate,
     worker_init,
 )
 from ray_yolo.data.image_cache import ImageStore
@@ -37,6 +36,7 @@ from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.heads import Anchors
+from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
 from ray_yolo.structures import AnnotationIndex
 
@@ -245,7 +245,8 @@ def _rect_shapes(job: Job, order: np.ndarray | None) -> np.ndarray | None:
 def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
     """The job's augmented samples."""
     recipe = job.recipe
-    return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes)
+    return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
+                        quad=recipe.quad)
 
 
 def first_batches(job: Job) -> Batches:
@@ -267,13 +268,15 @@ def draw_weights(job: Job, class_maps: Sequence[float]) -> np.ndarray | None:
 def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShardSampler) -> Batches:
     return host.prepare_loader(DataLoader(
         dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
-        collate_fn=quad_collate if plan.recipe.quad else collate, **_processes(host)))
+        collate_fn=as_it_is, **_processes(host)))
 
 
 def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, batch_size: int, host: Host) -> Batches:
-    """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers."""
+    """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers. Each
+    worker has about as many pixels."""
     batches = cut_batches(index, imgsz, batch_size)
-    mine = list(range(host.replicas.worker, len(batches), host.replicas.num_workers))
+    pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
+    mine = sharding.balanced_shard(pixels, host.replicas.worker, host.replicas.num_workers)
     return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(host))
 
 

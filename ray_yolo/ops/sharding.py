@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -16,6 +16,17 @@ class Node(NamedTuple):
 def shard(count: int, worker: int, num_workers: int) -> range:
     """The worker's contiguous part of `count` things; parts differ by at most one and cover each thing once."""
     return range(count * worker // num_workers, count * (worker + 1) // num_workers)
+
+
+def balanced_shard(costs: Sequence[float], worker: int, num_workers: int) -> list[int]:
+    """The worker's part of things of unequal cost, ascending: dearest first, each goes to whoever has least so far."""
+    loads, mine = [0.0] * num_workers, []
+    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
+        taker = loads.index(min(loads))
+        loads[taker] += costs[number]
+        if taker == worker:
+            mine.append(number)
+    return sorted(mine)
 
 
 def aligned_nodes(part: range) -> Iterator[Node]:

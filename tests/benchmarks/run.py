@@ -8,7 +8,7 @@ from pathlib import Path
 
 BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
               "peers": "tests.benchmarks.peers", "exchange": "tests.benchmarks.exchange",
-              "same_as_peer": "tests.benchmarks.same_as_peer"}
+              "same_as_peer": "tests.benchmarks.same_as_peer", "data": "tests.benchmarks.data"}
 
 
 def main(argv: list[str]) -> int:

@@ -21,13 +21,13 @@ def test_colour_factors_are_one_plus_gain_times_draw() -> None:
     assert draw_colour_gains(rng(3), STILL) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("height", [1, 63, 700, 1500, 3001])
-def test_recolouring_equals_the_plain_way_whatever_the_height(height: int) -> None:
+@pytest.mark.parametrize(("height", "gain"), [(1, 1.3), (63, 1.3), (700, 0.985), (1500, 1.01), (3001, 1.9)])
+def test_recolouring_equals_the_plain_way_whatever_the_height(height: int, gain: float) -> None:
     image = smooth_picture(height, 50)
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(float)
-    hue, saturation, value = hsv[..., 0] * 1.3 % 180 // 1, hsv[..., 1] * 0.7, (hsv[..., 2] * 1.2).clip(0, 255)
+    hue, saturation, value = hsv[..., 0] * gain % 180 // 1, hsv[..., 1] * 0.7, (hsv[..., 2] * 1.2).clip(0, 255)
     plain = np.stack([hue, np.rint(saturation), np.rint(value)], axis=-1)
-    recolour(image, (1.3, 0.7, 1.2))
+    recolour(image, (gain, 0.7, 1.2))
     expected = cv2.cvtColor(plain.astype(np.uint8), cv2.COLOR_HSV2RGB).astype(int)
     assert np.abs(image - expected).max() <= 2  # products that end in a half may be rounded either way
 
@@ -37,6 +37,16 @@ def test_factors_of_one_leave_every_pixel_as_it_is() -> None:
     before = image.copy()
     recolour(image, (1, 1, 1))
     assert np.array_equal(image, before)
+
+
+@pytest.mark.parametrize("gains", [(1.3, 0.7, 1.2), (0.99, 1.6, 2.3), (1, 1, 0.4)])
+def test_rows_of_grey_need_no_way_to_hues_and_back(gains: tuple[float, float, float]) -> None:
+    image = np.full((40, 64, 3), GREY, np.uint8)
+    image[10:25] = smooth_picture(15, 64)
+    whole = image.copy()
+    recolour(whole, gains)
+    recolour(image, gains, range(10, 25))
+    assert np.array_equal(image, whole)
 
 
 def test_without_gains_the_canvas_centre_goes_to_the_output_centre() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ray_yolo.config.sections import AugmentConfig
+from ray_yolo.data import image_cache
 from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
@@ -237,6 +238,31 @@ def test_the_last_epochs_go_without_mosaic(index: AnnotationIndex) -> None:
     assert is_plain == [False] * 7 + [True] * 3
 
 
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_a_mosaic_shows_its_own_picture_and_others_of_its_window(index: AnnotationIndex, mixup: float) -> None:
+    augment, shown = STILL.model_copy(update={"mosaic": 1.0, "mixup": mixup}), []
+    for position in range(30):
+        data, loaded = dataset(index, augment), []
+        data._picture = lambda number, ask=data._picture, seen=loaded: seen.append(number) or ask(number)
+        data[SampleKey(0, position, 5, (5, 2, 6))]
+        assert len(loaded) == (8 if mixup else 4)
+        assert 5 in loaded[:4]
+        shown += loaded
+    assert set(shown) == {5, 2, 6}
+
+
+def test_neighbours_of_a_window_decode_each_picture_once(index: AnnotationIndex,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    read = image_cache.read_image
+    monkeypatch.setattr(image_cache, "read_image", lambda path, part: decoded.append(path) or read(path, part))
+    data = dataset(index, DEFAULT.model_copy(update={"mosaic_window": 3}))
+    keys = [SampleKey(0, position, order[position % 3], order) for position, order in enumerate(
+        [(5, 2, 6)] * 3 + [(0, 1, 4)] * 3)]
+    data.__getitems__(keys)
+    assert sorted(decoded) == sorted({index.paths[image] for key in keys for image in key.window})
+
+
 def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:
     mosaic = STILL.model_copy(update={"mosaic": 1.0})
     more = 0
@@ -311,6 +337,15 @@ def test_a_batch_has_the_agreed_form(index: AnnotationIndex) -> None:
     for number, sample in enumerate(samples):
         assert torch.equal(batch["images"][number], sample["image"])
         assert torch.equal(batch["targets"][batch["targets"][:, 0] == number, 2:], sample["boxes"])
+
+
+@pytest.mark.parametrize("augment", [DEFAULT, WILD], ids=["default", "wild"])
+def test_a_batch_is_its_samples(index: AnnotationIndex, augment: AugmentConfig) -> None:
+    data = dataset(index, augment)
+    batch, one_by_one = data.__getitems__(KEYS), collate([data[key] for key in KEYS])
+    assert batch.keys() == one_by_one.keys()
+    assert all(torch.equal(batch[name], one_by_one[name]) for name in batch)
+    assert batch["images"].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_batch_without_labels_has_no_targets(index: AnnotationIndex) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data import image_cache
-from ray_yolo.data.image_cache import ImageStore, loaded_sizes
+from ray_yolo.data.image_cache import ImageStore, Recent, loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.structures import AnnotationIndex
@@ -51,6 +51,59 @@ def test_training_resamples_linearly_and_validation_shrinks_by_area(index: Annot
     for smooth in (False, True):
         assert np.array_equal(ImageStore(index, 64, smooth=smooth).load(2),
                               cv2.resize(small, (64, 43), interpolation=cv2.INTER_LINEAR))
+
+
+@pytest.mark.parametrize(("size", "reduction"), [
+    ((480, 640), 4), ((256, 128), 2), ((254, 254), 1), ((256, 256), 2), ((512, 512), 4), ((1920, 2560), 8),
+    ((482, 642), 2),  # a quarter of it would have to be rounded
+    ((481, 640), 1), ((4000, 24), 8),
+])
+def test_a_jpeg_is_decoded_at_a_part_of_its_size_where_that_is_large_enough(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], reduction: int) -> None:
+    """It then looks as it does decoded in full, the same in every mode, and labels stay where they were."""
+    description = write_dataset(tmp_path, {"a": None})
+    (tmp_path / "images" / "a.png").unlink()
+    write_image(tmp_path / "images" / "a.jpg", smooth_picture(*size))
+    index, asked = read_index(description, "train"), []
+
+    def read(path: str, part: int) -> np.ndarray:
+        asked.append(part)
+        return read_image(path, part)
+
+    monkeypatch.setattr(image_cache, "read_image", read)
+    none, ram, smooth = (ImageStore(index, 128), ImageStore(index, 128, "ram"), ImageStore(index, 128, smooth=True))
+    shown = none.load(0)
+    assert asked == [reduction] * 2
+    assert np.array_equal(shown, ram.load(0))
+    assert shown.shape[:2] == tuple(loaded_sizes(index.sizes, 128)[0])
+    full = cv2.resize(read_image(index.paths[0]), shown.shape[1::-1], interpolation=cv2.INTER_AREA).astype(int)
+    if min(size) > 100:
+        assert np.abs(shown - full).mean() < 2
+        assert np.abs(smooth.load(0) - full).mean() < 1
+
+
+def test_pictures_that_are_shared_soon_are_decoded_once(index: AnnotationIndex,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    store, decoded = ImageStore(index, 64), []
+    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.full((64, 48, 3), image, np.uint8))
+    recent = Recent(store, 3)
+    seen = [int(recent.load(image)[0, 0, 0]) for image in (0, 1, 0, 2, 3, 0, 1)]
+    assert seen == [0, 1, 0, 2, 3, 0, 1]
+    assert decoded == [0, 1, 2, 3, 1]  # 1 is the one not used for longest when 3 comes
+    assert not recent.load(0).flags.writeable
+    monkeypatch.undo()
+    assert len(pickle.dumps(recent)) < 4000
+
+
+def test_held_pictures_never_take_more_than_their_share_of_memory(index: AnnotationIndex,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "RECENT_BYTES", 2 * 64 * 64 * 3)
+    store, decoded = ImageStore(index, 64), []
+    recent = Recent(store, 64)
+    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.zeros((64, 64, 3), np.uint8))
+    for image in (0, 1, 0, 2, 0, 1):
+        recent.load(image)
+    assert decoded == [0, 1, 2, 1]
 
 
 def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: AnnotationIndex, own_cache: Path,

@@ -46,6 +46,20 @@ def test_pictures_stand_upright_whatever_the_camera_noted(tmp_path: Path, suffix
     assert check_image(str(path)) == upright.shape[:2] == ((24, 40) if orientation < 5 else (40, 24))
 
 
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+def test_a_reduced_jpeg_is_the_whole_one_at_a_smaller_size(tmp_path: Path, reduction: int, orientation: int) -> None:
+    """What is seen is what area averaging sees, upright and in colour. Files of other formats stay as they are."""
+    exif, picture = Image.Exif(), Image.fromarray(smooth_picture(304, 400))
+    exif[0x0112] = orientation
+    jpeg, png = save(tmp_path / "a.jpg", picture, quality=95, exif=exif), save(tmp_path / "b.png", picture)
+    whole, part = read_image(str(jpeg)), read_image(str(jpeg), reduction)
+    averaged = cv2.resize(whole, None, fx=1 / reduction, fy=1 / reduction, interpolation=cv2.INTER_AREA)
+    assert part.shape == averaged.shape
+    assert np.abs(part.astype(int) - averaged).mean() < 1
+    assert np.array_equal(read_image(str(png), reduction), read_image(str(png)))
+
+
 @pytest.mark.parametrize(("mode", "suffix"), [
     ("L", "png"), ("L", "jpg"), ("LA", "png"), ("RGBA", "png"), ("RGBA", "webp"), ("P", "png"), ("1", "png"),
     ("CMYK", "jpg"), ("CMYK", "tiff"), ("L", "tiff"), ("RGBA", "tiff"),

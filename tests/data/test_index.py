@@ -1,5 +1,7 @@
+import json
 import os
 from concurrent.futures import ProcessPoolExecutor
+from importlib.machinery import ModuleSpec
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -197,10 +199,32 @@ def test_a_split_without_any_image_is_refused(tmp_path: Path) -> None:
 
 def test_labels_never_depend_on_the_number_of_readers(tmp_path: Path, own_cache: Path) -> None:
     description = write_dataset(tmp_path, {str(number): ROW * (number % 2) for number in range(20)})
-    first = read_index(description, "train", num_threads=1)
+    first = read_index(description, "train", num_readers=1)
     (kept,) = (own_cache / "labels").glob("*.npz")
     kept.unlink()
-    assert same(read_index(description, "train", num_threads=7), first)
+    assert same(read_index(description, "train", num_readers=7), first)
+
+
+@pytest.mark.parametrize("kind", ["yolo", "coco"])
+def test_processes_that_check_many_images_find_what_threads_find(
+        tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    description = write_dataset(tmp_path, {str(number): ROW * (number % 2) + "oops\n" for number in range(7)})
+    (tmp_path / "images" / "x.jpg").write_bytes(b"")
+    if kind == "coco":
+        (tmp_path / "images" / "instances_train.json").write_text(json.dumps({
+            "categories": [{"id": 1, "name": "cat"}],
+            "images": [{"id": number, "file_name": f"{number}.png"} for number in range(7)],
+            "annotations": [{"id": 9, "image_id": 3, "category_id": 1, "bbox": [1, 2, 30, 20], "iscrowd": 0},
+                            {"id": 8, "image_id": 4, "category_id": 7, "bbox": [1, 2, 30, 20]}]}))
+    by_threads = read_index(description, "train")
+    (kept,) = (own_cache / "labels").glob("*.npz")
+    kept.unlink()
+    monkeypatch.setattr(index_module, "_MANY", 2)
+    monkeypatch.setattr(index_module, "_PART", 3)
+    monkeypatch.setattr(index_module, "ThreadPoolExecutor", None)
+    monkeypatch.setattr("__main__.__spec__", ModuleSpec("ray_yolo.train", None))
+    assert same(read_index(description, "train", num_readers=2), by_threads)
+    assert len(by_threads.findings) > 1
 
 
 @pytest.mark.realdata

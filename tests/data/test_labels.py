@@ -8,8 +8,7 @@ from ray_yolo.data.labels import (
     Labels,
     cut,
     join,
-    mirror_x,
-    mirror_y,
+    mirror,
     move,
     move_boxes,
     still_visible,
@@ -36,21 +35,25 @@ def equal(first: Labels, second: Labels) -> bool:
             and all(np.allclose(a, b, atol=1e-4) for a, b in zip(first.polygons, second.polygons, strict=True)))
 
 
-@pytest.mark.parametrize("mirror", [mirror_x, mirror_y])
-def test_mirroring_twice_is_identity(mirror: type[mirror_x]) -> None:
+@pytest.mark.parametrize("mirrored", [(True, False), (False, True), (True, True)])
+def test_mirroring_twice_is_identity(mirrored: tuple[bool, bool]) -> None:
     labels = boxed((10, 10, 30, 50), polygons=(TRIANGLE,))
-    assert equal(mirror(mirror(labels, 100), 100), labels)
-    assert not equal(mirror(labels, 100), labels)
+    once = mirror(labels, mirrored, (90, 100))
+    assert equal(mirror(once, mirrored, (90, 100)), labels)
+    assert not equal(once, labels)
 
 
 def test_mirrored_boxes_by_hand() -> None:
-    assert mirror_x(boxed((10, 20, 30, 60)), 100).boxes.tolist() == [[70, 20, 90, 60]]
-    assert mirror_y(boxed((10, 20, 30, 60)), 100).boxes.tolist() == [[10, 40, 30, 80]]
+    labels = boxed((10, 20, 30, 60))
+    assert mirror(labels, (True, False), (80, 100)).boxes.tolist() == [[70, 20, 90, 60]]
+    assert mirror(labels, (False, True), (80, 100)).boxes.tolist() == [[10, 20, 30, 60]]
+    assert mirror(labels, (False, True), (100, 80)).boxes.tolist() == [[10, 40, 30, 80]]
 
 
 def test_an_outline_stays_inside_its_box_under_every_change() -> None:
     labels = boxed((10, 10, 30, 50), polygons=(TRIANGLE,))
-    for changed in (mirror_x(labels, 64), mirror_y(labels, 64), stretch(labels, (2, 3), (5, 7)),
+    for changed in (mirror(labels, (True, False), (64, 64)), mirror(labels, (False, True), (64, 64)),
+                    stretch(labels, (2, 3), (5, 7)),
                     move(labels, SHIFT, 1, (100, 100), (100, 100)),
                     move(labels, QUARTER_TURN, 1, (99, 99), (100, 100))):
         (outline,), (box,) = changed.polygons, changed.boxes

@@ -4,8 +4,10 @@ from functools import reduce
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ray_yolo.ops.sharding import Node, aligned_nodes, parent, shard
+from ray_yolo.ops.sharding import Node, aligned_nodes, balanced_shard, parent, shard
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 37])
@@ -23,6 +25,21 @@ def test_aligned_nodes_cover_a_range_with_aligned_powers_of_two(start: int, stop
     assert [i for node in nodes for i in range(node.start, node.start + node.size)] == list(range(start, stop))
     assert all(node.size & (node.size - 1) == 0 and node.start % node.size == 0 for node in nodes)
     assert all(parent(a, b) is None for a, b in pairwise(nodes))  # none could be merged
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 9))
+def test_balanced_shards_cover_each_thing_once_and_differ_by_one_of_them_at_most(costs: list[int],
+                                                                                 workers: int) -> None:
+    parts = [balanced_shard(costs, worker, workers) for worker in range(workers)]
+    assert sorted(number for part in parts for number in part) == list(range(len(costs)))
+    assert all(part == sorted(part) for part in parts)
+    loads = [sum(costs[number] for number in part) for part in parts]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+def test_a_hand_worked_balanced_shard() -> None:
+    """7 goes to the first, 6 and 3 to the second, 2 and 1 to the first."""
+    assert [balanced_shard([2, 7, 1, 6, 3], worker, 2) for worker in (0, 1)] == [[0, 1, 2], [3, 4]]
 
 
 def test_hand_worked_nodes() -> None:
