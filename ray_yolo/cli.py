@@ -119,12 +119,17 @@ parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PRE
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model; a dry run tells also what Ray would be asked for."""
     parsed = parse_train(argv)
-    from ray_yolo.runlog import narrator
-    from ray_yolo.runtime import cluster, trainer
+    from ray_yolo.runtime import trainer
 
     return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
-                lambda config: f"# {narrator.settings_line(config.recipe)}\n"
-                               f"# {cluster.scaling_config(config.placement)}")
+                _train_note)
+
+
+def _train_note(config: RunConfig) -> str:
+    from ray_yolo.runlog import narrator
+    from ray_yolo.runtime import cluster
+
+    return f"# {narrator.settings_line(config.recipe)}\n# {cluster.scaling_config(config.placement)}"
 
 
 def tune(argv: Sequence[str] | None = None) -> int:

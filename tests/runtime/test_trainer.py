@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.engine import checkpoint
@@ -25,6 +26,7 @@ from ray_yolo.events import (
     FORMAT,
     EndEvent,
     FailureEvent,
+    ResourcesEvent,
     RunEvent,
     ShardEvent,
     StartEvent,
@@ -32,6 +34,7 @@ from ray_yolo.events import (
     Summary,
     WorkerEvent,
 )
+from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
@@ -68,6 +71,21 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
     assert [event.format for event in run_log.told(calm.run_dir, RunEvent)] == [FORMAT]
     for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
         assert (calm.run_dir / name).exists()
+
+
+def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"cpus_per_worker": "auto", "workers": 0}, epochs=1, threads=0)
+    threads = torch.get_num_threads()
+    try:
+        result = fit(config, quiet=True)
+        assert torch.get_num_threads() == cores()
+    finally:
+        torch.set_num_threads(threads)
+    (told,) = run_log.told(result.run_dir, ResourcesEvent)
+    assert (told.cpus, told.threads, told.loader_processes, told.cache) == (cores(), cores(), 0, "ram")
+    assert [reason.split()[1] for reason in told.reasons] == ["CPUs", "GB"]
+    options = yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]
+    assert (options["cpus_per_worker"], options["workers"], options["cache"]) == (cores(), 0, "ram")
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(
