@@ -3,7 +3,8 @@
     checkpoints/step-N/state.pt        everything, as plain tensors and JSON (loads with weights_only=True)
     checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format, weights; written last
     checkpoints/damaged-step-N         one that did not verify, set aside
-    weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...)
+    weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...);
+                                          of a training that has ended the first two are slim files of their own
 
 A save happens in one moment: when its folder gets the name step-N. Its manifest brings along `weights`, which names
 the step that each file of `weights/` is to show: however far a crash let a save come, `recover` does the rest.
@@ -20,7 +21,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,8 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     Raises:
         OSError: if storage refuses; every checkpoint that was there still is.
     """
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    data = buffer.getvalue()
-    manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
+    data = _stored(state)
+    manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, **_identity(data),
                 "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
     root = run_dir / "checkpoints"
     folder, temporary, replaced = (root / f"{prefix}step-{step}" for prefix in ("", WRITING, REPLACED))
@@ -207,9 +205,11 @@ def damage(state: Path, manifest: Path) -> str | None:
                                   "use the version that wrote it")
         with state.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        if size != expected["size"]:
-            return f"{size} bytes instead of {expected['size']}"
-        return None if sha256 == expected["sha256"] else "its SHA-256 does not match"
+        both = (expected, expected.get("whole", expected))
+        if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
+            return None
+        wrong = f"{size} bytes instead of {expected['size']}"
+        return "its SHA-256 does not match" if size == expected["size"] else wrong
     except CheckpointError:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -238,6 +238,43 @@ def check_weights(run_dir: Path) -> None:
                                     "command again")
     except (OSError, ValueError) as error:
         raise TrainingError(str(error)) from error
+
+
+def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
+    """Leave weights/last.pt and best.pt only these parts of their states, now that nothing goes on from them.
+
+    Each manifest comes first and knows both files, the `whole` one too: after a crash, either is what it says.
+
+    Raises:
+        OSError: if storage refuses; what is there is sound.
+    """
+    for path in filter(Path.exists, (run_dir / "weights" / f"{kind}.pt" for kind in ("last", "best"))):
+        manifest, state = path.with_suffix(".json"), read_state(path)
+        if state.keys() <= set(parts):
+            continue
+        data = _stored({name: state[name] for name in parts})
+        told = json.loads(manifest.read_bytes())
+        told = {**told, **_identity(data), "whole": told.get("whole", {name: told[name] for name in _identity(b"")})}
+        for target, content in ((manifest, json.dumps(told, indent=1).encode()), (path, data)):
+            temporary = target.with_name(f".{target.name}")
+            try:
+                write_durably(temporary, content)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+
+
+def _stored(state: Mapping[str, Any]) -> bytes:
+    """A state as a file holds it."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
+
+
+def _identity(data: bytes) -> dict[str, Any]:
+    """What a manifest knows a file by."""
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ process, without Ray, and keeps the same records and checkpoints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.resources import Images, Node, Resources, share_out
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
 from ray_yolo.engine.build import Host, Job, local_device
-from ray_yolo.engine.checkpoint import check_weights
+from ray_yolo.engine.checkpoint import check_weights, slim_weights
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.state import TRAINED
 from ray_yolo.events import Summary, WarningEvent
 from ray_yolo.ops.machine import cores
 from ray_yolo.ops.memory import keep_freed_memory
@@ -80,7 +81,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
-                check_weights(run.folder)
+                _complete_weights(run.folder, books.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
         finally:
@@ -162,6 +163,15 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
     summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
     return summary
+
+
+def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
+    """Leave the weights of an ended training as they are used: verified, and without what only training needs."""
+    check_weights(run_dir)
+    try:
+        slim_weights(run_dir, TRAINED)
+    except OSError as error:
+        warn(f"weights/ still holds whole checkpoints: {error}")
 
 
 def _complain(text: str) -> None:
