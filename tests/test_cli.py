@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ray_yolo.cli import run
 from ray_yolo.errors import (
@@ -20,6 +21,7 @@ from ray_yolo.errors import (
     ResourcesError,
     TrainingError,
 )
+from tests.support.jobs import make_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,6 +138,22 @@ def test_help_is_fast_and_loads_no_library() -> None:
     assert "--batch-size" in done.stdout
     cpu_seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert cpu_seconds < 1.0
+
+
+WITHOUT_RAY = """
+import os, sys
+from ray_yolo import train
+status = train.main(["--config", sys.argv[1]])
+print(status, sorted({"ray", "torchvision", "torch._dynamo", "mlflow", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_a_training_in_this_process_loads_neither_ray_nor_torchvision_nor_torchs_compiler(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, epochs=1, noval=False)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY, tmp_path / "config.yaml"], capture_output=True, text=True,
+                          cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
 
 
 def test_a_trials_process_does_not_load_torchs_compiler() -> None:
