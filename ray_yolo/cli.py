@@ -24,6 +24,7 @@ from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import describe
 from ray_yolo.errors import RayYoloError
+from ray_yolo.ops.machine import SPINS
 from ray_yolo.redact import printable, redact
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
@@ -205,6 +206,7 @@ def run(main: Callable[[], int]) -> int:
     shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that has gone away
     (`... | head`) with 141; all three after the `finally` blocks on the way.
     """
+    os.environ.update({**SPINS, **os.environ})
     signal.signal(signal.SIGTERM, _stop)
     status = _status(main)
     try:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ray_yolo.cli import run
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import (
     CheckpointError,
     ConfigError,
@@ -21,6 +22,7 @@ from ray_yolo.errors import (
     ResourcesError,
     TrainingError,
 )
+from ray_yolo.runtime.cluster import worker_environment
 from tests.support.jobs import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -154,6 +156,18 @@ def test_a_training_in_this_process_loads_neither_ray_nor_torchvision_nor_torchs
     done = subprocess.run([sys.executable, "-c", WITHOUT_RAY, tmp_path / "config.yaml"], capture_output=True, text=True,
                           cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "1000"), ("5", "5")])
+def test_threads_that_wait_for_one_another_soon_sleep_unless_the_user_has_said_how_long(
+        own: str | None, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", own or "")
+    if own is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    told: list[str] = []
+    assert run(lambda: told.append(os.environ["GOMP_SPINCOUNT"]) or 0) == 0
+    assert told == [seen]
+    assert worker_environment(Placement())["GOMP_SPINCOUNT"] == seen
 
 
 def test_a_trials_process_does_not_load_torchs_compiler() -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+SPINS = {"GOMP_SPINCOUNT": "1000"}
+"""Set before torch is imported: how long arithmetic threads that wait for one another spin before they sleep. Where
+others run as well, libgomp's own 300,000 turns doubled the CPU seconds and the time of a step (two threads)."""
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 

@@ -32,7 +32,7 @@ from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
-from ray_yolo.ops.machine import cores
+from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
@@ -283,6 +283,8 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
 
 def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment of worker processes."""
-    return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": str(placement.threads),
+    spins = {name: os.environ.get(name, value) for name, value in SPINS.items()}
+    return {**spins, "OMP_NUM_THREADS": str(placement.threads),
+            "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for --exact on GPUs; without it cuBLAS may add in any order
 
