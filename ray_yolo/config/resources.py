@@ -64,10 +64,12 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[Node], threads:
         threads: of arithmetic, where the recipe fixes them; else 0.
         images: None for work that does not keep any.
     """
-    chosen, reasons = placement, []
+    chosen = placement
+    reasons: list[str] = []
     if chosen.cache == "auto":
         cache, reason = _cache(images)
-        chosen, reasons = chosen.model_copy(update={"cache": cache}), [*reasons, *filter(None, [reason])]
+        chosen = chosen.model_copy(update={"cache": cache})
+        reasons += filter(None, [reason])
     feeds = FED_FROM_FILES if chosen.cache == "none" else FED_FROM_MEMORY
     if chosen.cpus_per_worker == "auto":
         cpus = most_cpus(nodes, placement.max_workers, gpus, placement.placement_strategy)

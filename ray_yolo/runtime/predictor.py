@@ -69,8 +69,8 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         from ray_yolo.runtime import cluster
 
         gpus = cluster.join(placement)
-        placement = share_out(placement, gpus, cluster.free_nodes(placement)).placement
-        detect = partial(_detect_on_ray, config.model_copy(update={"placement": placement}), media, gpus=gpus)
+        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
     folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
     found = detect(folder=None if placement.nosave else folder)
     predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)

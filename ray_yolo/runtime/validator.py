@@ -58,8 +58,8 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         gpus = cluster.join(placement)
-        placement = share_out(placement, gpus, cluster.free_nodes(placement)).placement
-        config = config.model_copy(update={"placement": placement})
+        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        config = config.model_copy(update={"placement": given})
     folder = output_folder(placement, (str(Path(config.weights).absolute()), *index.paths))
     say: Callable[[str], None] = (lambda text: None) if quiet else print
     say("\n".join(dataset_table({config.split: survey(index)}, index.names)))
