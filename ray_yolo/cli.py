@@ -24,6 +24,7 @@ from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import describe
 from ray_yolo.errors import RayYoloError
+from ray_yolo.ops.machine import SPINS
 from ray_yolo.redact import printable, redact
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
@@ -119,12 +120,17 @@ parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PRE
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model; a dry run tells also what Ray would be asked for."""
     parsed = parse_train(argv)
-    from ray_yolo.runlog import narrator
-    from ray_yolo.runtime import cluster, trainer
+    from ray_yolo.runtime import trainer
 
     return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
-                lambda config: f"# {narrator.settings_line(config.recipe)}\n"
-                               f"# {cluster.scaling_config(config.placement)}")
+                _train_note)
+
+
+def _train_note(config: RunConfig) -> str:
+    from ray_yolo.runlog import narrator
+    from ray_yolo.runtime import cluster
+
+    return f"# {narrator.settings_line(config.recipe)}\n# {cluster.scaling_config(config.placement)}"
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
@@ -218,6 +224,7 @@ def run(main: Callable[[], int]) -> int:
     shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that has gone away
     (`... | head`) with 141; all three after the `finally` blocks on the way.
     """
+    os.environ.update({**SPINS, **os.environ})
     signal.signal(signal.SIGTERM, _stop)
     status = _status(main)
     try:

@@ -102,6 +102,18 @@ class PlacementEvent(Event):
     group: str
 
 
+class ResourcesEvent(Event):
+    """What each worker is given of its node, and why, at every start of the driver."""
+
+    type: Literal["resources"] = "resources"
+    cpus: float
+    threads: int
+    loader_processes: int
+    cache: str
+    reasons: tuple[str, ...]
+    """Of what the user left open."""
+
+
 class WorkerEvent(Event):
     """A worker process has begun."""
 
@@ -249,8 +261,8 @@ class Summary(Frozen):
 
 
 AnyEvent = Annotated[
-    RunEvent | DatasetEvent | PlacementEvent | WorkerEvent | StartEvent | StepEvent | ShardEvent | EpochEvent
-    | CheckpointEvent | WarningEvent | FailureEvent | StacksEvent | EndEvent, Field(discriminator="type")]
+    RunEvent | DatasetEvent | ResourcesEvent | PlacementEvent | WorkerEvent | StartEvent | StepEvent | ShardEvent
+    | EpochEvent | CheckpointEvent | WarningEvent | FailureEvent | StacksEvent | EndEvent, Field(discriminator="type")]
 _ANY: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 

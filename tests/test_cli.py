@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ray_yolo.cli import run
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import (
     CheckpointError,
     ConfigError,
@@ -20,6 +22,8 @@ from ray_yolo.errors import (
     ResourcesError,
     TrainingError,
 )
+from ray_yolo.runtime.cluster import worker_environment
+from tests.support.jobs import make_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,6 +140,34 @@ def test_help_is_fast_and_loads_no_library() -> None:
     assert "--batch-size" in done.stdout
     cpu_seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert cpu_seconds < 1.0
+
+
+WITHOUT_RAY = """
+import os, sys
+from ray_yolo import train
+status = train.main(["--config", sys.argv[1]])
+print(status, sorted({"ray", "torchvision", "torch._dynamo", "mlflow", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_a_training_in_this_process_loads_neither_ray_nor_torchvision_nor_torchs_compiler(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, epochs=1, noval=False)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY, tmp_path / "config.yaml"], capture_output=True, text=True,
+                          cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(("own", "seen"), [(None, "1000"), ("5", "5")])
+def test_threads_that_wait_for_one_another_soon_sleep_unless_the_user_has_said_how_long(
+        own: str | None, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", own or "")
+    if own is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    told: list[str] = []
+    assert run(lambda: told.append(os.environ["GOMP_SPINCOUNT"]) or 0) == 0
+    assert told == [seen]
+    assert worker_environment(Placement())["GOMP_SPINCOUNT"] == seen
 
 
 def test_a_trials_process_does_not_load_torchs_compiler() -> None:

@@ -19,6 +19,7 @@ from ray_yolo.events import (
     FailureEvent,
     Frozen,
     PlacementEvent,
+    ResourcesEvent,
     RunEvent,
     ShardEvent,
     SplitCounts,
@@ -40,6 +41,7 @@ COUNTS = SplitCounts(images=3, boxes=2, per_class=(2, 0), empty_file=1, no_file=
                      looked_for=("/d/labels/*.txt",))
 EXAMPLES: list[Event] = [
     run_log.run(), DatasetEvent(names=run_log.NAMES, splits={"train": COUNTS, "val": COUNTS}),
+    ResourcesEvent(cpus=4, threads=3, loader_processes=1, cache="ram", reasons=("4 CPUs free for 1 worker",)),
     PlacementEvent(group="ab12"), WorkerEvent(worker=1, node="left", pid=7), run_log.start(5, terms=("box", "dfl")),
     run_log.step(1), ShardEvent(worker=1, epoch=0, step=10, images=40, wait_seconds=0.5, seconds=9.0, node="a", pid=7),
     run_log.epoch(0), run_log.epoch(1, val=None, metrics=None, per_class=[], fitness=None, best=False),

@@ -22,8 +22,8 @@ class Placement(Frozen):
     """Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
-    cpus_per_worker: float = Field(1.0, gt=0.0, le=4096.0)
-    """CPUs of each worker."""
+    cpus_per_worker: float | Literal["auto"] = "auto"
+    """CPUs of each worker; auto: as many as all workers can have at once, of a GPU's node its part (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """Ray's placement of workers over nodes."""
     accelerator_type: str = ""
@@ -31,9 +31,9 @@ class Placement(Frozen):
     address: str = ""
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
     workers: int = Field(-1, ge=-1, le=256)
-    """Loader processes of each worker; -1: min(8, cpus_per_worker - 1)."""
-    cache: Literal["none", "ram", "disk"] = "none"
-    """Keep decoded images, once per node, in memory or on disk."""
+    """Loader processes of each worker, on its CPUs; -1: as few as feed it (0 on 3 CPUs), with a GPU all CPUs but 1."""
+    cache: Literal["auto", "none", "ram", "disk"] = "auto"
+    """Keep decoded images, once per node, in memory or on disk; auto: ram if a quarter of what is free holds them."""
     project: str = "runs/train"
     """Folder of runs."""
     name: str = ""
@@ -93,6 +93,13 @@ class Placement(Frozen):
             raise ValueError("must be 0 or more, or auto")
         return value
 
+    @field_validator("cpus_per_worker")
+    @classmethod
+    def _check_cpus(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 < value <= 4096:
+            raise ValueError("must be more than 0 and at most 4096, or auto")
+        return value
+
     @field_validator("name", "registered_name")
     @classmethod
     def _plain_name(cls, value: str) -> str:
@@ -108,9 +115,24 @@ class Placement(Frozen):
         return max(1, self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers)
 
     @property
+    def cpus(self) -> float:
+        """CPUs of each worker; the fewest, 1, while that is open."""
+        return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
+
+    @property
     def loader_processes(self) -> int:
-        """Loader processes per worker."""
-        return self.workers if self.workers >= 0 else max(0, min(8, int(self.cpus_per_worker) - 1))
+        """Loader processes per worker; none while that is open."""
+        return max(0, self.workers)
+
+    @property
+    def image_cache(self) -> Literal["none", "ram", "disk"]:
+        """Where decoded images are kept; nowhere while that is open."""
+        return "none" if self.cache == "auto" else self.cache
+
+    @property
+    def threads(self) -> int:
+        """Arithmetic threads of each worker: its CPUs without those of the loader processes."""
+        return max(1, int(self.cpus) - self.loader_processes)
 
 
 class RunConfig(Frozen):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import shutil
@@ -25,9 +26,11 @@ import numpy as np
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index_cache import cache_folder, content_key
+from ray_yolo.ops.machine import available_memory
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
+MEMORY_SHARE = 0.25  # of what is free, that a choice of ours fills with images
 FORMAT = 2  # of the kept file; raise it when a pixel of it would change
 RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
@@ -64,6 +67,18 @@ class Recent:
         while len(self._kept) > self._room:
             del self._kept[next(iter(self._kept))]
         return picture
+
+
+def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
+    """What a store of the index's images keeps."""
+    return int(loaded_sizes(index.sizes, imgsz).prod(axis=1).sum()) * 3
+
+
+def room_for_images() -> int:
+    """Bytes of this node's memory that may be filled with images unasked."""
+    with suppress(OSError):
+        return int(min(MEMORY_SHARE * available_memory(), shutil.disk_usage(SHARED_MEMORY).free / _MARGIN))
+    return 0
 
 
 class ImageStore:
@@ -187,7 +202,8 @@ def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
                 _log.warning("%s is not this user's alone (another user made it, or may write to it): memory is not "
                              "used; remove it, or give --cache disk", place)
                 continue
-            if min(shutil.disk_usage(place).free, _free_memory(place)) > num_bytes * _MARGIN:
+            memory = available_memory() if SHARED_MEMORY in place.parents else math.inf
+            if min(shutil.disk_usage(place).free, memory) > num_bytes * _MARGIN:
                 if number:
                     _log.warning("decoded images need %.1f GB, more than memory has free: kept in %s",
                                  num_bytes / 1e9, place)
@@ -200,15 +216,6 @@ def _is_private(folder: Path) -> bool:
     """Whether nobody else can have put a file or a link there: shared memory is everybody's, its names are known."""
     state = folder.lstat()
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
-
-
-def _free_memory(place: Path) -> float:
-    """Bytes that a file may take from main memory; no limit for a file on disk."""
-    if SHARED_MEMORY not in place.parents:
-        return float("inf")
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return float(fields["MemAvailable"].split()[0]) * 1024
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
 from ray_yolo.structures import AnnotationIndex
 
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 Batches = Iterable[Mapping[str, Tensor]]
 
 ALONE = Replicas(0, 1)
@@ -119,7 +122,8 @@ def build(job: Job, host: Host) -> Parts:
     """
     recipe = job.recipe
     torch.set_num_threads(recipe.threads or host.threads)
-    torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
+    if recipe.exact != torch.are_deterministic_algorithms_enabled():  # or torch's compiler is imported for nothing
+        torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
     model = build_network(job).to(memory_format=torch.channels_last)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
@@ -214,13 +218,22 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": biases, "weight_decay": 0.0},  # said for each group: AdamW's own default is not 0
         {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
     if config.name == "SGD":
-        sgd = torch.optim.SGD(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+        sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
+                                      fused=True)
         if config.momentum:  # a first step that is skipped would leave it uninitialised
             for parameter in (*biases, *weights, *norms):
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
-    return kind(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
+    return _plain(kind)(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
+
+
+@cache
+def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
+    """The same optimiser without wrappers that import torch's compiler, which takes seconds, to be left alone by it."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def _rect_order(job: Job) -> np.ndarray | None:

@@ -3,7 +3,8 @@
     checkpoints/step-N/state.pt        everything, as plain tensors and JSON (loads with weights_only=True)
     checkpoints/step-N/MANIFEST.json   size and SHA-256 of state.pt, step, recipe digest, format, weights; written last
     checkpoints/damaged-step-N         one that did not verify, set aside
-    weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...)
+    weights/last.pt, best.pt, epochK.pt   hard links to state.pt, each with its manifest beside it (last.json, ...);
+                                          of a training that has ended the first two are slim files of their own
 
 A save happens in one moment: when its folder gets the name step-N. Its manifest brings along `weights`, which names
 the step that each file of `weights/` is to show: however far a crash let a save come, `recover` does the rest.
@@ -21,7 +22,7 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -53,9 +54,8 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     _sweep(root, others=False)
     try:
         temporary.mkdir(parents=True)
-        size, sha256 = _write_state(temporary / "state.pt", state)
-        manifest = {"format": FORMAT, "step": step, "recipe_digest": digest, "size": size, "sha256": sha256,
-                    "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
+        manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
+                    **_write_state(temporary / "state.pt", state), "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync(temporary)
         if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
@@ -84,14 +84,14 @@ class _Hashed(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def _write_state(path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Write a state durably, without a second copy of it in memory. Returns size and SHA-256."""
+def _write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a state durably, without a copy of it in memory. Returns what its manifest knows it by."""
     with path.open("wb") as file:
         hashed = _Hashed(file)
         torch.save(dict(state), cast(BinaryIO, hashed))
         file.flush()
         os.fsync(file.fileno())
-    return hashed.size, hashed.sha256.hexdigest()
+    return {"size": hashed.size, "sha256": hashed.sha256.hexdigest()}
 
 
 def _sweep(root: Path, *, others: bool) -> None:
@@ -255,9 +255,11 @@ def damage(state: Path, manifest: Path) -> str | None:
                                   "use the version that wrote it")
         with state.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        if size != expected["size"]:
-            return f"{size} bytes instead of {expected['size']}"
-        return None if sha256 == expected["sha256"] else "its SHA-256 does not match"
+        both = (expected, expected.get("whole", expected))
+        if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
+            return None
+        wrong = f"{size} bytes instead of {expected['size']}"
+        return "its SHA-256 does not match" if size == expected["size"] else wrong
     except CheckpointError:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -286,6 +288,32 @@ def check_weights(run_dir: Path) -> None:
                                     "command again")
     except (OSError, ValueError) as error:
         raise TrainingError(str(error)) from error
+
+
+def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
+    """Leave weights/last.pt and best.pt only these parts of their states, now that nothing goes on from them.
+
+    Each manifest comes first and knows both files, the `whole` one too: after a crash, either is what it says.
+
+    Raises:
+        OSError: if storage refuses; what is there is sound.
+    """
+    for path in filter(Path.exists, (run_dir / "weights" / f"{kind}.pt" for kind in ("last", "best"))):
+        manifest, state = path.with_suffix(".json"), read_state(path)
+        if state.keys() <= set(parts):
+            continue
+        told = json.loads(manifest.read_bytes())
+        whole = told.get("whole", {name: told[name] for name in ("size", "sha256")})
+        hidden, hidden_manifest = (target.with_name(f".{target.name}") for target in (path, manifest))
+        try:
+            told |= {**_write_state(hidden, {name: state[name] for name in parts}), "whole": whole}
+            write_durably(hidden_manifest, json.dumps(told, indent=1).encode())
+            hidden_manifest.replace(manifest)
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+            hidden_manifest.unlink(missing_ok=True)
+        _sync(path.parent)
 
 
 def read_state(path: Path) -> dict[str, Any]:

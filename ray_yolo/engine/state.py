@@ -54,6 +54,10 @@ class TrainState:
         return tuple(value / images if images else math.nan for value in sums)
 
 
+TRAINED = ("meta", "ema")
+"""The parts of a captured state that whoever uses the weights needs."""
+
+
 def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to continue: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
     optimizer = parts.optimizer.state_dict()

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ray_yolo.ops.boxes import pairwise_iou
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -62,13 +64,11 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
     Returns:
         (n, 10) bool.
     """
-    from torchvision.ops import box_iou  # here: it takes a second, and not every process validates
-
     thresholds = torch.tensor(IOU_THRESHOLDS, device=detections.device)
     if not len(detections) or not len(boxes):
         return torch.zeros(len(detections), len(thresholds), dtype=torch.bool, device=detections.device)
     same_class = detections[:, 5, None] == classes
-    overlaps = torch.where(same_class, box_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # no area: 0 / 0
+    overlaps = torch.where(same_class, pairwise_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # no area: 0 / 0
     overlap, label = overlaps.max(dim=1)
     claims = overlap[:, None] >= thresholds  # (n, 10)
 

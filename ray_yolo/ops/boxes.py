@@ -1,8 +1,7 @@
 """Arithmetic of boxes: overlaps, forms, the way back from a letterboxed input to the original image, and boxes as
 distances from points to their four sides, each a distribution over whole cells.
 
-Boxes are xyxy unless a name says otherwise; any unit, as long as it is one. Overlaps of all pairs and greedy
-suppression are `torchvision.ops`; here is what it does not have.
+Boxes are xyxy unless a name says otherwise; any unit, as long as it is one.
 """
 
 from __future__ import annotations
@@ -34,6 +33,13 @@ def paired_iou(a: Tensor, b: Tensor) -> Tensor:
     overlap = (torch.minimum(a[:, 2:], b[:, 2:]) - torch.maximum(a[:, :2], b[:, :2])).clamp(min=0).prod(1)
     area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
     return overlap / (area_a + area_b - overlap + EPSILON)
+
+
+def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of each box of `a` (n, 4) with each of `b` (m, 4): (n, m), NaN of two without area."""
+    overlap = (torch.minimum(a[:, None, 2:], b[:, 2:]) - torch.maximum(a[:, None, :2], b[:, :2])).clamp(min=0).prod(2)
+    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+    return overlap / (area_a[:, None] + area_b - overlap)
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:

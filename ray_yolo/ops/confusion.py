@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ray_yolo.ops.boxes import pairwise_iou
+
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
@@ -45,9 +47,7 @@ def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Flo
 
 def _pairs(a: Floats, b: Floats, iou: float) -> list[tuple[int, int]]:
     """Rows of `a` and `b` that belong together, by falling overlap, each used once."""
-    from torchvision.ops import box_iou  # here: it takes a second, and not every process validates
-
-    overlaps = box_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
+    overlaps = pairwise_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
     rows, columns = np.nonzero(overlaps > iou)
     order = (-overlaps[rows, columns]).argsort(kind="stable")
     pairs: dict[int, int] = {}

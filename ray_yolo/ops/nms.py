@@ -6,6 +6,11 @@ out is below the confidence, suppressed by a better box, or beyond the two state
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -69,18 +74,33 @@ def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: boo
     Whether a candidate survives depends on better ones only. So suppression of the best few gives the beginning of the
     full result, and the rest, whose cost is quadratic, is looked at only while the limit is not reached.
     """
-    from torchvision.ops import nms  # here: it takes a second, and not every process validates
-
     boxes = candidates[:, :4].double()
     if not agnostic and len(boxes):
         # Classes are moved apart by more than the extent of all boxes, which may be negative or large. In double
         # precision this changes an overlap by less than 1e-9; in single precision by up to 1e-2 for small boxes.
         boxes = boxes + (candidates[:, 5:].double() * (boxes.max() - boxes.min() + 1.0))
-    # Ranks in place of scores: torchvision sorts by them, and equal scores must not be reordered.
+    # Ranks in place of scores: the kernel sorts by them, and equal scores must not be reordered.
     ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
     looked_at = 2 * max_detections
     while True:
-        kept = nms(boxes[:looked_at], ranks[:looked_at], iou)
+        kept = _kernel()(boxes[:looked_at], ranks[:looked_at], iou)
         if len(kept) >= max_detections or looked_at >= len(boxes):
             return kept[:max_detections]
         looked_at *= 2
+
+
+@cache
+def _kernel() -> Callable[[Tensor, Tensor, float], Tensor]:
+    """torchvision's greedy suppression (boxes, scores, iou) -> kept, from its library: the whole package takes seconds.
+
+    Raises:
+        ImportError: if torchvision is not there, or has no such library.
+    """
+    package = find_spec("torchvision")
+    libraries = [file for folder in (package and package.submodule_search_locations) or ()
+                 for file in sorted(Path(folder).glob("_C*.so"))]
+    if not libraries:
+        raise ImportError("torchvision is not installed, or was built without its operators; install it for this torch")
+    torch.ops.load_library(str(libraries[0]))
+    kernel: Callable[[Tensor, Tensor, float], Tensor] = torch.ops.torchvision.nms
+    return kernel

@@ -17,6 +17,7 @@ from ray_yolo.events import (
     EndEvent,
     EpochEvent,
     Event,
+    ResourcesEvent,
     RunEvent,
     SplitCounts,
     StartEvent,
@@ -63,6 +64,8 @@ class Narrator:
                 return self._on_run(event)
             case DatasetEvent():
                 return dataset_table(event.splits, event.names)
+            case ResourcesEvent():
+                return [resources_line(event)]
             case StartEvent():
                 return self._on_start(event)
             case StepEvent():
@@ -223,6 +226,14 @@ def settings_line(recipe: Recipe) -> str:
         f"{precision}, {rate}")
 
 
+def resources_line(event: ResourcesEvent) -> str:
+    """What each worker is given, and why, in one line."""
+    cpus, threads, loaders = (_count(number, noun) for number, noun in (
+        (event.cpus, "CPU"), (event.threads, "thread"), (event.loader_processes, "loader process")))
+    why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache")) if event.reasons else "as asked"
+    return f"each worker: {cpus}, {threads}, {loaders}, cache {event.cache} ({why})"
+
+
 def class_row(row: ClassResult) -> str:
     """One row under CLASS_HEADER: name, images, labels and the four metrics."""
     numbers = map(_number, (row.precision, row.recall, row.map50, row.map50_95))
@@ -268,6 +279,11 @@ def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
 
 def _number(number: float | None) -> str:
     return "-" if number is None else f"{number:.4g}"
+
+
+def _count(number: float, noun: str) -> str:
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:g} {plural}"
 
 
 def _duration(seconds: float) -> str:

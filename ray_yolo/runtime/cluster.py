@@ -13,29 +13,35 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 import ray.train
 import torch
+from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.config.resources import Node
+from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
+from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
+
+T = TypeVar("T")
 
 _ANSWER_SECONDS = 10.0
 _DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
@@ -69,10 +75,12 @@ def connect(placement: Placement) -> float:
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
+        own: dict[str, Any] = {}
         if address == "local":
             own_token()
+            own = {"num_cpus": cores(), "include_dashboard": False}  # a dashboard would be eleven processes more
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
@@ -87,6 +95,14 @@ def join(placement: Placement) -> float:
     gpus = connect(placement)
     wait_for_room(placement, gpus)
     return gpus
+
+
+def free_nodes(placement: Placement) -> list[Node]:
+    """What the nodes that workers may be placed on have free."""
+    kind = f"accelerator_type:{placement.accelerator_type}"
+    free = available_resources_per_node().values()
+    return [Node(there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in free
+            if not placement.accelerator_type or kind in there]
 
 
 def foreseen_gpus(placement: Placement) -> float | None:
@@ -149,7 +165,7 @@ def _silence(address: str) -> str | None:
 
 def _resources(placement: Placement, gpus: float) -> dict[str, float]:
     """What one worker is given."""
-    return {"CPU": placement.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
 
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
@@ -220,7 +236,7 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
         if time.monotonic() >= deadline:
             lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
                               for kind, amount in missing.items())
-            room = math.floor(there.get("CPU", 0) / placement.cpus_per_worker)
+            room = math.floor(there.get("CPU", 0) / placement.cpus)
             raise ResourcesError(f"{lacks}; use " + (
                 "fewer --num-workers, --gpus-per-worker 0, or add nodes" if "GPU" in missing else
                 f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
@@ -232,13 +248,26 @@ def check_storage(folder: Path) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) < 2:
         return
-    ask = ray.remote(num_cpus=0)(os.path.exists)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
-    answers = ray.get([ask.options(scheduling_strategy=place).remote(str(folder)) for place in places])
-    for node, seen in zip(nodes, answers, strict=True):
+    for node, seen in zip(nodes, _ask_nodes(nodes, os.path.exists, str(folder)), strict=True):
         if not seen:
             raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
                              "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
+
+
+def least_room_for_images() -> int:
+    """Bytes of memory that each node with CPUs has for images, at least."""
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    if all(node["NodeManagerHostname"] == socket.gethostname() for node in nodes):
+        return room_for_images()
+    return min(_ask_nodes(nodes, room_for_images))
+
+
+def _ask_nodes(nodes: Sequence[dict[str, Any]], function: Callable[..., T], *arguments: Any) -> list[T]:
+    """What a function returns on each node."""
+    ask = ray.remote(num_cpus=0)(function)
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
+    answers: list[T] = ray.get([ask.options(scheduling_strategy=place).remote(*arguments) for place in places])
+    return answers
 
 
 def held_by(run_dir: Path) -> str | None:
@@ -272,7 +301,7 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
             raise ResourcesError(f"{placement.max_workers} workers were not free at once for "
                                  f"{placement.timeout_seconds:g} seconds; use fewer --num-workers, or wait")
         remote = ray.remote(function).options(
-            num_cpus=placement.cpus_per_worker, num_gpus=gpus,
+            num_cpus=placement.cpus, num_gpus=gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group))
         return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)])
     finally:
@@ -281,7 +310,8 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
 
 def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment of worker processes."""
-    threads = str(max(1, int(placement.cpus_per_worker)))
-    return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OMP_NUM_THREADS": threads,
+    spins = {name: os.environ.get(name, value) for name, value in SPINS.items()}
+    return {**spins, "OMP_NUM_THREADS": str(placement.threads),
+            "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for --exact on GPUs; without it cuBLAS may add in any order
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.config.resources import share_out
 from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.checkpoint import write_durably
@@ -67,7 +68,9 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     else:
         from ray_yolo.runtime import cluster
 
-        detect = partial(_detect_on_ray, config, media, gpus=cluster.join(placement))
+        gpus = cluster.join(placement)
+        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
     folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
     found = detect(folder=None if placement.nosave else folder)
     predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)
@@ -132,7 +135,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path |
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         found = files.map_batches(
             _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), folder and str(folder)), batch_size=None,
-            num_cpus=placement.cpus_per_worker, num_gpus=gpus,
+            num_cpus=placement.cpus, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
             for row in found.iter_rows():
@@ -151,7 +154,7 @@ class _Actor:
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._folder = Path(folder) if folder else None
-        self._threads = max(1, int(settings.placement.cpus_per_worker))
+        self._threads = settings.placement.threads
         self._predictor = build_predictor(load_trained(Path(settings.weights)), settings, imgsz=settings.imgsz,
                                           precision=settings.precision, device=device)
 

@@ -37,7 +37,6 @@ from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks
 from ray_yolo.runlog.record import RunRecord
 from ray_yolo.runlog.run_dir import Run, storage_probe
-from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
 
 
@@ -112,9 +111,11 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
     question = recipe, len(train.names), gpus > 0
-    answers = (cluster.ask_every_worker(_room_here, question, placement, gpus) if placement.num_workers else
-               [_room_here(*question)])
-    return decided(images_per_worker=min(answers))
+    if placement.num_workers == 0:
+        return decided(images_per_worker=_room_here(*question))
+    from ray_yolo.runtime import cluster  # here: Ray takes seconds
+
+    return decided(images_per_worker=min(cluster.ask_every_worker(_room_here, question, placement, gpus)))
 
 
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
@@ -136,6 +137,8 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
 
 def check_storage(placement: Placement, run: Run | None) -> None:
     """`cluster.check_storage` of a run, or of where a new one would lie."""
+    from ray_yolo.runtime import cluster
+
     with nullcontext(run.folder) if run else storage_probe(placement) as place:
         cluster.check_storage(place)
 

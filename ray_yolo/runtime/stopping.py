@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
-
-import ray
-import ray.exceptions
-from ray.actor import ActorHandle
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.events import EndEvent, Event, PlacementEvent, StartEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, follow
-from ray_yolo.runlog.recorder import STOP_REQUEST, Recorder
+from ray_yolo.runlog.recorder import STOP_REQUEST
+
+if TYPE_CHECKING:
+    import ray
+    from ray.actor import ActorHandle
+
+    from ray_yolo.runlog.recorder import Recorder
 
 SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
@@ -88,6 +90,8 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
 
 def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
     """For one worker on Ray: asks the recorder every moment, without waiting for its answer."""
+    import ray.exceptions  # here: a training without Ray stops, too
+
     answer: ray.ObjectRef[bool] | None = None
     asked = 0.0
 

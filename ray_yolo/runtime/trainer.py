@@ -7,7 +7,7 @@ process, without Ray, and keeps the same records and checkpoints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ import torch
 
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.resources import Images, Node, Resources, share_out
+from ray_yolo.data.image_cache import decoded_bytes, room_for_images
 from ray_yolo.engine.build import Host, Job, local_device
-from ray_yolo.engine.checkpoint import check_weights
+from ray_yolo.engine.checkpoint import check_weights, slim_weights
 from ray_yolo.engine.session import run_session
+from ray_yolo.engine.state import TRAINED
 from ray_yolo.events import Summary, WarningEvent
+from ray_yolo.ops.machine import cores
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks
@@ -27,12 +31,8 @@ from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runtime import cluster
-from ray_yolo.runtime.members import start_roster, watched
 from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
-from ray_yolo.runtime.restarts import run_workers
 from ray_yolo.runtime.stopping import signals_ask
-from ray_yolo.runtime.worker import to_wire, train_worker
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,20 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     run = find_run(config.recipe, placement)
     try:
         _, train, val = read_dataset(run.training.recipe if run else config.recipe)
-        if local:
-            gpus = float(local_device(placement.gpus_per_worker).type == "cuda")
-        else:
-            gpus = cluster.join(placement)
-            check_storage(placement, run)
+        gpus = _join(placement, run)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
+        resources = _share_out(placement, gpus, job)
+        placement = resources.placement
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
         calls = Projections(run.folder / EVENTS_FILE, [callbacks] if hooks else [], _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
+                books.emit(resources.event)
                 summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
-                check_weights(run.folder)
+                _complete_weights(run.folder, books.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
         finally:
@@ -105,7 +104,40 @@ def foresee(config: RunConfig) -> Recipe:
     _, train, val = read_dataset(run.training.recipe if run else config.recipe)
     if run:
         return job_of(run, placement.max_workers, train, val).recipe
+    from ray_yolo.runtime import cluster
+
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
+
+
+def _join(placement: Placement, run: Run | None) -> float:
+    """The GPUs of each worker, once there are as many workers as were asked for, and all see where `run` is stored."""
+    if placement.num_workers == 0:
+        return float(local_device(placement.gpus_per_worker).type == "cuda")
+    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds, and a training without it needs none
+
+    gpus = cluster.join(placement)
+    check_storage(placement, run)
+    return gpus
+
+
+def _share_out(placement: Placement, gpus: float, job: Job) -> Resources:
+    """What each worker is given."""
+    num_bytes = sum(decoded_bytes(index, job.recipe.imgsz) for index in (job.train, job.val))
+    if placement.num_workers == 0:
+        nodes, room = [Node(cores(), torch.cuda.device_count())], room_for_images()
+        if placement.workers < 0 and _runs_a_script():
+            placement = placement.model_copy(update={"workers": 0})
+    else:
+        from ray_yolo.runtime import cluster
+
+        nodes, room = cluster.free_nodes(placement), cluster.least_room_for_images()
+    return share_out(placement, gpus, nodes, job.recipe.threads, Images(num_bytes, room))
+
+
+def _runs_a_script() -> bool:
+    """Whether this process runs a file of the user's: loader processes would run it again, unless it has a guard."""
+    main = sys.modules["__main__"]
+    return main.__spec__ is None and hasattr(main, "__file__")
 
 
 def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
@@ -117,20 +149,34 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
         books.emit(WarningEvent(message=text))
 
     with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
-        host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.cache,
+        host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
-                    threads=max(1, int(placement.cpus_per_worker)))
+                    threads=placement.threads)
         return run_session(job, host, placement, books.emit, stop_asked=stop_asked)
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session on Ray Train workers."""
-    roster = start_roster(placement.max_workers) if cluster.replaces_in_place(placement, gpus) else None
+    from ray_yolo.runtime.cluster import replaces_in_place
+    from ray_yolo.runtime.members import start_roster, watched
+    from ray_yolo.runtime.restarts import run_workers
+    from ray_yolo.runtime.worker import to_wire, train_worker
+
+    roster = start_roster(placement.max_workers) if replaces_in_place(placement, gpus) else None
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster}
     with watched(roster, books.warn):
         summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
     return summary
+
+
+def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
+    """Leave the weights of an ended training as they are used: verified, and without what only training needs."""
+    check_weights(run_dir)
+    try:
+        slim_weights(run_dir, TRAINED)
+    except OSError as error:
+        warn(f"weights/ still holds whole checkpoints: {error}")
 
 
 def _complain(text: str) -> None:

@@ -14,6 +14,7 @@ import ray.train.torch
 import torch
 
 from ray_yolo.config.commands import ValConfig
+from ray_yolo.config.resources import share_out
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index, require_boxes, survey
@@ -54,8 +55,11 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         TrainingError: if a worker fails.
     """
     config, trained, index = check(config)
-    placement = config.placement
-    gpus = cluster.join(placement) if placement.num_workers else 0.0
+    placement, gpus = config.placement, 0.0
+    if placement.num_workers:
+        gpus = cluster.join(placement)
+        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        config = config.model_copy(update={"placement": given})
     folder = output_folder(placement, (str(Path(config.weights).absolute()), *index.paths))
     say: Callable[[str], None] = (lambda text: None) if quiet else print
     say("\n".join(dataset_table({config.split: survey(index)}, index.names)))
@@ -125,7 +129,7 @@ def _worker(wire: dict[str, Any]) -> Evaluation:
     """Ray Train's train function of a validation."""
     config = ValConfig.model_validate(wire["config"])
     context = ray.train.get_context()
-    torch.set_num_threads(max(1, int(config.placement.cpus_per_worker)))
+    torch.set_num_threads(config.placement.threads)
     replicas = Replicas(context.get_world_rank(), context.get_world_size())
     return _evaluate(load_trained(Path(wire["weights"])), config, ray.get(wire["index"]), replicas,
                      ray.train.torch.get_device())

@@ -65,7 +65,7 @@ def train_worker(config: dict[str, Any]) -> Summary:
                 replicas=Replicas() if config["roster"] else Replicas(worker, context.get_world_size()),
                 device=ray.train.torch.get_device(), prepare_model=_prepare_model,
                 prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
-                loader_init=init, threads=max(1, int(placement.cpus_per_worker)), cache=placement.cache, pulse=pulse)
+                loader_init=init, threads=placement.threads, cache=placement.image_cache, pulse=pulse)
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, members, stop_asked)
     except Exception:

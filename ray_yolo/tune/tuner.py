@@ -221,7 +221,7 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
         ConfigError: if not even one trial fits.
     """
     there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
-    needed = {"CPU": config.placement.cpus_per_worker * workers, "GPU": gpus * workers}
+    needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
     room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
     if room < 1:
         raise ConfigError(f"workers_per_trial: {workers} workers need {needed['CPU']:g} CPU and {needed['GPU']:g} GPU, "
@@ -232,7 +232,7 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
     placement = {**config.placement.model_dump(mode="json"), "project": str(folder / "trials"), "storage_path": "",
-                 "resume": "", "mlflow_uri": _uri(config) or "off"}
+                 "resume": "", "mlflow_uri": _uri(config) or "off", "cpus_per_worker": config.placement.cpus}
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")

@@ -204,7 +204,7 @@ REFUSED = {
     "--img 100": "--img: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
     "--img-size 640 320": "--img-size 640 320: training and validation use one size; give one number",
     "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
-    "--cache no": "--cache: got 'no'; expected one of none, ram, disk",
+    "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",

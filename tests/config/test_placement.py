@@ -28,6 +28,13 @@ def test_a_name_is_no_path(name: str) -> None:
             Placement.model_validate({field: name})
 
 
-@pytest.mark.parametrize(("workers", "cpus", "processes"), [(-1, 1.0, 0), (-1, 4.0, 3), (-1, 64.0, 8), (5, 1.0, 5)])
-def test_loader_processes_leave_a_cpu_to_the_worker(workers: int, cpus: float, processes: int) -> None:
-    assert Placement(workers=workers, cpus_per_worker=cpus).loader_processes == processes
+@pytest.mark.parametrize(("workers", "cpus", "threads"), [(-1, 4.0, 4), (0, 4.0, 4), (1, 4.0, 3), (5, 1.0, 1),
+                                                           (0, 0.5, 1), (0, "auto", 1)])
+def test_threads_are_what_loader_processes_leave(workers: int, cpus: float | str, threads: int) -> None:
+    assert Placement.model_validate({"workers": workers, "cpus_per_worker": cpus}).threads == threads
+
+
+@pytest.mark.parametrize("cpus", [0, -1, 4097, "all"])
+def test_other_numbers_of_cpus_are_refused(cpus: object) -> None:
+    with pytest.raises(ValidationError):
+        Placement.model_validate({"cpus_per_worker": cpus})

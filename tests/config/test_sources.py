@@ -139,7 +139,7 @@ REFUSED = {
     f"epochs: {'9' * 5000}": "1: epochs: got '999999999999...9999999999999'; expected a whole number >= 1",
     "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
     "rect: maybe": "1: rect: got 'maybe'; expected true or false",
-    "cache: no": "1: cache: got 'no'; expected one of none, ram, disk",
+    "cache: no": "1: cache: got 'no'; expected one of auto, none, ram, disk",
     "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number or auto",
     "gpus_per_worker: -1": "1: gpus_per_worker: got '-1': must be 0 or more, or auto",
     "num_workers: 8-2": "1: num_workers: got '8-2': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -55,6 +56,58 @@ def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path
     checkpoint.prune(tmp_path, keep=2)
     assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-10", "step-9"]
     assert json.loads(checkpoint.read_state(tmp_path / "weights" / "best.pt")["meta"]) == {"value": 2}
+
+
+def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: Path) -> None:
+    save(tmp_path, 1, "last", "best")
+    newest = save(tmp_path, 2, "last")
+    checkpoint.prune(tmp_path, keep=1)
+    for _ in range(2):
+        checkpoint.slim_weights(tmp_path, ["meta"])
+        for kind, step in (("last", 2), ("best", 1)):
+            assert checkpoint.read_state(tmp_path / "weights" / f"{kind}.pt") == {"meta": json.dumps({"value": step})}
+        checkpoint.check_weights(tmp_path)
+    assert checkpoint.read_state(newest / "state.pt").keys() > {"meta"}
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "best.json", "best.pt", "last.json", "last.pt"]
+
+
+def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CrashError(BaseException):
+        pass
+
+    def run(moment: int) -> int:
+        """How many moments there were, after a crash before one of them."""
+        count, run_dir = 0, begin(tmp_path / f"run{moment}")
+        originals = {(os, "open"): os.open, (Path, "replace"): Path.replace, (Path, "unlink"): Path.unlink,
+                     (checkpoint, "write_durably"): checkpoint.write_durably}
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count >= moment:
+                    raise CrashError
+                return original(*args, **options)
+            return call
+
+        with monkeypatch.context() as patch:
+            for (place, name), original in originals.items():
+                patch.setattr(place, name, counted(original))
+            with contextlib.suppress(CrashError):
+                checkpoint.slim_weights(run_dir, ["meta"])
+        for kind in ("last", "best"):
+            assert "meta" in checkpoint.read_state(run_dir / "weights" / f"{kind}.pt")
+        checkpoint.check_weights(run_dir)
+        checkpoint.slim_weights(run_dir, ["meta"])
+        assert checkpoint.read_state(run_dir / "weights" / "best.pt").keys() == {"meta"}
+        return count
+
+    total = run(10**6)
+    assert total > 10
+    for moment in range(1, total + 1):
+        run(moment)
 
 
 @pytest.mark.parametrize("place", [0, 1, 100, -1, "cut", "empty", "gone", "no manifest", "bad manifest"])

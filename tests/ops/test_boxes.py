@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
-from ray_yolo.ops.boxes import complete_iou, corners, paired_iou, to_original
+from ray_yolo.ops.boxes import complete_iou, corners, paired_iou, pairwise_iou, to_original
 
 
 def random_boxes(num: int, seed: int) -> Tensor:
@@ -38,6 +38,15 @@ def test_complete_iou_of_shifted_squares_worked_by_hand() -> None:
     a, b = torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[1.0, 0, 3, 2]])
     # overlap 2 of 6; centres 1 apart; the enclosing box is 3 x 2, its diagonal squared 13; same aspect ratio
     assert complete_iou(a, b).item() == pytest.approx(2 / 6 - 1 / 13, abs=1e-6)
+
+
+def test_iou_of_all_pairs_is_torchvisions_to_the_bit() -> None:
+    corners = torch.rand(2, 40, 2, 2, generator=torch.Generator().manual_seed(3)).sort(2).values.flatten(2)
+    for a, b in (corners, corners.double() * 640):
+        assert torch.equal(pairwise_iou(a, b), box_iou(a, b))
+        assert pairwise_iou(a, b[:0]).shape == (40, 0)
+    assert pairwise_iou(a[:1], a[:1]).item() == 1
+    assert pairwise_iou(torch.zeros(1, 4), torch.zeros(1, 4)).isnan().item()
 
 
 def test_complete_iou_and_its_gradient_are_torchvisions() -> None:

@@ -4,7 +4,7 @@ import shlex
 import pytest
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import DatasetEvent, Event, ShardEvent, SplitCounts, WarningEvent
+from ray_yolo.events import DatasetEvent, Event, ResourcesEvent, ShardEvent, SplitCounts, WarningEvent
 from ray_yolo.runlog.narrator import CLASS_HEADER, Narrator, closing_message, dataset_table, settings_line, train_header
 from tests.support import run_log
 
@@ -89,6 +89,15 @@ class TestDataset:
             "labels of train: looked for in /d/labels/train/*.txt",
             "no box in val: 1 of 2 classes (square)",
             "labels of val: looked for in /d/val.json"]
+
+    def test_what_each_worker_is_given_is_one_line_with_its_reasons(self):
+        chosen = ResourcesEvent(cpus=2, threads=2, loader_processes=0, cache="ram", reasons=("2 free", "they fit"))
+        assert lines([chosen], live=True)[0] == [
+            "each worker: 2 CPUs, 2 threads, 0 loader processes, cache ram (2 free; they fit; flags: --cpus-per-worker "
+            "--workers --cache)"]
+        asked = ResourcesEvent(cpus=1, threads=1, loader_processes=1, cache="none", reasons=())
+        assert lines([asked], live=False)[0] == [
+            "each worker: 1 CPU, 1 thread, 1 loader process, cache none (as asked)"]
 
     def test_of_many_classes_the_most_frequent_are_told(self):
         counts = [number % 50 for number in range(80)]

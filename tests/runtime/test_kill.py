@@ -17,6 +17,7 @@ import torch
 from ray_yolo.events import CheckpointEvent, EndEvent, StartEvent, StepEvent
 from ray_yolo.runlog.event_log import read_events
 from tests.support import run_log
+from tests.support.checkpoints import newest
 from tests.support.jobs import STEADY, TINY, make_dataset
 
 EPOCHS = 4
@@ -73,7 +74,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def tensors(storage: Path) -> dict[str, Any]:
-    state = torch.load(storage / "runs" / "train" / "exp" / "weights" / "last.pt", weights_only=True)
+    state = newest(storage / "runs" / "train" / "exp")
     return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()} | {
         f"optimizer.{number}": entry["momentum_buffer"] for number, entry in state["optimizer"].items()}
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Job
@@ -25,6 +27,7 @@ from ray_yolo.events import (
     FORMAT,
     EndEvent,
     FailureEvent,
+    ResourcesEvent,
     RunEvent,
     ShardEvent,
     StartEvent,
@@ -32,17 +35,20 @@ from ray_yolo.events import (
     Summary,
     WorkerEvent,
 )
+from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
 from ray_yolo.runtime.trainer import TrainResult, fit
+from ray_yolo.runtime.validator import validate
 from tests.support import run_log
+from tests.support.checkpoints import newest
 from tests.support.jobs import make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 
 
 def weights(result: TrainResult) -> dict[str, Any]:
-    state = torch.load(result.last, weights_only=True)
+    state = newest(result.run_dir)
     return {f"{part}.{name}": value for part in ("model", "ema") for name, value in state[part].items()}
 
 
@@ -68,6 +74,44 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
     assert [event.format for event in run_log.told(calm.run_dir, RunEvent)] == [FORMAT]
     for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
         assert (calm.run_dir / name).exists()
+
+
+def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(calm: TrainResult) -> None:
+    whole = newest(calm.run_dir)
+    for path in (calm.last, calm.best):
+        state = checkpoint.read_state(path)
+        assert state.keys() == {"meta", "ema"}
+        assert json.loads(state["meta"])["names"] == json.loads(whole["meta"])["names"]
+        assert path == calm.best or all(torch.equal(value, whole["ema"][name]) for name, value in state["ema"].items())
+    found = validate(ValConfig.model_validate({"weights": str(calm.last), "placement": {
+        "num_workers": 0, "project": str(calm.run_dir / "val")}}), quiet=True)
+    assert found.metrics == calm.metrics
+
+
+def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "slim_weights", refuse)
+    result = fit(make_config(tmp_path, 0, epochs=1), quiet=True)
+    assert checkpoint.read_state(result.last).keys() > {"model", "optimizer"}
+    assert (result.run_dir / "finished").exists()
+    assert run_log.messages(result.run_dir)[-1].startswith("weights/ still holds whole checkpoints: [Errno 28]")
+
+
+def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_path: Path) -> None:
+    config = make_config(tmp_path, 0, {"cpus_per_worker": "auto", "workers": 0}, epochs=1, threads=0)
+    threads = torch.get_num_threads()
+    try:
+        result = fit(config, quiet=True)
+        assert torch.get_num_threads() == cores()
+    finally:
+        torch.set_num_threads(threads)
+    (told,) = run_log.told(result.run_dir, ResourcesEvent)
+    assert (told.cpus, told.threads, told.loader_processes, told.cache) == (cores(), cores(), 0, "ram")
+    assert [reason.split()[1] for reason in told.reasons] == ["CPUs", "GB"]
+    options = yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]
+    assert (options["cpus_per_worker"], options["workers"], options["cache"]) == (cores(), 0, "ram")
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(

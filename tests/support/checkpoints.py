@@ -20,6 +20,11 @@ def save(run_dir: Path, step: int, *kinds: str, value: float | None = None) -> P
     return checkpoint.save_checkpoint(run_dir, state(step if value is None else value), step, "digest", kinds)
 
 
+def newest(run_dir: Path) -> dict[str, Any]:
+    """The whole state of a training's newest checkpoint."""
+    return checkpoint.read_state(next(checkpoint.newest_first(run_dir)) / "state.pt")
+
+
 def value(file: Path) -> float:
     """What a file holds, verified."""
     return json.loads(checkpoint.read_state(file)["meta"])["value"]

@@ -26,7 +26,7 @@ class Effect(NamedTuple):
 
 
 def rows(run: Watched) -> dict[int, dict[str, torch.Tensor]]:
-    """Trained tensors of last.pt by layer and name."""
+    """Trained tensors of the last checkpoint by layer and name."""
     found: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in run.last["model"].items():
         if name.endswith(("weight", "bias")):
@@ -129,7 +129,7 @@ def files(folder: Path, *patterns: str) -> set[str]:
 
 
 ONE_STEP = "--data {files}/few.yaml --epochs 1 --workers 0"
-BARE = "--freeze 5"  # the head alone is trained: what all other layers begin with is in last.pt
+BARE = "--freeze 5"  # the head alone is trained: what all other layers begin with is in the last checkpoint
 
 EFFECTS: dict[str, Effect] = {
     # the recipe

@@ -43,7 +43,8 @@ def make_files(files: Path) -> None:
     _write(files / "wide.yaml", {**TINY, "backbone": [[-1, 1, "Conv", [24, 3, 2]], *backbone[1:]]})
     _write(files / "far.yaml", {**TINY, "anchors": FAR_ANCHORS})
     base = {"data": str(files / "data" / "data.yaml"), "model": str(files / "tiny.yaml"), "imgsz": 64, "epochs": 2,
-            "batch_size": 16, "num_workers": 0, "gpus_per_worker": 0, "mlflow_uri": "off", "noplots": True, **CALM}
+            "batch_size": 16, "num_workers": 0, "gpus_per_worker": 0, "cpus_per_worker": 1, "cache": "none",
+            "mlflow_uri": "off", "noplots": True, **CALM}
     _write(files / "base.yaml", base)
     _write(files / "plots.yaml", {**base, "noplots": False})
     _write(files / "fast.yaml", {**base, "optimizer": {"lr0": 0.02}})

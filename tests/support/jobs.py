@@ -72,13 +72,14 @@ def make_dataset(folder: Path, num_images: int = 37) -> Path:
 
 
 def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None = None, **recipe: Any) -> RunConfig:
-    """A training of the tiny model on a data set on disk, as a user would configure it, without tracking or plots."""
+    """A training of the tiny model on a data set on disk, as a user would configure it, without tracking or plots, and
+    on one CPU for each worker."""
     model = folder / "tiny.yaml"
     model.write_text(json.dumps(TINY))
     return RunConfig.model_validate({
         "recipe": {**STEADY, "data": str(make_dataset(folder / "data")), "model": str(model), **recipe},
         "placement": {"num_workers": num_workers, "storage_path": str(folder), "mlflow_uri": "off", "noplots": True,
-                      **(placement or {})}})
+                      "cpus_per_worker": 1, **(placement or {})}})
 
 
 def make_job(folder: Path, num_images: int = 37, **recipe: Any) -> Job:

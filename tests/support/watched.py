@@ -23,6 +23,7 @@ from ray_yolo.events import Event
 from ray_yolo.models.detector import Detector
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime.trainer import fit
+from tests.support.checkpoints import newest
 
 GREY = 114
 
@@ -60,8 +61,8 @@ class Watched:
 
     @functools.cached_property
     def last(self) -> dict[str, Any]:
-        """What is in last.pt."""
-        return cast(dict[str, Any], torch.load(self.folder / "weights" / "last.pt", weights_only=True))
+        """What is in the newest checkpoint."""
+        return newest(self.folder)
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork, run_folder
 from ray_yolo.tune.trials import Origin
 from tests.support import run_log
+from tests.support.checkpoints import newest
 from tests.support.jobs import STEADY, make_config
 
 EXACT = {"exact": True, "noval": False, "epochs": 4}
@@ -49,7 +50,7 @@ def go_on(trials: Path, name: str) -> dict[str, Any]:
 
 def train(trials: Path, name: str, recipe: Recipe) -> dict[str, Any]:
     placement = make_config(trials.parent, 0, {"project": "trials", "name": name, "save_period": 1}).placement
-    return torch.load(fit(RunConfig(recipe=recipe, placement=placement), quiet=True).last, weights_only=True)
+    return newest(fit(RunConfig(recipe=recipe, placement=placement), quiet=True).run_dir)
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -60,7 +61,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def last(trials: Path, name: str) -> dict[str, Any]:
-    return torch.load(trials / name / "weights" / "last.pt", weights_only=True)
+    return newest(trials / name)
 
 
 def test_under_the_donors_genes_the_heir_ends_as_the_donor(trials: Path) -> None:

@@ -21,6 +21,7 @@ from ray_yolo.tune.ledger import Exploited, read_ledger, verify
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support import run_log
+from tests.support.checkpoints import newest
 from tests.support.jobs import make_config
 from tests.support.sweeps import assert_cpus_return, make_sweep
 
@@ -65,7 +66,7 @@ def check_replay(tmp_path: Path, folder: Path, command: str, heir: Trial) -> Non
     assert len(recipe.changes) == len(heir.past) - 1 > 0
     placement = make_config(tmp_path, 0, {"project": "runs/replay"}).placement
     again = fit(RunConfig(recipe=recipe, placement=placement), quiet=True)
-    one, other = (torch.load(path, weights_only=True) for path in (again.last, folder / "weights" / "last.pt"))
+    one, other = map(newest, (again.run_dir, folder))
     for part in ("model", "ema"):
         assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
     assert fitness(again.metrics) == pytest.approx(heir.fitness, abs=1e-6)

@@ -17,7 +17,6 @@ import ray
 import torch
 
 from ray_yolo.config.yaml import to_yaml
-from ray_yolo.engine.checkpoint import read_state
 from ray_yolo.events import EpochEvent, StepEvent
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.tune.ledger import Finished, Proposed, read_ledger, read_trials, verify
@@ -25,6 +24,7 @@ from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support import run_log
+from tests.support.checkpoints import newest
 from tests.support.sweeps import assert_cpus_return, make_sweep, tracked_runs, tracked_states
 
 TRIALS, KILLS = 5, 5
@@ -167,7 +167,7 @@ def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(t
     for number in random.Random(2).sample(range(TRIALS), 2):
         again = repeat(number, tmp_path)
         assert run_log.told(again, EpochEvent)[-1].fitness == pytest.approx(killed[number].fitness, abs=1e-6)
-        first, second = (read_state(folder / "weights" / "last.pt") for folder in (trials / f"trial{number}", again))
+        first, second = (newest(folder) for folder in (trials / f"trial{number}", again))
         for part in ("model", "ema"):
             assert all(torch.equal(tensor, second[part][name]) for name, tensor in first[part].items())
     assert_cpus_return()
