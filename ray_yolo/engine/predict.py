@@ -6,8 +6,8 @@ alone. Nothing here knows how many workers there are.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,18 +15,17 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from torch import Tensor
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.engine.build import CPU, initial_tensors
-from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.foreign_weights import Weights, read_weights
 from ray_yolo.errors import CheckpointError, InputError
-from ray_yolo.families import FAMILIES, Family, build_model, find_family
+from ray_yolo.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
@@ -43,38 +42,42 @@ class Trained:
 
 
 def load_trained(path: Path) -> Trained:
-    """The averaged model of a checkpoint of ours, or a known model from a file of plain tensors.
+    """The averaged model of a checkpoint of ours, or a known model from another file of weights.
 
     Raises:
         CheckpointError: if the file cannot be used, or fits no known model.
     """
-    state = read_state(path)
-    if "meta" not in state:
-        return _recognise(initial_tensors(path), path)
-    meta = json.loads(state["meta"])
-    recipe = Recipe.model_validate(meta["recipe"])
-    named = meta["architecture"] or recipe.model
-    model = build_model(named, len(meta["names"]), meta["anchors"])
-    model.load_state_dict(state["ema"])
-    return Trained(model.eval(), find_family(named), tuple(meta["names"]), recipe)
+    weights = read_weights(path)
+    if weights.meta is None:
+        return _recognise(weights, path)
+    recipe = Recipe.model_validate(weights.meta["recipe"])
+    named = weights.meta["architecture"] or recipe.model
+    model = build_model(named, len(weights.names), weights.meta["anchors"])
+    model.load_state_dict(weights.tensors)
+    return Trained(model.eval(), find_family(named), weights.names, recipe)
 
 
-def _recognise(tensors: dict[str, Tensor], path: Path) -> Trained:
+def _recognise(weights: Weights, path: Path) -> Trained:
     """The known model whose tensors have these names and shapes."""
-    given = {name.removeprefix("module."): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    given = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
     shapes = {name: tensor.shape for name, tensor in given.items()}
-    heads = {len(given[name]) // 3 - 5 for name in given if name.endswith(".m.0.bias") and name.count(".") == 4}
-    known = [(family, name) for family in FAMILIES.values() for name in family.models]
-    for (family, name), num_classes in product(known, [number for number in heads if number > 0]):
+    for (name, family), num_classes in product(FAMILY_OF.items(), _class_counts(shapes)):
         with torch.device("meta"):
             wanted = build_model(name, num_classes).state_dict()
         if shapes == {key: tensor.shape for key, tensor in wanted.items()}:
             model = build_model(name, num_classes)
             model.load_state_dict(given)
-            names = tuple(f"class{number}" for number in range(num_classes))
-            return Trained(model.eval(), family, names, Recipe(model=name))
+            known = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
+            return Trained(model.eval(), family, tuple(known), Recipe(model=name))
     raise CheckpointError(f"{path}: holds no recipe and its tensors fit none of the known models; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
+
+
+def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
+    """How many classes a head may have whose biases are of these lengths."""
+    counts = {shape.numel() // 3 - 5 if name.endswith(".m.0.bias") else shape.numel() for name, shape in shapes.items()
+              if re.fullmatch(r"model\.\d+\.(m\.0|cv3\.0\.2)\.bias", name)}
+    return {number for number in counts if number > 0}
 
 
 @dataclass(frozen=True)
