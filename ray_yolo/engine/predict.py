@@ -1,7 +1,7 @@
 """Trained weights as a model that can be used, and from an image to what is in it, in the image's own pixels.
 
-One image at a time, letterboxed as in validation: what is found in an image depends on that image and the settings
-alone. Nothing here knows how many workers there are.
+Images are letterboxed as in validation, and each goes through alone unless batches are asked for: so what is found in
+an image depends on that image and the settings alone (in batches, up to rounding). Nothing here knows of workers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
+from torch import Tensor
 
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.config.recipe import Recipe
@@ -27,8 +30,11 @@ from ray_yolo.engine.foreign_weights import Weights, read_weights
 from ray_yolo.errors import CheckpointError, InputError
 from ray_yolo.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.detector import Detector, fuse
+from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
+
+STAGES = ("preprocess", "inference", "postprocess")
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,13 @@ def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
     return {number for number in counts if number > 0}
 
 
+class Found(NamedTuple):
+    """What was found in an image, and how long it took."""
+
+    detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image, best first
+    speed: dict[str, float]  # ms of this image, or its part of the batch: preprocess, inference, postprocess
+
+
 @dataclass(frozen=True)
 class Predictor:
     """A model ready to be used: `predictor(image)`. Safe to call from several threads."""
@@ -92,29 +105,52 @@ class Predictor:
     device: torch.device
     precision: str
 
-    @torch.no_grad()
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """What is found in an image, best score first.
+        """The detections of one image (height, width, 3) uint8 RGB: rows as in `Found`."""
+        return self.detect([image])[0].detections
 
-        Args:
-            image: (height, width, 3) uint8 RGB.
+    @torch.no_grad()
+    def detect(self, images: Sequence[np.ndarray]) -> list[Found]:
+        """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
+        begun = perf_counter()
+        prepared = [to_network(image, self.imgsz) for image in images]
+        preprocess = (perf_counter() - begun) / len(images)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, (pixels, _, _) in enumerate(prepared):
+            groups.setdefault(pixels.shape, []).append(number)
+        found: dict[int, Found] = {}
+        for group in groups.values():
+            begun = perf_counter()
+            boxes, scores = self._forward(np.stack([prepared[number][0] for number in group]))
+            inference = (perf_counter() - begun) / len(group)
+            for place, number in enumerate(group):
+                begun = perf_counter()
+                _, ratio, pad = prepared[number]
+                rows = self._select(boxes[place : place + 1], scores[place : place + 1])
+                corners = to_original(rows[:, :4], ratio, pad, images[number].shape[:2])
+                detections = torch.cat([corners, rows[:, 4:]], 1).cpu().numpy()
+                times = preprocess, inference, perf_counter() - begun
+                found[number] = Found(detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
+        return [found[number] for number in range(len(images))]
 
-        Returns:
-            (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image.
-        """
-        pixels, ratio, pad = to_network(image, self.imgsz)
-        batch = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)[None].float().div_(255)
+    def _forward(self, pixels: np.ndarray) -> Predictions:
+        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
         with autocast(self.device, self.precision):
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
-        boxes, scores = self.family.decode(self.model.head, levels)
+        predictions = self.family.decode(self.model.head, levels)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # or the time would be counted to whoever reads first
+        return predictions
+
+    def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """(n, 6) detections of one image's predictions."""
         settings = self.settings
         if settings.classes is not None:  # those whose best score is of a class that is looked for
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
         [found] = select(boxes, scores, confidence=settings.confidence, iou=settings.iou,
                          max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
-        boxes = to_original(found[:, :4], ratio, pad, image.shape[:2])
-        return torch.cat([boxes, found[:, 4:]], 1).cpu().numpy()
+        return found
 
 
 def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | None = None, precision: str = "fp32",

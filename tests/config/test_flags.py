@@ -41,8 +41,9 @@ VAL_FLAGS = frozenset([
 PREDICT_FLAGS = frozenset([
     "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
-    "--save-json", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker", "--address", "--project",
-    "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
+    "--save-json", "--save-csv", "--save-crop", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
+    "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
     "--set", "--dry-run", "--device", "--help",
 ])
 
