@@ -12,6 +12,8 @@ from ray_yolo.config.sections import EvaluateConfig, Frozen
 
 ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
 
+Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)]
+
 
 class ResultsPlacement(Placement):
     """Where trained weights are used: in this process unless workers are asked for."""
@@ -52,6 +54,14 @@ class ValConfig(Frozen):
     """Validate also where the split holds no box at all."""
     coco: bool = False
     """Also give the twelve numbers of the COCO protocol."""
+    classes: Classes = None
+    """Numbers of the classes that count; left out: all."""
+    save_txt: bool = False
+    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as shares of the image."""
+    save_conf: bool = False
+    """Add the score to each row of the text files."""
+    save_json: bool = False
+    """Write detections.json in COCO's result format, with the ids of the data set's COCO files if it has such."""
     evaluate: EvaluateConfig = EvaluateConfig()
     placement: ValPlacement = ValPlacement()
 
@@ -72,7 +82,7 @@ class NmsConfig(Frozen):
 class DetectConfig(NmsConfig):
     """What counts as found in an image."""
 
-    classes: Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)] = None
+    classes: Classes = None
     """Numbers of the classes that are looked for; left out: all."""
 
 

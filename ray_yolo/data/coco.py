@@ -58,6 +58,15 @@ class CocoFile:
         """Every image that the file names, whether or not it is on disk."""
         return list(self._images)
 
+    def image_id(self, path: str) -> int | str:
+        """The file's own id of one of `paths`."""
+        number: int | str = self._images[path]["id"]
+        return number
+
+    def category_ids(self) -> dict[int, object]:
+        """The file's own id of each class."""
+        return {kind: number for number, kind in reversed(self._classes.items())}
+
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, whose picture has the upright `size`. Crowds are no labels to learn.
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,19 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         return index
     return replace(index, classes=np.zeros_like(index.classes), names=("item",),
                    crowds=index.crowds * (np.arange(7) != 1))
+
+
+def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:
+    """The same images with the labels of some classes; the others are background. Numbers and names stay."""
+    kept, owners = np.isin(index.classes, classes), np.arange(len(index)).repeat(np.diff(index.offsets))
+    counts = np.bincount(owners[kept], minlength=len(index))
+    polygons = {image: tuple(compress(outlines, kept[index.offsets[image]:].tolist()))
+                for image, outlines in index.polygons.items()}
+    return replace(
+        index, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), classes=index.classes[kept],
+        boxes=index.boxes[kept], polygons={image: outlines for image, outlines in polygons.items() if outlines},
+        areas=None if index.areas is None else index.areas[kept],
+        crowds=index.crowds[np.isin(index.crowds[:, 1], classes)])
 
 
 def _check_all(sources: Sources, num_threads: int) -> list[Checked]:

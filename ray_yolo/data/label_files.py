@@ -59,6 +59,14 @@ class Sources:
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
+    def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
+        """What a COCO file calls an image and the classes; for the others as YOLOv5 does: the image's name, as a number
+        if it is one, and no classes."""
+        if path in self._coco:
+            return self._coco[path].image_id(path), self._coco[path].category_ids()
+        stem = Path(path).stem
+        return int(stem) if stem.isdecimal() else stem, {}
+
     @property
     def looked_for(self) -> tuple[str, ...]:
         """Where labels are looked for: COCO files, and patterns for the folders of the others."""

@@ -25,7 +25,7 @@ from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.engine.build import CPU
-from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.evaluate import STAGES, autocast
 from ray_yolo.engine.foreign_weights import Weights, read_weights
 from ray_yolo.errors import CheckpointError, InputError
 from ray_yolo.families import FAMILY_OF, Family, build_model, find_family
@@ -33,8 +33,6 @@ from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
-
-STAGES = ("preprocess", "inference", "postprocess")
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,10 @@ TRAIN_FLAGS = frozenset([
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
-    "--gpus-per-worker", "--cpus-per-worker", "--address", "--workers", "--project", "--name", "--exist-ok",
-    "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--iou", "--max-det",
+    "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
+    "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
 PREDICT_FLAGS = frozenset([
@@ -43,8 +44,8 @@ PREDICT_FLAGS = frozenset([
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
     "--save-json", "--save-csv", "--save-crop", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
-    "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
-    "--set", "--dry-run", "--device", "--help",
+    "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
+    "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
 EXPORT_FLAGS = frozenset([
