@@ -125,7 +125,8 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
     """The work of one thread: read, detect, write; a video's frames are written by whoever keeps the order."""
     frames = [frame.read() for frame in batch]
     pixels = [frame.pixels for frame in frames if frame.pixels is not None]
-    found, done = iter(predictor.detect(pixels) if pixels else ()), []
+    found = iter(predictor.detect(pixels) if pixels else ())
+    done: _Done = []
     names = dict(enumerate(predictor.names))
     for media, number, image, error in frames:
         if image is None:

@@ -230,7 +230,7 @@ def class_row(row: ClassResult) -> str:
 def _all_classes(event: EpochEvent, num_images: int | None) -> str:
     """The row of all classes of an epoch that was validated."""
     labels = sum(row.labels for row in event.per_class)
-    total = {"name": "all", "images": num_images, "labels": labels, **event.metrics}
+    total = {"name": "all", "images": num_images, "labels": labels, **(event.metrics or {})}
     return class_row(ClassResult.model_validate(total))
 
 
