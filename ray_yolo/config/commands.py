@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import STRIDE
-from ray_yolo.config.sections import EvaluateConfig, Frozen
+from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
 
 ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
-
-Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)]
 
 
 class ResultsPlacement(Placement):

@@ -1,4 +1,6 @@
-"""COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`): the same labels as YOLO text files for the same boxes."""
+"""COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`): the same labels as YOLO text files
+for the same boxes.
+"""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def _text(value: object, where: str, key: str) -> str:
 
 def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, folders: dict[str, str]
              ) -> tuple[str, ...]:
-    """The places of a split; an entry `{annotations: FILE, images: FOLDER}` is the file, its folder is for `folders`."""
+    """The places of a split; of an entry `{annotations: FILE, images: FOLDER}` the file, its folder goes to `folders`.
+    """
     value = content.get(key)
     entries = value if isinstance(value, list) else [] if value in (None, "") else [value]
     found = []

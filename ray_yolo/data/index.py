@@ -81,6 +81,21 @@ def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIn
         crowds=index.crowds[np.isin(index.crowds[:, 1], classes)])
 
 
+def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
+    """A part of the images, one at least, drawn by the seed; in their order."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
+    labels = np.concatenate([np.arange(index.offsets[image], index.offsets[image + 1]) for image in chosen])
+    crowds = index.crowds[np.isin(index.crowds[:, 0], chosen)].copy()
+    crowds[:, 0] = np.searchsorted(chosen, crowds[:, 0])
+    return replace(
+        index, paths=tuple(index.paths[image] for image in chosen), sizes=index.sizes[chosen],
+        offsets=np.concatenate([[0], np.cumsum(np.diff(index.offsets)[chosen])]).astype(np.int64),
+        classes=index.classes[labels], boxes=index.boxes[labels], crowds=crowds,
+        polygons={place: index.polygons[image] for place, image in enumerate(chosen.tolist())
+                  if image in index.polygons},
+        areas=None if index.areas is None else index.areas[labels])
+
+
 def _check_all(sources: Sources, num_threads: int) -> list[Checked]:
     with warnings.catch_warnings(), ThreadPoolExecutor(num_threads) as pool:
         # Pillow's about odd files. Set here and not where they arise: filters belong to the process, not to a thread.

@@ -159,10 +159,10 @@ def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | No
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Refuse to look for classes that the weights do not know: an InputError names those that they know."""
+    """Refuse to look for classes that there are not: an InputError names those that there are."""
     if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
         known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-        raise InputError(f"classes: {unknown[0]} is none of the weights' classes ({known})")
+        raise InputError(f"classes: {unknown[0]} is none of the classes ({known})")
 
 
 def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:

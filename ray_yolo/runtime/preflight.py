@@ -26,10 +26,11 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import label_sizes, read_index, require_boxes
+from ray_yolo.data.index import drawn, label_sizes, only_classes, read_index, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, local_device
 from ray_yolo.engine.foreign_weights import read_weights
+from ray_yolo.engine.predict import check_classes
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.detector import count_parameters
@@ -64,6 +65,11 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
+    if recipe.classes is not None:
+        check_classes(recipe.classes, train.names)
+        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
+    if recipe.fraction < 1:
+        train = drawn(train, recipe.fraction, recipe.seed)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
