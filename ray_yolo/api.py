@@ -3,34 +3,50 @@
     model = YOLO("yolov5n", nc=3)
     result = model.train(data="data.yaml", epochs=50, num_workers=2)
     model.val().metrics["mAP50"]
-    model.predict("pictures/").predictions
+    for found in model("pictures/", stream=True):
+        print(found.path, found.boxes.xyxy)
     model.export(format="onnx").path
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import torch
 from pydantic import BaseModel
 
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+from ray_yolo.config.fields import config_fields
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import given_by_keyword, resolve_config
 from ray_yolo.config.yaml import load_yaml
-from ray_yolo.engine.predict import load_trained
+from ray_yolo.data.frames import Source, read_source
+from ray_yolo.engine.build import local_device
+from ray_yolo.engine.predict import Predictor, Trained, build_predictor, check_classes, load_trained
+from ray_yolo.engine.predict_files import Output, detect_frames, prediction_of, write_tables
+from ray_yolo.engine.results import Results
 from ray_yolo.errors import InputError
 from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector, count_parameters, gflops
+from ray_yolo.tune.search import TuneConfig
 
 if TYPE_CHECKING:
     from ray_yolo.engine.export import ExportResult
-    from ray_yolo.runtime.predictor import PredictResult
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
+    from ray_yolo.tune.tuner import SearchResult
 
 Config = TypeVar("Config", bound=BaseModel)
+
+SPELLINGS = {"conf": "confidence", "max_det": "max_detections", "batch": "batch_size"}
+"""Ultralytics' names of settings, where they differ from ours."""
+
+WRITES = ("save", "save_txt", "save_crop", "save_csv", "save_json")
+"""Settings of `predict` that ask for a folder of results."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +60,16 @@ class ModelInfo:
 
 
 class YOLO:
-    """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt).
+    """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt, yolov5s.pt, .safetensors).
 
-    Its calls take the settings of `python -m ray_yolo.train`, `val`, `predict` and `export` by name (`imgsz=320`,
-    `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`).
+    Its calls take the settings of `python -m ray_yolo.train`, `val`, `predict`, `export` and `tune` by name
+    (`imgsz=320`, `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`). A setting of a section
+    may be given by its last name alone (`cos_lr=True`), and some have Ultralytics' names too: `conf`, `max_det`,
+    `batch`.
 
     Attributes:
         model: the torch module; after `train` the averaged weights of the best epoch.
+        names: of the classes, by number.
 
     Args:
         nc: number of classes of a model without weights.
@@ -60,21 +79,22 @@ class YOLO:
             used; by `val`, `predict` and `export`, if there are no weights yet.
     """
 
-    def __init__(self, model: str = "yolov5s", *, nc: int = 80) -> None:
-        self._name, self._weights = model, ""
-        if model.endswith(".pt"):
+    def __init__(self, model: str | Path = "yolov5s", *, nc: int = 80) -> None:
+        self._name, self._weights = str(model), ""
+        self._trained: Trained | None = None
+        self._predictors: dict[torch.device, Predictor] = {}
+        if self._name.endswith((".pt", ".safetensors")):
             self._load(Path(model))
         else:
-            rows = dict(load_yaml(model).data) if model.endswith((".yaml", ".yml")) else model
+            rows = dict(load_yaml(self._name).data) if self._name.endswith((".yaml", ".yml")) else self._name
             self.model: Detector = build_model(rows, nc)
+            self.names = {number: f"class{number}" for number in range(nc)}
 
     def train(self, **settings: Any) -> TrainResult:
         """Train from this model; the number of classes is the data set's. See `runtime.trainer.fit` for its errors."""
         from ray_yolo.runtime.trainer import fit
 
-        own = {"weights": self._weights} if self._weights else {}
-        config, _ = resolve_config(RunConfig, given_by_keyword({"model": self._name, **own, **settings}))
-        result = fit(config)
+        result = fit(self._config(RunConfig, settings))
         self._load(result.best if result.best.exists() else result.last)
         return result
 
@@ -82,31 +102,127 @@ class YOLO:
         """Validate the weights."""
         from ray_yolo.runtime.validator import validate
 
-        return validate(self._config(ValConfig, "val", settings))
+        return validate(self._config(ValConfig, settings, "val"))
 
-    def predict(self, source: str, **settings: Any) -> PredictResult:
-        """Detect in pictures and videos; InputError if the source names none."""
-        from ray_yolo.runtime.predictor import predict
+    @overload
+    def predict(self, source: object, *, stream: Literal[False] = False, device: str | int | None = None,
+                **settings: Any) -> list[Results]: ...
+    @overload
+    def predict(self, source: object, *, stream: Literal[True], device: str | int | None = None,
+                **settings: Any) -> Iterator[Results]: ...
+    @overload
+    def predict(self, source: object, *, stream: bool, device: str | int | None = None,
+                **settings: Any) -> list[Results] | Iterator[Results]: ...
 
-        return predict(self._config(PredictConfig, "predict", {"source": source, **settings}))
+    def predict(self, source: object, *, stream: bool = False, device: str | int | None = None,
+                **settings: Any) -> list[Results] | Iterator[Results]:
+        """What is found in a path, pixels, a PIL image, a tensor, a list of these, a camera or a stream: see
+        `data.frames.read_source`.
+
+        Nothing is written unless `save=True`, `save_txt`, `save_crop`, `save_csv` or `save_json` ask for it.
+
+        Args:
+            stream: give each picture's results as they are found, instead of a list in the end: for what is long or
+                has no end. Until the last one torch's arithmetic is single-threaded if there are several pictures.
+            device: "cpu", "cuda:1", a GPU's number; None: a GPU if there is one.
+
+        Returns:
+            Results for each picture and each frame of a video, in the order given. A file of several that cannot be
+            read has an `error` and no boxes.
+
+        Raises:
+            InputError: if the source is nothing of these, or its only picture cannot be read.
+        """
+        save = bool(settings.pop("save", False))
+        config = self._config(PredictConfig, {"source": "", **settings, "nosave": not save}, "predict")
+        if config.placement.num_workers:
+            raise InputError("num_workers: this call works in its own process; python -m ray_yolo.predict has workers")
+        check_classes(config.classes, tuple(self.names.values()))
+        predictor = self._predictor(config, device)
+        given = read_source(source)
+        output = None
+        if save or any(settings.get(name) for name in WRITES):
+            from ray_yolo.runlog.run_dir import output_folder
+
+            output = Output(output_folder(config.placement, [media.path for media, _ in given.parts]), config)
+        found = _found(predictor, given, config, output)
+        return found if stream else list(found)
+
+    __call__ = predict
 
     def export(self, **settings: Any) -> ExportResult:
         """Write the weights for other programs; RayYoloError if the new file gives other numbers than torch."""
         from ray_yolo.engine.export import export
 
-        return export(self._config(ExportConfig, "export", settings))
+        return export(self._config(ExportConfig, settings, "export"))
+
+    def tune(self, **settings: Any) -> SearchResult:
+        """Search the recipe by trainings of this model on Ray; `space="evolve"` and `trials=300` unless given."""
+        from ray_yolo.tune.tuner import search
+
+        return search(self._config(TuneConfig, settings))
 
     def info(self) -> ModelInfo:
         """Size and cost of the model."""
         return ModelInfo(self.model.num_classes, count_parameters(self.model), gflops(self.model),
                          self.model.head.strides)
 
-    def _config(self, config: type[Config], call: str, settings: dict[str, Any]) -> Config:
-        """The configuration of a call, with this model's weights unless the settings name others."""
-        if not self._weights and "weights" not in settings:
-            raise InputError(f"{call}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
-        return resolve_config(config, given_by_keyword({"weights": self._weights, **settings}))[0]
+    def _config(self, config: type[Config], settings: dict[str, Any], needs_weights: str = "") -> Config:
+        """The configuration of a call, with this model and its weights unless the settings name others."""
+        if needs_weights and not self._weights and "weights" not in settings:
+            raise InputError(f"{needs_weights}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
+        own = {} if needs_weights else {"model": self._name}
+        if self._weights:
+            own["weights"] = self._weights
+        return resolve_config(config, given_by_keyword({**own, **_spelled(config, settings)}))[0]
 
     def _load(self, weights: Path) -> None:
-        trained = load_trained(weights)
-        self.model, self._weights, self._name = trained.model, str(weights), trained.recipe.model
+        self._trained = load_trained(weights)
+        self.model, self._weights, self._name = self._trained.model, str(weights), self._trained.recipe.model
+        self.names, self._predictors = dict(enumerate(self._trained.names)), {}
+
+    def _predictor(self, config: PredictConfig, device: str | int | None) -> Predictor:
+        """The model ready for use with these settings; it is fused and moved to a device once."""
+        assert self._trained, "a configuration was made, so there are weights"
+        if device is None:
+            place = local_device(config.placement.gpus_per_worker)
+        else:
+            place = torch.device(f"cuda:{device}" if str(device).isdigit() else device)
+        if place not in self._predictors:
+            self._predictors[place] = build_predictor(self._trained, config, device=place)
+        return replace(self._predictors[place], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config,
+                       precision=config.precision)
+
+
+def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their paths: Ultralytics' names are ours, and the last name of one path alone stands for it."""
+    fields = config_fields(config)
+    sections = {path.partition(".")[0] for path in fields if "." in path}
+    paths: dict[str, list[str]] = {}
+    for path in fields:
+        paths.setdefault(path.rpartition(".")[2], []).append(path)
+    spelled: dict[str, Any] = {}
+    for given, value in settings.items():
+        name = given if given in fields else SPELLINGS.get(given, given)
+        if name in sections and isinstance(value, str):  # optimizer="AdamW"
+            name = f"{name}.name"
+        known = paths.get(name, ())
+        spelled[known[0] if name not in fields and len(known) == 1 else name] = value
+    return spelled
+
+
+def _found(predictor: Predictor, given: Source, config: PredictConfig, output: Output | None) -> Iterator[Results]:
+    """The results one by one; tables of all of them are written at the end."""
+    threads = 0 if given.alone else len(os.sched_getaffinity(0))
+    predictions = []
+    frames = given.frames(config.vid_stride)
+    try:
+        for media, results in detect_frames(predictor, frames, output, threads=threads, batch_size=config.batch_size):
+            if results.error and given.alone:
+                raise InputError(f"source: {media.name} {results.error}")
+            if config.save_json or config.save_csv:
+                predictions.append(prediction_of(media, results))
+            yield results
+    finally:
+        if output:
+            write_tables(output, predictions, predictor.names)

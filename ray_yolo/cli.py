@@ -23,7 +23,7 @@ from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import describe
-from ray_yolo.errors import RayYoloError
+from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.ops.machine import SPINS
 from ray_yolo.redact import printable, redact
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -64,7 +64,8 @@ VAL = Command(
     description="Validate trained weights. The numbers do not depend on the number of workers.",
     model=ValConfig,
     paths=(
-        "weights", "data", "split", "imgsz", "precision", "single_cls", "allow_empty", "coco",
+        "weights", "data", "split", "imgsz", "precision", "single_cls", "classes", "allow_empty", "coco",
+        "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
         "project", "name", "exist_ok", "storage_path", "noplots",
@@ -78,7 +79,8 @@ PREDICT = Command(
     model=PredictConfig,
     paths=(
         "weights", "source", "imgsz", "confidence", "iou", "max_detections", "agnostic_nms", "classes", "precision",
-        "save_txt", "save_conf", "save_json", "nosave", "num_workers", "gpus_per_worker", "cpus_per_worker", "address",
+        "batch_size", "vid_stride", "save_txt", "save_conf", "save_json", "save_csv", "save_crop", "nosave",
+        "hide_labels", "hide_conf", "line_thickness", "num_workers", "gpus_per_worker", "cpus_per_worker", "address",
         "project", "name", "exist_ok", "storage_path",
     ),
     switches={"--half": ("precision", "fp16")},
@@ -201,6 +203,23 @@ def verify(argv: Sequence[str] | None = None) -> int:
     for found in findings:
         print(f"{found.what:<30} {found.problem or 'ok'}")
     return 3 if any(found.problem for found in findings) else 0
+
+
+def console() -> int:
+    """`ray_yolo COMMAND ...`, which is `python -m ray_yolo.COMMAND ...`: what the installed program calls."""
+    commands = {command.__name__: command for command in (train, val, predict, export, tune, sync, verify)}
+    name, *words = sys.argv[1:] or ["--help"]
+
+    def start() -> int:
+        if name in commands:
+            return commands[name](words)
+        if name not in ("-h", "--help"):
+            raise InputError(f"{name}: no such command; there are {', '.join(commands)}")
+        print("\n".join(["ray_yolo COMMAND ...; each has --help", *(
+            f"    {known:<8} {command.__doc__}" for known, command in commands.items())]))
+        return 0
+
+    return run(start)
 
 
 def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],

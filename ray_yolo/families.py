@@ -46,6 +46,7 @@ FAMILIES = {
     "yolov3": Family(zoo.YOLOV3, fit_head, anchor_based.build_loss, decode_anchors),
     "yolov8": Family(zoo.YOLOV8, fit_nothing, anchor_free.build_loss, decode_distances),
 }
+FAMILY_OF = {name: family for family in FAMILIES.values() for name in family.models}
 YAML_FAMILY = FAMILIES["yolov5"]  # what a user's own table of rows belongs to
 
 
@@ -65,11 +66,11 @@ def find_family(model: str | Mapping[str, object]) -> Family:
     """
     if not isinstance(model, str):
         return YAML_FAMILY
-    known = {name: family for family in FAMILIES.values() for name in family.models}
-    if model in known:
-        return known[model]
-    near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
+    if model in FAMILY_OF:
+        return FAMILY_OF[model]
+    near = difflib.get_close_matches(model, FAMILY_OF, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(FAMILY_OF)}, or a YAML "
+                      "file")
 
 
 def build_model(model: str | Mapping[str, object], num_classes: int, anchors: Anchors | None = None) -> Detector:

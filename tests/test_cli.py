@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +120,25 @@ def test_output_that_nobody_reads_ends_the_command_quietly(unbuffered: str) -> N
         done = subprocess.run([sys.executable, "-c", program], stdout=nobody, stderr=subprocess.PIPE, cwd=ROOT,
                               check=False, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_the_installed_program_has_every_command(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def status(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["ray_yolo", *words])
+        return program()
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["ray_yolo"].partition(":")
+    program = getattr(importlib.import_module(module), name)
+    assert status() == status("--help") == status("val", "--help") == 0
+    told = capsys.readouterr().out
+    assert all(f"\n    {command} " in told for command in ("train", "val", "predict", "export", "tune", "sync"))
+    assert "python -m ray_yolo.val" in told
+    assert status("predict", "--weights", "w.pt", "--source", "s", "--confidence", "2") == 2
+    assert status("trian") == 2
+    assert "--confidence: got '2'" in (said := capsys.readouterr().err)
+    assert "trian: no such command; there are train" in said
 
 
 HEAVY = """

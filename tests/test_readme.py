@@ -157,7 +157,7 @@ def test_the_wheel_has_the_package_with_its_search_spaces_and_its_licence_and_no
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ray_yolo").rglob("*.py")}
     spaces = {f"ray_yolo/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
     assert spaces
-    assert {name for name in held if ".dist-info/" not in name} == modules | spaces
+    assert {name for name in held if ".dist-info/" not in name} == modules | spaces | {"ray_yolo/py.typed"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import STRIDE
-from ray_yolo.config.sections import EvaluateConfig, Frozen
+from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
 
 ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
 
@@ -52,6 +52,14 @@ class ValConfig(Frozen):
     """Validate also where the split holds no box at all."""
     coco: bool = False
     """Also give the twelve numbers of the COCO protocol."""
+    classes: Classes = None
+    """Numbers of the classes that count; left out: all."""
+    save_txt: bool = False
+    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as shares of the image."""
+    save_conf: bool = False
+    """Add the score to each row of the text files."""
+    save_json: bool = False
+    """Write detections.json in COCO's result format, with the ids of the data set's COCO files if it has such."""
     evaluate: EvaluateConfig = EvaluateConfig()
     placement: ValPlacement = ValPlacement()
 
@@ -72,7 +80,7 @@ class NmsConfig(Frozen):
 class DetectConfig(NmsConfig):
     """What counts as found in an image."""
 
-    classes: Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)] = None
+    classes: Classes = None
     """Numbers of the classes that are looked for; left out: all."""
 
 
@@ -86,22 +94,38 @@ class PredictPlacement(ResultsPlacement):
 
 
 class PredictConfig(DetectConfig):
-    """One prediction. What is found in an image depends on that image alone, not on the placement."""
+    """One prediction. What is found in an image depends on that image alone (in batches, up to rounding)."""
 
     weights: str
     """Weights to use, such as runs/train/exp/weights/best.pt."""
     source: str
-    """Pictures and videos: a folder, a file, a pattern such as 'day*/*.jpg', or a .txt file with one path per line."""
+    """Pictures and videos: a folder, a file, a pattern such as 'day*/*.jpg', a .txt file with one path per line; or a
+    camera's number, or the address of a stream."""
     imgsz: ImageSize = None
     """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the forward pass."""
+    batch_size: int = Field(1, ge=1)
+    """Images that go through the network at once, where their shapes are equal; more suit a GPU, and round
+    differently."""
     save_txt: bool = False
     """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as shares of the image."""
     save_conf: bool = False
     """Add the score to each row of the text files."""
     save_json: bool = False
     """Write predictions.json: all detections in pixels."""
+    save_csv: bool = False
+    """Write predictions.csv: a row for each detection, in pixels."""
+    save_crop: bool = False
+    """Write what each box encloses: crops/CLASS/NAME.N.jpg."""
+    vid_stride: int = Field(1, ge=1)
+    """Look at every so many-th frame of videos and streams."""
+    hide_labels: bool = False
+    """Draw boxes without names."""
+    hide_conf: bool = False
+    """Draw boxes without scores."""
+    line_thickness: int | None = Field(None, ge=1)
+    """Width of drawn lines in pixels; left out: 1/200 of the picture's shorter side."""
     placement: PredictPlacement = PredictPlacement()
 
 

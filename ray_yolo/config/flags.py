@@ -33,7 +33,7 @@ ALIASES = {
     "schedule.cos_lr": ("--cos-lr",),
     "loss.label_smoothing": ("--label-smoothing",),
     "evaluate.confidence": ("--conf-thres",),
-    "evaluate.iou": ("--iou-thres",),
+    "evaluate.iou": ("--iou-thres", "--iou"),
     "evaluate.max_detections": ("--max-det",),
     "evaluate.batch_size": ("--batch-size", "--batch"),
     "confidence": ("--conf-thres",),

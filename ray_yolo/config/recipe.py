@@ -85,6 +85,10 @@ class Recipe(Frozen):
     """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
     single_cls: bool = False
     """Treat every label as class 0."""
+    classes: sections.Classes = None
+    """Numbers of the classes that are looked for; labels of others are background; left out: all."""
+    fraction: float = Field(1.0, gt=0.0, le=1.0)
+    """Part of the training images that is trained on, drawn by the seed."""
     multi_scale: bool = False
     """Draw each step's image size from [0.5, 1.5) x imgsz."""
     rect: bool = False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Frozen(BaseModel):
@@ -23,6 +23,9 @@ class Frozen(BaseModel):
         if isinstance(value, str) and not all(ord(character) >= ord(" ") for character in value):
             raise ValueError("must not hold line ends or control characters")
         return value
+
+
+Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)]
 
 
 class OptimizerConfig(Frozen):

@@ -1,4 +1,6 @@
-"""COCO annotation files (`instances_*.json`): the same labels as YOLO text files for the same boxes."""
+"""COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`): the same labels as YOLO text files
+for the same boxes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from ray_yolo.structures import Finding
 class CocoFile:
     """One annotation file: its images' paths, and the labels of each.
 
-    Categories belong to the description's classes by name, else in the order of their ids.
+    Categories belong to the description's classes by name, else in the order of their ids; one that no annotation has
+    (Roboflow's supercategory) may be none of them.
+
+    Args:
+        folder: of the images, where it is none of the usual ones.
 
     Attributes:
         findings: annotations that belong to no image of the file, which are left out.
@@ -30,12 +36,12 @@ class CocoFile:
         DatasetError: if the file is no COCO annotation file or its categories are not the described classes.
     """
 
-    def __init__(self, file: Path, root: Path, names: tuple[str, ...]) -> None:
+    def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:
         self.file = file
         content = _read(file)
-        self._classes = _match(content["categories"], names, file)
+        self._classes = _match(_categories(content, names), names, file)
         file_names = [_file_name(image, file) for image in content["images"]]
-        folder = _image_folder(file, root, file_names)
+        folder = folder or _image_folder(file, root, file_names)
         paths = [os.path.normpath(folder / name) for name in file_names]
         self._images = dict(zip(paths, content["images"], strict=True))
         path_of: dict[object, str] = {}
@@ -64,6 +70,15 @@ class CocoFile:
         chosen.findings, chosen._images = [], {path: self._images[path] for path in paths}
         chosen._rows = {path: self._rows[path] for path in paths}
         return chosen
+
+    def image_id(self, path: str) -> int | str:
+        """The file's own id of one of `paths`."""
+        number: int | str = self._images[path]["id"]
+        return number
+
+    def category_ids(self) -> dict[int, object]:
+        """The file's own id of each class."""
+        return {kind: number for number, kind in reversed(self._classes.items())}
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
         """The labels of one of `paths`, whose picture has the upright `size`. Crowds are no labels to learn.
@@ -120,6 +135,14 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
         if b"\0" not in os.fsencode(name):
             return name
     raise DatasetError(f"{file}: an entry has the file_name {name[:80]!r}, which no file can have")
+
+
+def _categories(content: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The categories, without those that are no class and that no annotation has."""
+    used = [row.get("category_id") for row in content["annotations"]]
+    rows: list[dict[str, Any]] = content["categories"]
+    return rows if len(rows) <= len(names) else [
+        row for row in rows if str(row.get("name")) in names or row.get("id") in used]
 
 
 def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path) -> dict[object, int]:

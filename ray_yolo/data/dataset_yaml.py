@@ -12,7 +12,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -33,6 +33,7 @@ class DatasetDescription:
     """Where a data set's images are and what its classes are called.
 
     Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none.
+    `image_folders` has the folder of a COCO file's images where it was given.
     """
 
     file: str
@@ -42,6 +43,7 @@ class DatasetDescription:
     test: tuple[str, ...]
     names: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # what there was to say about the description itself
+    image_folders: Mapping[str, str] = field(default_factory=dict)
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -86,12 +88,13 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     names = _names(content, where)
     folder = _text(content.get("path") or ".", where("path"), "path")
     root = Path(os.path.normpath(path.absolute().parent / os.path.expanduser(folder)))
-    splits = {key: _sources(content, key, root, where) for key in ("train", "val", "test")}
+    folders: dict[str, str] = {}
+    splits = {key: _sources(content, key, root, where, folders) for key in ("train", "val", "test")}
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
     findings = (*_unrun(content, where), *_doubles(names, where("names")))
-    return DatasetDescription(str(path), root, names=names, findings=findings, **splits)
+    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, **splits)
 
 
 def _unrun(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
@@ -157,10 +160,21 @@ def _text(value: object, where: str, key: str) -> str:
     return value.strip()
 
 
-def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where) -> tuple[str, ...]:
+def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, folders: dict[str, str]
+             ) -> tuple[str, ...]:
+    """The places of a split; of an entry `{annotations: FILE, images: FOLDER}` the file, its folder goes to `folders`.
+    """
     value = content.get(key)
     entries = value if isinstance(value, list) else [] if value in (None, "") else [value]
-    return tuple(_locate(_text(entry, where(key), key), key, root, content, where) for entry in entries)
+    found = []
+    for entry in entries:
+        both = isinstance(entry, Mapping) and entry.keys() == {"annotations", "images"}
+        parts = (entry["annotations"], entry["images"]) if both else (entry,)
+        places = [_locate(_text(each, where(key), key), key, root, content, where) for each in parts]
+        found.append(places[0])
+        if both:
+            folders[places[0]] = places[1]
+    return tuple(found)
 
 
 def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -70,6 +70,34 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         return index
     return replace(index, classes=np.zeros_like(index.classes), names=("item",),
                    crowds=index.crowds * (np.arange(7) != 1))
+
+
+def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:
+    """The same images with the labels of some classes; the others are background. Numbers and names stay."""
+    kept, owners = np.isin(index.classes, classes), np.arange(len(index)).repeat(np.diff(index.offsets))
+    counts = np.bincount(owners[kept], minlength=len(index))
+    polygons = {image: tuple(compress(outlines, kept[index.offsets[image]:].tolist()))
+                for image, outlines in index.polygons.items()}
+    return replace(
+        index, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), classes=index.classes[kept],
+        boxes=index.boxes[kept], polygons={image: outlines for image, outlines in polygons.items() if outlines},
+        areas=None if index.areas is None else index.areas[kept],
+        crowds=index.crowds[np.isin(index.crowds[:, 1], classes)])
+
+
+def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
+    """A part of the images, one at least, drawn by the seed; in their order."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
+    labels = np.concatenate([np.arange(index.offsets[image], index.offsets[image + 1]) for image in chosen])
+    crowds = index.crowds[np.isin(index.crowds[:, 0], chosen)].copy()
+    crowds[:, 0] = np.searchsorted(chosen, crowds[:, 0])
+    return replace(
+        index, paths=tuple(index.paths[image] for image in chosen), sizes=index.sizes[chosen],
+        offsets=np.concatenate([[0], np.cumsum(np.diff(index.offsets)[chosen])]).astype(np.int64),
+        classes=index.classes[labels], boxes=index.boxes[labels], crowds=crowds,
+        polygons={place: index.polygons[image] for place, image in enumerate(chosen.tolist())
+                  if image in index.polygons},
+        areas=None if index.areas is None else index.areas[labels])
 
 
 def _check_all(sources: Sources, num_readers: int) -> list[Checked]:

@@ -23,8 +23,8 @@ MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: no picture has mo
 class Sources:
     """The images of a split and the reader of their labels.
 
-    A `.json` file, or a folder holding `instances_<split>*.json`, is COCO's; every other image has a YOLO text
-    file, a VOC file, or no labels.
+    A `.json` file, or a folder holding `instances_<split>*.json` or `_annotations.coco.json`, is COCO's, and has the
+    images that the file lists; every other image has a YOLO text file, a VOC file, or no labels.
 
     Attributes:
         paths: absolute paths in sorted order, each once.
@@ -40,11 +40,13 @@ class Sources:
         self.findings: list[Finding] = []
         found: set[str] = set()
         for source in description.split(split):
-            folder = sorted(Path(source).glob(f"instances_{split}*.json")) if os.path.isdir(source) else []
-            for file in [Path(source)] if suffix(source) == ".json" else folder:
-                coco = CocoFile(file, description.root, description.names)
-                self._coco.update(dict.fromkeys(coco.paths, coco))
-                self.findings += coco.findings
+            if files := _coco_files(Path(source), split):
+                for file in files:
+                    folder = description.image_folders.get(source)
+                    coco = CocoFile(file, description.root, description.names, Path(folder) if folder else None)
+                    self._coco.update(dict.fromkeys(coco.paths, coco))
+                    self.findings += coco.findings
+                continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
             found.update(os.path.normpath(path) for path in files_of(source, description.root)
                          if is_list or suffix(path) in SUFFIXES)
@@ -69,6 +71,14 @@ class Sources:
         xml = voc.annotation_path(path)
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
+    def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
+        """What a COCO file calls an image and the classes; for the others as YOLOv5 does: the image's name, as a number
+        if it is one, and no classes."""
+        if path in self._coco:
+            return self._coco[path].image_id(path), self._coco[path].category_ids()
+        stem = Path(path).stem
+        return int(stem) if stem.isdecimal() else stem, {}
+
     @property
     def looked_for(self) -> tuple[str, ...]:
         """Where labels are looked for: COCO files, and patterns for the folders of the others."""
@@ -90,6 +100,15 @@ class Sources:
             if (content := _content(file)) is not None:
                 return ImageLabels(*parse(content, size, self._names, file))
         return None
+
+
+def _coco_files(source: Path, split: str) -> list[Path]:
+    """The COCO files that a source is or holds."""
+    if source.suffix.lower() == ".json":
+        return [source]
+    if not os.path.isdir(source):
+        return []
+    return sorted([*source.glob(f"instances_{split}*.json"), *source.glob("_annotations.coco.json")])
 
 
 def _content(file: str) -> bytes | None:

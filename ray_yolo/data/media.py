@@ -1,8 +1,8 @@
-"""Pictures and videos that a user points at: which files a source names, what their results are called, and frames.
+"""Pictures, videos and streams that a user points at: which a source names, what their results are called, and frames.
 
-A source is a folder, a file, a shell pattern or a list file. Every real folder is looked into once, so that no
-arrangement of links makes the search endless; hidden files and folders are left out. The order of names decides, so
-that the same tree gives the same paths on any file system.
+A source is a folder, a file, a shell pattern, a list file, the number of a camera or the address of a stream. Every
+real folder is looked into once, so that no arrangement of links makes the search endless; hidden files and folders are
+left out. The order of names decides, so that the same tree gives the same paths on any file system.
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ import numpy as np
 
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError
 from ray_yolo.errors import DatasetError, InputError
+from ray_yolo.redact import redact
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
-_USUAL_RATE = 30.0  # frames per second of a video that does not say
+USUAL_RATE = 30.0  # frames per second of a video that does not say
+_STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
 
 class Media(NamedTuple):
-    """One file to detect in."""
+    """One file or stream to detect in."""
 
-    path: str  # absolute
+    path: str  # absolute; of a stream its address, of a camera its number
     name: str  # path below the folder that all files of a source have in common
     stem: str  # what results are named by: unique in a source, `name` without its suffix where that is enough
 
     @property
     def is_video(self) -> bool:
         """Whether it has frames."""
-        return suffix(self.path) in VIDEO_SUFFIXES
+        return self.is_stream or suffix(self.path) in VIDEO_SUFFIXES
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a camera or comes over a network, and may have no end."""
+        return self.path.isdigit() or bool(_STREAM.match(self.path))
 
 
 def suffix(path: str) -> str:
@@ -45,13 +52,15 @@ def suffix(path: str) -> str:
 
 
 def find_media(source: str) -> list[Media]:
-    """The pictures and videos of a folder (at any depth, hidden ones left out), a file, a pattern or a list file.
+    """The pictures and videos of a folder (at any depth, hidden ones left out), a file, a pattern or a list file; or
+    the one stream.
 
     Raises:
         InputError: if there are none, or the list names a file that does not exist.
     """
-    if "://" in source or source.isdigit():
-        raise InputError(f"source: {source} is a stream or a camera; record it and give the file")
+    if _STREAM.match(source) or (source.isdigit() and not os.path.exists(source)):
+        shown = redact(source)
+        return [Media(source, shown, re.sub(r"\W+", "_", shown.partition("?")[0]).strip("_"))]
     kinds = SUFFIXES | VIDEO_SUFFIXES
     try:
         paths = {os.path.abspath(path) for path in files_of(source) if suffix(path) in kinds and os.path.isfile(path)}
@@ -142,12 +151,12 @@ def _listed(file: Path, root: Path | None) -> list[str]:
 
 
 def read_video(path: str) -> Iterator[np.ndarray]:
-    """The frames of a video, (height, width, 3) uint8 RGB, upright.
+    """The frames of a video, a stream or a camera, (height, width, 3) uint8 RGB, upright.
 
     Raises:
         UnreadableImageError: if there is not a single one.
     """
-    video = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
+    video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(path, cv2.CAP_FFMPEG)
     try:
         ok, frame = video.read()
         if not ok:
@@ -160,8 +169,8 @@ def read_video(path: str) -> Iterator[np.ndarray]:
 
 
 def frames_per_second(path: str) -> float:
-    """The rate of a video; 30 if it does not say."""
+    """The rate of a video file; 30 if it does not say."""
     video = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
     rate = float(video.get(cv2.CAP_PROP_FPS))
     video.release()
-    return rate if 0 < rate < 1000 else _USUAL_RATE
+    return rate if 0 < rate < 1000 else USUAL_RATE

@@ -12,6 +12,7 @@ from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, cut_box, la
 from ray_yolo.structures import Finding
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
 _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
@@ -22,10 +23,15 @@ def annotation_path(image_path: str) -> Path | None:
 
 
 def folders(image_path: str) -> list[str]:
-    """Where an image's XML file may be: beside it, or in `Annotations` next to its `JPEGImages`."""
+    """Where an image's XML file may be: beside it, in `Annotations` next to its `JPEGImages`, or in one of the folders
+    that are usual next to `images`, as far as they are there."""
     folder = os.path.dirname(image_path)
     head, found, tail = f"{folder}/".rpartition("/JPEGImages/")
-    return [folder, os.path.normpath(f"{head}/Annotations/{tail}")] if found else [folder]
+    if found:
+        return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
+    head, found, tail = f"{folder}/".rpartition("/images/")
+    places = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
+    return [folder, *filter(os.path.isdir, places)]
 
 
 def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],

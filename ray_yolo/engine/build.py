@@ -27,7 +27,7 @@ from ray_yolo.data.dataset import (
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
-from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.engine.foreign_weights import read_weights
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.plan import Plan, ShardSampler
@@ -190,14 +190,8 @@ def build_network(job: Job) -> Detector:
         torch.manual_seed(recipe.seed)
         model = build_model(job.architecture or recipe.model, len(job.names), job.anchors)
     if recipe.weights:
-        load_weights(model, initial_tensors(Path(recipe.weights)), keep_anchors=job.anchors is not None)
+        load_weights(model, read_weights(Path(recipe.weights)).tensors, keep_anchors=job.anchors is not None)
     return model
-
-
-def initial_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a weights file: the average of a checkpoint of ours, or plain tensors."""
-    state = read_state(path)
-    return state["ema"] if "ema" in state and isinstance(state["ema"], dict) else state
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

@@ -36,7 +36,7 @@ WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # before the 
 _OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
 
 CONVERT_HINT = (
-    "it holds pickled objects, which are never loaded; in the environment that made it run: python -c \"import torch; "
+    "convert it in the environment that made it: python -c \"import torch; "
     "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
     "and give weights.pt"
 )
@@ -55,7 +55,8 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     try:
         temporary.mkdir(parents=True)
         manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
-                    **_write_state(temporary / "state.pt", state), "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
+                    **_write_state(temporary / "state.pt", state),
+                    "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync(temporary)
         if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
@@ -317,38 +318,55 @@ def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a weights file holds: a state of ours, or a plain dict of tensors; verified if a manifest lies beside it.
+    """What a checkpoint of ours holds; verified if a manifest lies beside it.
 
     Raises:
         CheckpointError: if it is missing, damaged, or would have to be unpickled.
     """
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
-    manifest = path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
-    if manifest.is_file() and (problem := damage(path, manifest)):
-        raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
-    if _is_compressed(path):
-        raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
-                              "all memory; save it again with torch.save")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        reason = (str(error) or "it ends early").splitlines()[0]
-        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
-    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
-        raise CheckpointError(f"{path}: {CONVERT_HINT} ({type(error).__name__})") from None
+    check_file(path)
+    state = load_plain(path)
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, not tensors by name")
     return state
 
 
-def _is_compressed(path: Path) -> bool:
-    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are."""
+def check_file(path: Path) -> None:
+    """Refuse a weights file that is missing, does not match its manifest, or would not fit into memory when read."""
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
+    manifest = path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
+    if manifest.is_file() and (problem := damage(path, manifest)):
+        raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
+    if _inflates(path):
+        raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
+                              "all memory; save it again with torch.save")
+
+
+def load_plain(path: Path) -> object:
+    """What `torch.save` has written to a file that was checked, by torch's reader of plain values.
+
+    Raises:
+        CheckpointError: if it is damaged, or would have to be unpickled.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
+        reason = (str(error) or "it ends early").splitlines()[0]
+        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
+    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
+        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({type(error).__name__}); "
+                              f"{CONVERT_HINT}") from None
+
+
+def _inflates(path: Path) -> bool:
+    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
+            entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # no zip, or none that torch reads either
         return False
+    return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            or sum(entry.file_size for entry in entries) > path.stat().st_size)
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:

@@ -7,7 +7,8 @@ rows that are put into the data set's order before anything is added up.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.nms import select
 from ray_yolo.structures import AnnotationIndex
 
+STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
 
 
@@ -37,6 +39,7 @@ class Evaluation:
     metrics: Metrics
     losses: dict[str, float]  # each term with its gain, over the whole data set
     detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
+    speed: dict[str, float] = field(default_factory=dict)  # mean ms of an image by stage; reading is in the first
 
     @property
     def summary(self) -> dict[str, float]:
@@ -81,24 +84,49 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
     model.eval()
     rows: list[Tensor] = [torch.zeros(0, 8)]
     sums: list[Tensor] = []
+    clock = _Clock(device)
     for batch in batches:
         images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
+        clock.lap(0)
         with autocast(device, precision):
             levels = model(images)
+        boxes, scores = family.decode(model.head, levels)
+        clock.lap(1)
         measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
-        boxes, scores = family.decode(model.head, levels)
+        clock.lap(None)
         if len(index.names) == 1:  # whatever the model tells apart
             scores = scores.amax(-1, keepdim=True)
         found = select(boxes, scores, confidence=config.confidence, iou=config.iou,
                        max_detections=config.max_detections, multi_label=model.num_classes > 1)
+        clock.lap(2)
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
+        clock.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
     totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
     table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    return Evaluation(metrics_of(table, index), _losses(loss, totals.cpu()), table)
+    seconds = replicas.gather(torch.tensor([clock.seconds], dtype=torch.double, device=device)).sum(0).tolist()
+    speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
+    return Evaluation(metrics_of(table, index), _losses(loss, totals.cpu()), table, speed)
+
+
+class _Clock:
+    """Seconds by stage, of a device that is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._last = device, perf_counter()
+        self.seconds = [0.0] * len(STAGES)
+
+    def lap(self, stage: int | None) -> None:
+        """Count the time since the last lap to a stage, or to none."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = perf_counter()
+        if stage is not None:
+            self.seconds[stage] += now - self._last
+        self._last = now
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

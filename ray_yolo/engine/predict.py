@@ -1,16 +1,18 @@
 """Trained weights as a model that can be used, and from an image to what is in it, in the image's own pixels.
 
-One image at a time, letterboxed as in validation: what is found in an image depends on that image and the settings
-alone. Nothing here knows how many workers there are.
+Images are letterboxed as in validation, and each goes through alone unless batches are asked for: so what is found in
+an image depends on that image and the settings alone (in batches, up to rounding). Nothing here knows of workers.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -22,12 +24,13 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
 from ray_yolo.data.image_cache import loaded_sizes
-from ray_yolo.engine.build import CPU, initial_tensors
-from ray_yolo.engine.checkpoint import read_state
-from ray_yolo.engine.evaluate import autocast
+from ray_yolo.engine.build import CPU
+from ray_yolo.engine.evaluate import STAGES, autocast
+from ray_yolo.engine.foreign_weights import Weights, read_weights
 from ray_yolo.errors import CheckpointError, InputError
-from ray_yolo.families import FAMILIES, Family, build_model, find_family
+from ray_yolo.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.detector import Detector, fuse
+from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
 
@@ -43,38 +46,49 @@ class Trained:
 
 
 def load_trained(path: Path) -> Trained:
-    """The averaged model of a checkpoint of ours, or a known model from a file of plain tensors.
+    """The averaged model of a checkpoint of ours, or a known model from another file of weights.
 
     Raises:
         CheckpointError: if the file cannot be used, or fits no known model.
     """
-    state = read_state(path)
-    if "meta" not in state:
-        return _recognise(initial_tensors(path), path)
-    meta = json.loads(state["meta"])
-    recipe = Recipe.model_validate(meta["recipe"])
-    named = meta["architecture"] or recipe.model
-    model = build_model(named, len(meta["names"]), meta["anchors"])
-    model.load_state_dict(state["ema"])
-    return Trained(model.eval(), find_family(named), tuple(meta["names"]), recipe)
+    weights = read_weights(path)
+    if weights.meta is None:
+        return _recognise(weights, path)
+    recipe = Recipe.model_validate(weights.meta["recipe"])
+    named = weights.meta["architecture"] or recipe.model
+    model = build_model(named, len(weights.names), weights.meta["anchors"])
+    model.load_state_dict(weights.tensors)
+    return Trained(model.eval(), find_family(named), weights.names, recipe)
 
 
-def _recognise(tensors: dict[str, Tensor], path: Path) -> Trained:
+def _recognise(weights: Weights, path: Path) -> Trained:
     """The known model whose tensors have these names and shapes."""
-    given = {name.removeprefix("module."): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    given = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
     shapes = {name: tensor.shape for name, tensor in given.items()}
-    heads = {len(given[name]) // 3 - 5 for name in given if name.endswith(".m.0.bias") and name.count(".") == 4}
-    known = [(family, name) for family in FAMILIES.values() for name in family.models]
-    for (family, name), num_classes in product(known, [number for number in heads if number > 0]):
+    for (name, family), num_classes in product(FAMILY_OF.items(), _class_counts(shapes)):
         with torch.device("meta"):
             wanted = build_model(name, num_classes).state_dict()
         if shapes == {key: tensor.shape for key, tensor in wanted.items()}:
             model = build_model(name, num_classes)
             model.load_state_dict(given)
-            names = tuple(f"class{number}" for number in range(num_classes))
-            return Trained(model.eval(), family, names, Recipe(model=name))
+            known = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
+            return Trained(model.eval(), family, tuple(known), Recipe(model=name))
     raise CheckpointError(f"{path}: holds no recipe and its tensors fit none of the known models; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
+
+
+def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
+    """How many classes a head may have whose biases are of these lengths."""
+    counts = {shape.numel() // 3 - 5 if name.endswith(".m.0.bias") else shape.numel() for name, shape in shapes.items()
+              if re.fullmatch(r"model\.\d+\.(m\.0|cv3\.0\.2)\.bias", name)}
+    return {number for number in counts if number > 0}
+
+
+class Found(NamedTuple):
+    """What was found in an image, and how long it took."""
+
+    detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image, best first
+    speed: dict[str, float]  # ms of this image, or its part of the batch: preprocess, inference, postprocess
 
 
 @dataclass(frozen=True)
@@ -89,29 +103,52 @@ class Predictor:
     device: torch.device
     precision: str
 
-    @torch.no_grad()
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """What is found in an image, best score first.
+        """The detections of one image (height, width, 3) uint8 RGB: rows as in `Found`."""
+        return self.detect([image])[0].detections
 
-        Args:
-            image: (height, width, 3) uint8 RGB.
+    @torch.no_grad()
+    def detect(self, images: Sequence[np.ndarray]) -> list[Found]:
+        """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
+        begun = perf_counter()
+        prepared = [to_network(image, self.imgsz) for image in images]
+        preprocess = (perf_counter() - begun) / len(images)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, (pixels, _, _) in enumerate(prepared):
+            groups.setdefault(pixels.shape, []).append(number)
+        found: dict[int, Found] = {}
+        for group in groups.values():
+            begun = perf_counter()
+            boxes, scores = self._forward(np.stack([prepared[number][0] for number in group]))
+            inference = (perf_counter() - begun) / len(group)
+            for place, number in enumerate(group):
+                begun = perf_counter()
+                _, ratio, pad = prepared[number]
+                rows = self._select(boxes[place : place + 1], scores[place : place + 1])
+                corners = to_original(rows[:, :4], ratio, pad, images[number].shape[:2])
+                detections = torch.cat([corners, rows[:, 4:]], 1).cpu().numpy()
+                times = preprocess, inference, perf_counter() - begun
+                found[number] = Found(detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
+        return [found[number] for number in range(len(images))]
 
-        Returns:
-            (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image.
-        """
-        pixels, ratio, pad = to_network(image, self.imgsz)
-        batch = torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)[None].float().div_(255)
+    def _forward(self, pixels: np.ndarray) -> Predictions:
+        batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
         with autocast(self.device, self.precision):
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
-        boxes, scores = self.family.decode(self.model.head, levels)
+        predictions = self.family.decode(self.model.head, levels)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # or the time would be counted to whoever reads first
+        return predictions
+
+    def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
+        """(n, 6) detections of one image's predictions."""
         settings = self.settings
         if settings.classes is not None:  # those whose best score is of a class that is looked for
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
         [found] = select(boxes, scores, confidence=settings.confidence, iou=settings.iou,
                          max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
-        boxes = to_original(found[:, :4], ratio, pad, image.shape[:2])
-        return torch.cat([boxes, found[:, 4:]], 1).cpu().numpy()
+        return found
 
 
 def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | None = None, precision: str = "fp32",
@@ -122,10 +159,10 @@ def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | No
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Refuse to look for classes that the weights do not know: an InputError names those that they know."""
+    """Refuse to look for classes that there are not: an InputError names those that there are."""
     if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
         known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-        raise InputError(f"classes: {unknown[0]} is none of the weights' classes ({known})")
+        raise InputError(f"classes: {unknown[0]} is none of the classes ({known})")
 
 
 def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:

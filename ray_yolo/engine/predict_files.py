@@ -1,4 +1,4 @@
-"""From files to predictions, and to pictures and videos with boxes.
+"""From frames to results, and to pictures, videos, crops, tables and JSON of them.
 
 Images go through the network side by side, each on one arithmetic thread: so they are found the same whatever the
 number of threads, and many are found sooner than by many threads on one.
@@ -6,12 +6,15 @@ number of threads, and many are found sooner than by many threads on one.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,10 +23,12 @@ import cv2
 import numpy as np
 import torch
 
-from ray_yolo.data.images import UnreadableImageError, check_image, read_image
-from ray_yolo.data.media import Media, frames_per_second, read_video
+from ray_yolo.config.commands import PredictConfig
+from ray_yolo.data.frames import Frame, frames_of
+from ray_yolo.data.media import USUAL_RATE, Media, frames_per_second
+from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import Predictor
-from ray_yolo.plots.boxes import draw_detections
+from ray_yolo.engine.results import NOTHING, Boxes, Results
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,95 +44,124 @@ class Prediction(NamedTuple):
     error: str = ""  # why the file was left out
 
 
-Found = Iterator[tuple[Media, list[Prediction]]]
-_Task = tuple[Media, int | None, np.ndarray | str | None]  # a frame; why there is none; a picture, read where needed
-_Done = tuple[Media, Prediction, np.ndarray | None]  # with a frame and its boxes, (height, width, 3) uint8 BGR
+@dataclass(frozen=True)
+class Output:
+    """What is written of each picture and frame below a folder, by whoever detects in it."""
+
+    folder: Path
+    config: PredictConfig
+
+    def write(self, media: Media, found: Results) -> np.ndarray | None:
+        """Write what is asked for of a picture; of a frame all but its picture (height, width, 3) BGR, which comes back
+        for the video.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        config, frame = self.config, "" if found.frame is None else f"_{found.frame}"
+        if config.save_txt and len(found):
+            rows = label_rows(prediction_of(media, found), scores=config.save_conf)
+            place(self.folder / "labels", media, f"{frame}.txt").write_text(rows)
+        if config.save_crop:
+            found.save_crop(self.folder / "crops", f"{media.stem}{frame}")
+        if config.placement.nosave:
+            return None
+        drawn = found.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
+        if found.frame is not None:
+            return drawn
+        place(self.folder, media, ".jpg").write_bytes(cv2.imencode(".jpg", drawn)[1].tobytes())
+        return None
 
 
-def unreadable(image: str, reason: str) -> Prediction:
-    """The prediction of a file that had to be left out."""
-    return Prediction(image, None, (0, 0), np.zeros((0, 6), np.float32), reason)
-
-
-def detect_files(predictor: Predictor, media: Iterable[Media], folder: Path | None, *, threads: int) -> Found:
-    """What is found in each file, in their order: one prediction for a picture, one for each frame of a video.
+def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output | None = None, *, threads: int,
+                  batch_size: int = 1) -> Iterator[tuple[Media, Results]]:
+    """What is found in each frame, in their order, as it is asked for.
 
     Args:
-        folder: pictures are written there as STEM.jpg and videos as STEM.mp4; None writes none.
-        threads: images that are worked on side by side.
+        output: what is written on the way; None: nothing.
+        threads: batches that are worked on side by side; 0: by this thread, with its own arithmetic threads, and no
+            frame ahead of its turn, as cameras need it.
 
     Raises:
-        OSError: if a picture or a video cannot be written.
+        OSError: if something cannot be written.
     """
+    work, batches = partial(_detect, predictor, output), _batches(frames, batch_size)
+    if not threads:
+        yield from _with_videos(map(work, batches), output)
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            done = _in_order(pool, partial(_detect, predictor, folder), _tasks(media), ahead=2 * threads)
-            for one, results in groupby(done, key=itemgetter(0)):
-                yield one, _collect(results, folder)
+            yield from _with_videos(_in_order(pool, work, batches, ahead=2 * threads), output)
     finally:
         torch.set_num_threads(before)
 
 
-def _tasks(media: Iterable[Media]) -> Iterator[_Task]:
-    for one in media:
-        try:
-            if one.is_video:
-                yield from ((one, number, pixels) for number, pixels in enumerate(read_video(one.path), 1))
-            else:
-                yield one, None, None
-        except UnreadableImageError as error:
-            yield one, None, str(error)
+def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *, threads: int
+                 ) -> Iterator[tuple[Media, list[Prediction]]]:
+    """What is found in each file, in their order: one prediction for a picture, one for each frame of a video."""
+    found = detect_frames(predictor, frames_of(media, output.config.vid_stride), output, threads=threads,
+                          batch_size=output.config.batch_size)
+    for one, results in groupby(found, key=itemgetter(0)):
+        yield one, [prediction_of(*pair) for pair in results]
 
 
-def _detect(predictor: Predictor, folder: Path | None, task: _Task) -> _Done:
-    """The work of one thread: read, detect, draw; a picture is written here, a frame by whoever keeps the order."""
-    media, frame, pixels = task
-    if pixels is None:
-        pixels = _read(media.path)
-    if isinstance(pixels, str):
-        return media, unreadable(media.name, pixels), None
-    found = predictor(pixels)
-    height, width = pixels.shape[:2]
-    prediction = Prediction(media.name, frame, (height, width), found)
-    if folder is None:
-        return media, prediction, None
-    drawn = cv2.cvtColor(draw_detections(pixels, found, predictor.names), cv2.COLOR_RGB2BGR)
-    if frame is not None:
-        return media, prediction, drawn
-    place(folder, media, ".jpg").write_bytes(cv2.imencode(".jpg", drawn)[1].tobytes())
-    return media, prediction, None
+def prediction_of(media: Media, found: Results) -> Prediction:
+    """The same without pixels."""
+    return Prediction(media.name, found.frame, found.orig_shape, np.asarray(found.boxes.data), found.error)
 
 
-def _read(path: str) -> np.ndarray | str:
-    """The pixels of a picture, or why there are none."""
-    try:
-        check_image(path)
-        return read_image(path)
-    except UnreadableImageError as error:
-        return str(error)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+_Done = list[tuple[Media, Results, np.ndarray | None]]  # with a frame and its boxes, BGR
 
 
-def _collect(results: Iterable[_Done], folder: Path | None) -> list[Prediction]:
-    """The predictions of one file; frames are written on the way."""
-    found: list[Prediction] = []
+def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
+    frames = iter(frames)
+    while batch := list(islice(frames, size)):
+        yield batch
+
+
+def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame]) -> _Done:
+    """The work of one thread: read, detect, write; a video's frames are written by whoever keeps the order."""
+    frames = [frame.read() for frame in batch]
+    pixels = [frame.pixels for frame in frames if frame.pixels is not None]
+    found = iter(predictor.detect(pixels) if pixels else ())
+    done: _Done = []
+    names = dict(enumerate(predictor.names))
+    for media, number, image, error in frames:
+        if image is None:
+            empty = Boxes(torch.from_numpy(NOTHING), (0, 0))
+            done.append((media, Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=error), None))
+            continue
+        detections, speed = next(found)
+        height, width = image.shape[:2]
+        results = Results(np.ascontiguousarray(image[..., ::-1]), media.path, names,
+                          Boxes(torch.from_numpy(detections), (height, width)), speed, number)
+        done.append((media, results, output.write(media, results) if output else None))
+    return done
+
+
+def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple[Media, Results]]:
+    """The results one by one; frames that come with them are written into their videos."""
     video: cv2.VideoWriter | None = None
+    path = None
     try:
-        for media, prediction, drawn in results:
-            found.append(prediction)
-            if drawn is not None and folder is not None:
-                video = video or _open_video(place(folder, media, ".mp4"), frames_per_second(media.path), drawn)
+        for media, results, drawn in chain.from_iterable(done):
+            if drawn is not None and output is not None:
+                if path != media.path or video is None:
+                    if video is not None:
+                        video.release()
+                    video, path = _open_video(media, drawn, output), media.path
                 video.write(drawn)
+            yield media, results
     finally:
         if video is not None:
             video.release()
-    return found
 
 
-def _open_video(path: Path, rate: float, frame: np.ndarray) -> cv2.VideoWriter:
+def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWriter:
+    path = place(output.folder, media, ".mp4")
+    rate = (USUAL_RATE if media.is_stream else frames_per_second(media.path)) / output.config.vid_stride
     size = frame.shape[1], frame.shape[0]
     video = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*"mp4v"), rate, size)
     if not video.isOpened():
@@ -181,6 +215,26 @@ def _entry(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
     found = [{"class": int(row[5]), "name": names[int(row[5])], "score": round(row[4], 5),
               "box": [round(edge, 3) for edge in row[:4]]} for row in prediction.detections.tolist()]
     return {"image": prediction.image, **frame, "height": height, "width": width, "detections": found}
+
+
+def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
+    """The text of predictions.csv, a row for each detection: image, frame (of a video), class, name, score, corners."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("image", "frame", "class", "name", "score", "x1", "y1", "x2", "y2"))
+    for one in predictions:
+        table.writerows((one.image, one.frame, int(kind), names[int(kind)], f"{score:.5f}", *(f"{e:.3f}" for e in box))
+                        for *box, score, kind in one.detections.tolist())
+    return text.getvalue()
+
+
+def write_tables(output: Output, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
+    """Write predictions.json and predictions.csv as far as they are asked for."""
+    config = output.config
+    for asked, name, form in ((config.save_json, "predictions.json", to_json),
+                              (config.save_csv, "predictions.csv", to_csv)):
+        if asked:
+            write_durably(output.folder / name, form(predictions, names).encode())
 
 
 def to_wire(predictions: Iterable[Prediction]) -> str:

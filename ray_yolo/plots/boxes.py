@@ -5,7 +5,7 @@ size, fast enough for every frame of a video, what `predict` finds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,20 +74,28 @@ def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
                   va="top" if inside else "bottom", bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
-def draw_detections(image: np.ndarray, detections: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """A copy of an image (height, width, 3) uint8 RGB with a box, name and score for each detection, best on top."""
+def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[int, str] | Sequence[str], *,
+                    labels: bool = True, scores: bool = True, line_px: int | None = None) -> np.ndarray:
+    """A copy of an image (height, width, 3) uint8 RGB with a box for each detection, best on top.
+
+    Args:
+        labels, scores: what is written at each box.
+        line_px: width of the lines; None: 1/200 of the shorter side.
+    """
     picture = Image.fromarray(image)
     canvas = ImageDraw.Draw(picture)
-    line_px = max(2, round(min(image.shape[:2]) / 200))
+    line_px = line_px or max(2, round(min(image.shape[:2]) / 200))
     font = _font(max(10, round(min(image.shape[:2]) / 40)))
     for left, top, right, bottom, score, kind in detections[::-1].tolist():
         colour = COLOURS[int(kind) % len(COLOURS)]
         canvas.rectangle((left, top, right, bottom), outline=colour, width=line_px)
-        text = f"{' '.join(names[int(kind)].split())[:LONGEST_NAME]} {score:.2f}"
-        _, _, width, height = canvas.textbbox((0, 0), text, font=font)
-        corner = (max(0, min(left, image.shape[1] - width)), top - height if top >= height else top)
-        canvas.rectangle((*corner, corner[0] + width, corner[1] + height), fill=colour)
-        canvas.text(corner, text, fill="white", font=font)
+        name = " ".join(names[int(kind)].split())[:LONGEST_NAME]
+        text = " ".join([name] * labels + [f"{score:.2f}"] * scores)
+        if text:
+            _, _, width, height = canvas.textbbox((0, 0), text, font=font)
+            corner = (max(0, min(left, image.shape[1] - width)), top - height if top >= height else top)
+            canvas.rectangle((*corner, corner[0] + width, corner[1] + height), fill=colour)
+            canvas.text(corner, text, fill="white", font=font)
     return np.asarray(picture)
 
 

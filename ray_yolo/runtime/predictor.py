@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,19 +22,9 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.resources import share_out
 from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
-from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import Trained, build_predictor, check_classes, load_trained
-from ray_yolo.engine.predict_files import (
-    Found,
-    Prediction,
-    detect_files,
-    from_wire,
-    label_rows,
-    place,
-    to_json,
-    to_wire,
-)
-from ray_yolo.errors import RayYoloError
+from ray_yolo.engine.predict_files import Output, Prediction, detect_files, from_wire, to_wire, write_tables
+from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
 from ray_yolo.runlog.run_dir import output_folder
@@ -64,7 +54,8 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         keep_freed_memory()
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                     device=local_device(placement.gpus_per_worker))
-        detect = partial(detect_files, predictor, media, threads=len(os.sched_getaffinity(0)))
+        alive = any(one.is_stream for one in media)
+        detect = partial(detect_files, predictor, media, threads=0 if alive else len(os.sched_getaffinity(0)))
     else:
         from ray_yolo.runtime import cluster
 
@@ -72,10 +63,9 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
     folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
-    found = detect(folder=None if placement.nosave else folder)
-    predictions = _collect(found, media, trained.names, config, folder, quiet=quiet)
-    if config.save_json:
-        write_durably(folder / "predictions.json", to_json(predictions, trained.names).encode())
+    output = Output(folder, config)
+    predictions = _collect(detect(output=output), media, trained.names, quiet=quiet)
+    write_tables(output, predictions, trained.names)
     if not quiet:
         print(f"results in {folder}")
     return PredictResult(folder, trained.names, tuple(predictions))
@@ -87,6 +77,8 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     What cannot be used is refused as by `predict`.
     """
     media = find_media(config.source)
+    if config.placement.num_workers and any(one.is_stream for one in media):
+        raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
     trained = load_trained(Path(config.weights).absolute())
     check_classes(config.classes, trained.names)
     if config.placement.num_workers == 0:
@@ -94,17 +86,12 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
 
 
-def _collect(found: Found, media: Sequence[Media], names: Sequence[str], config: PredictConfig, folder: Path, *,
+def _collect(found: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Media], names: Sequence[str], *,
              quiet: bool) -> list[Prediction]:
-    """All predictions in the order of the files, whoever was first; their text files are written on the way."""
+    """All predictions in the order of the files, whoever was first."""
     of_file: dict[str, list[Prediction]] = {}
     for done, (one, predictions) in enumerate(found, 1):
         of_file[one.path] = predictions
-        for prediction in predictions if config.save_txt else ():
-            if len(prediction.detections):
-                frame = "" if prediction.frame is None else f"_{prediction.frame}"
-                path = place(folder / "labels", one, f"{frame}.txt")
-                path.write_text(label_rows(prediction, scores=config.save_conf))
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
             print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
     return [prediction for one in media for prediction in of_file[one.path]]
@@ -119,7 +106,8 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     return frames + (", ".join(f"{counts[kind]} {names[kind]}" for kind in sorted(counts)) or "nothing found")
 
 
-def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path | None, gpus: float) -> Found:
+def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
+                   ) -> Iterator[tuple[Media, list[Prediction]]]:
     """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
 
     A RayYoloError says why an actor has failed for good.
@@ -134,7 +122,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path |
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         found = files.map_batches(
-            _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), folder and str(folder)), batch_size=None,
+            _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder)), batch_size=None,
             num_cpus=placement.cpus, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
@@ -147,20 +135,20 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], folder: Path |
 class _Actor:
     """Detects in the files of one part after the other."""
 
-    def __init__(self, config: dict[str, Any], folder: str | None) -> None:
+    def __init__(self, config: dict[str, Any], folder: str) -> None:
         import ray
 
         keep_freed_memory()
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        self._folder = Path(folder) if folder else None
+        self._output = Output(Path(folder), settings)
         self._threads = settings.placement.threads
         self._predictor = build_predictor(load_trained(Path(settings.weights)), settings, imgsz=settings.imgsz,
                                           precision=settings.precision, device=device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
-        found = detect_files(self._predictor, media, self._folder, threads=self._threads)
+        found = detect_files(self._predictor, media, self._output, threads=self._threads)
         return {"number": list(part["number"]), "found": [to_wire(predictions) for _, predictions in found]}
 
 

@@ -26,11 +26,13 @@ from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import label_sizes, read_index, require_boxes
+from ray_yolo.data.index import drawn, label_sizes, only_classes, read_index, require_boxes
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import Job, initial_tensors, local_device
+from ray_yolo.engine.build import Job, local_device
+from ray_yolo.engine.foreign_weights import read_weights
+from ray_yolo.engine.predict import check_classes
 from ray_yolo.errors import ConfigError, DatasetError
-from ray_yolo.families import FAMILIES, build_model, find_family
+from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
@@ -62,6 +64,11 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
+    if recipe.classes is not None:
+        check_classes(recipe.classes, train.names)
+        train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
+    if recipe.fraction < 1:
+        train = drawn(train, recipe.fraction, recipe.seed)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
@@ -74,7 +81,7 @@ def check_model(recipe: Recipe) -> None:
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
-        initial_tensors(Path(recipe.weights))
+        read_weights(Path(recipe.weights))
     if architecture is not None:
         _check_model_file(name, architecture)
     if not recipe.freeze:
@@ -149,6 +156,8 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     name, architecture = read_model(asked.model)
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
+    if resolved.weights:  # whose anchors count, where the head has room for them
+        load_weights(model, read_weights(Path(resolved.weights)).tensors)
     sizes = label_sizes(train, resolved.imgsz)
     anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
     return RunRecord(
@@ -188,6 +197,6 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
     if path.suffix not in (".yaml", ".yml"):
         find_family(model)
         return model, None
-    if not os.path.exists(model) and any(path.stem in family.models for family in FAMILIES.values()):
+    if not os.path.exists(model) and path.stem in FAMILY_OF:
         return path.stem, None
     return model, dict(load_yaml(path).data)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import ray.train
 import ray.train.torch
@@ -17,17 +18,19 @@ from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.resources import share_out
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.data.index import read_index, require_boxes, survey
+from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
-from ray_yolo.engine.predict import Trained, load_trained
+from ray_yolo.engine.predict import Trained, check_classes, load_trained
 from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.errors import DatasetError
 from ray_yolo.events import ClassResult
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
+from ray_yolo.runlog.plots import draw_detections
 from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.restarts import run_workers
@@ -43,6 +46,7 @@ class ValResult:
     losses: dict[str, float]  # by term
     per_class: list[dict[str, Any]]
     coco: dict[str, float]  # the twelve numbers of the COCO protocol, where asked for
+    speed: dict[str, float]  # ms of an image, the mean: preprocess (reading included), inference, postprocess
 
 
 def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
@@ -67,12 +71,30 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         say(f"WARNING: {findings}")
     found = (_on_ray(config, index, folder, gpus) if placement.num_workers else
              _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
-    result = ValResult(folder, found.summary, found.losses,
-                       per_class(found, index), twelve_numbers(found, index) if config.coco else {})
+    if config.classes is not None:
+        found = replace(found, detections=found.detections[np.isin(found.detections[:, 6], config.classes)])
+    result = ValResult(folder, found.summary, found.losses, per_class(found, index),
+                       twelve_numbers(found, index) if config.coco else {}, found.speed)
+    if failed := _write(config, found, index, folder):
+        say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     told = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
     write_durably(folder / "results.json", json.dumps(told, indent=1).encode())
     say(_table(result, len(index), len(index.classes)))
     return result
+
+
+def _write(config: ValConfig, found: Evaluation, index: AnnotationIndex, folder: Path) -> list[str]:
+    """Write the files that are asked for and, as training does, the pictures; gives those that could not be drawn."""
+    failed: list[str] = []
+    if config.save_txt:
+        write_label_files(found.detections, index, folder, scores=config.save_conf)
+    if config.save_json:
+        rows = coco_results(found.detections, index, read_description(config.data), config.split)
+        write_durably(folder / "detections.json", json.dumps(rows).encode())
+    if not config.placement.noplots:
+        assert config.imgsz, "the configuration is decided"
+        draw_detections(found.detections, index, config.imgsz, folder, failed)
+    return failed
 
 
 def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
@@ -88,6 +110,9 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     description = read_description(decided.data)
     index = read_index(description, config.split, single_cls=config.single_cls)
     index = replace(index, findings=(*description.findings, *index.findings))
+    if config.classes is not None:
+        check_classes(config.classes, index.names)
+        index = only_classes(index, config.classes)
     if not config.allow_empty:
         require_boxes(index, description, config.split)
     if len(index.names) != trained.model.num_classes and not config.single_cls:
@@ -103,7 +128,8 @@ def _table(result: ValResult, num_images: int, num_labels: int) -> str:
     everything = {"name": "all", "images": num_images, "labels": num_labels, **result.metrics}
     lines = [CLASS_HEADER, *(class_row(ClassResult.model_validate(row)) for row in (everything, *result.per_class))]
     lines += [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
-    return "\n".join([*lines, f"results in {result.folder}"])
+    speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
+    return "\n".join([*lines, f"ms per image: {speed}", f"results in {result.folder}"])
 
 
 def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas,

@@ -20,7 +20,8 @@ TRAIN_FLAGS = frozenset([
     "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",
     "--img", "--img-size", "--seed", "--precision", "--sync-bn", "--exact", "--threads", "--patience", "--freeze",
     "--changes",
-    "--single-cls", "--multi-scale", "--rect", "--quad", "--image-weights", "--noautoanchor", "--noval", "--notest",
+    "--single-cls", "--classes", "--fraction", "--multi-scale", "--rect", "--quad", "--image-weights",
+    "--noautoanchor", "--noval", "--notest",
     "--strict", "--allow-empty", "--optimizer", "--cos-lr", "--label-smoothing", "--num-workers", "--gpus-per-worker",
     "--cpus-per-worker", "--placement-strategy", "--accelerator-type", "--address", "--workers", "--cache",
     "--cache-images", "--project", "--name", "--exist-ok", "--storage-path", "--resume", "--mlflow-uri",
@@ -34,17 +35,19 @@ TRAIN_FLAGS = frozenset([
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--max-det", "--num-workers",
-    "--gpus-per-worker", "--cpus-per-worker", "--address", "--workers", "--project", "--name", "--exist-ok",
-    "--storage-path", "--noplots", "--half", "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--iou", "--max-det",
+    "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
+    "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
 PREDICT_FLAGS = frozenset([
     "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
-    "--save-json", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker", "--address", "--project",
-    "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment", "--config", "--hyp",
-    "--set", "--dry-run", "--device", "--help",
+    "--save-json", "--save-csv", "--save-crop", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
+    "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
+    "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
+    "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
 EXPORT_FLAGS = frozenset([

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -81,11 +84,39 @@ def test_a_missing_file_of_a_list_is_named_with_its_line(folder: Path) -> None:
         find_media(str(folder / "list.txt"))
 
 
-@pytest.mark.parametrize("source", ["nowhere", "x.pdf", "*.gif", "rtsp://host/stream", "0"])
+@pytest.mark.parametrize("source", ["nowhere", "x.pdf", "*.gif", "ftp://host/a.mp4", "file:///etc/hosts"])
 def test_a_source_without_files_is_refused(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(InputError, match=r"^source: "):
         find_media(source)
+
+
+@pytest.mark.parametrize(("source", "name", "stem"), [
+    ("0", "0", "0"), ("rtsp://ann:secret@cam:554/door?key=1", "rtsp://***@cam:554/door?key=1", "rtsp_cam_554_door"),
+    ("https://host/a.mp4", "https://host/a.mp4", "https_host_a_mp4")])
+def test_cameras_and_addresses_are_streams_without_their_passwords(source: str, name: str, stem: str) -> None:
+    (stream,) = find_media(source)
+    assert stream == (source, name, stem)
+    assert stream.is_stream
+    assert stream.is_video
+
+
+def test_a_stream_is_read_frame_by_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    write_video(tmp_path / "a.avi", [np.full((48, 64, 3), 40 * i, np.uint8) for i in range(5)])
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever).start()
+        frames = list(read_video(f"http://127.0.0.1:{server.server_port}/a.avi"))
+        server.shutdown()
+    assert [round(frame.mean() / 40) for frame in frames] == [0, 1, 2, 3, 4]
+
+
+def test_a_file_called_like_a_camera_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "0" / "a.avi", [np.zeros((48, 64, 3), np.uint8)])
+    assert names("0") == ["a.avi"]
 
 
 @pytest.mark.parametrize(("given", "stems"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import pickle
@@ -301,6 +302,16 @@ def test_weights_that_inflate_are_refused_unread(tmp_path: Path, monkeypatch: py
     assert torch.equal(checkpoint.read_state(tmp_path / "plain.pt")["weight"], torch.zeros(1 << 20))
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(CheckpointError, match=r"bomb\.pt: its contents are compressed.*torch\.save"):
+        checkpoint.read_state(tmp_path / "bomb.pt")
+
+
+def test_files_whose_parts_add_up_to_more_than_the_file_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        bomb.writestr("data/0", bytes(1 << 16))
+        for number in range(1, 20):  # other names of the same bytes
+            (entry := copy.copy(bomb.filelist[0])).filename = f"data/{number}"
+            bomb.filelist.append(entry)
+    with pytest.raises(CheckpointError, match="may inflate beyond"):
         checkpoint.read_state(tmp_path / "bomb.pt")
 
 

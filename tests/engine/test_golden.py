@@ -52,7 +52,8 @@ def trained(model: str, folder: Path) -> dict[str, Any]:
     models = {"model": session.parts.model, "average": session.parts.ema.model}
     start = copy.deepcopy(session.parts.model.state_dict())
     train(session.parts, session.state, lambda step, rates, result: steps.append(
-        {"loss": result.losses.tolist(), "gradient_norm": result.gradient_norm}), lambda _: not session.state.close_epoch())
+        {"loss": result.losses.tolist(), "gradient_norm": result.gradient_norm}),
+        lambda _: not session.state.close_epoch())
     return {"steps": steps, "validation": list(session.validate().losses.values()),
             "travelled": {f"{name}'s {kind}": distance(model.state_dict(), start, kind)
                           for name, model in models.items() for kind in ("weight", "bias", "running")}}

@@ -176,8 +176,9 @@ class TestClosingMessage:
     def test_it_tells_the_outcome_and_the_classes_of_the_best_epoch(self, tmp_path):
         story = [*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2, best=False), run_log.end(30)]
         told = closing_message(tmp_path, run_log.numbered(story)).splitlines()
-        assert told[:3] == [
+        assert told[:4] == [
             CLASS_HEADER,
+            "                   all          -         14        0.5       0.25      1.125     0.0625",
             "                circle          9          7        0.5       0.25      1.125     0.0625",
             "                square          9          7        0.5       0.25      1.125     0.0625"]
         assert "done: 3 epochs in 0:03:00" in told

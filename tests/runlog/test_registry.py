@@ -93,7 +93,7 @@ def files(folder: Path) -> list[Path]:
 def test_the_model_is_code_and_tensors(model_uri: str, folder: Path) -> None:
     names = {path.name for path in files(folder)}
     assert {"MLmodel", "pyfunc_model.py", "weights.pt", "input_example.json", "requirements.txt"} <= names
-    assert {path.suffix for path in files(folder)} <= {".py", ".pt", ".json", ".txt", ".yaml", ""}
+    assert {path.suffix for path in files(folder)} <= {".py", ".typed", ".pt", ".json", ".txt", ".yaml", ""}
     assert not [path for path in files(folder) if path.suffix in (".pkl", ".pyc")]
     (path,) = (path for path in files(folder) if path.name == "weights.pt")
     assert torch.load(path, weights_only=True).keys() == {"meta", "ema"}

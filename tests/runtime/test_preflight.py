@@ -15,8 +15,9 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.errors import CheckpointError, ConfigError, InputError
+from ray_yolo.families import build_model
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.preflight import check_early, check_model, decide, read_dataset
+from ray_yolo.runtime.preflight import check_early, check_model, decide, first_record, read_dataset
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 
@@ -40,6 +41,20 @@ def test_a_run_keeps_no_password_of_its_command(tmp_path: Path) -> None:
     folder = fit(config, quiet=True, command=["train", "--mlflow-uri", "https://ann:s3cr3t@host"]).run_dir
     assert "https://***@host" in json.loads((folder / "run.json").read_text())["command"]
     assert not [path for path in folder.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+
+
+def test_anchors_of_the_weights_stay_where_they_fit_the_labels(tmp_path: Path) -> None:
+    def fitted(weights: str) -> object:
+        config = make_config(tmp_path, 0, weights=weights, model="yolov5n")
+        return first_record(config, read_dataset(config.recipe)[1], 0.0, ()).anchors
+
+    model = build_model("yolov5n", 80)
+    for name, factor in (("good", 1.0), ("tiny", 0.005)):
+        weights = {"model.24.anchors": model.head.anchors * factor}
+        torch.save(weights, tmp_path / f"{name}.pt")
+    assert fitted("") is None
+    assert fitted(str(tmp_path / "good.pt")) is None
+    assert fitted(str(tmp_path / "tiny.pt")) is not None
 
 
 @pytest.mark.parametrize(("freeze", "message"), [
@@ -70,7 +85,7 @@ def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
     recipe = make_config(tmp_path, 1, weights="mine.pt").recipe
     with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file"):
         check_model(recipe)
-    torch.save({}, "mine.pt")
+    torch.save({"w": torch.zeros(1)}, "mine.pt")
     check_model(recipe)
     assert decide(recipe, Placement(), read_dataset(recipe)[1], 0.0).weights == str(tmp_path / "mine.pt")
 

@@ -38,6 +38,7 @@ from ray_yolo.events import (
 from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
 from ray_yolo.runtime import cluster, trainer
+from ray_yolo.runtime.preflight import job_of
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from tests.support import run_log
@@ -212,8 +213,8 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_steps_but_no_bi
 def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights.pt"
-    torch.save({}, weights)
-    monkeypatch.setattr("ray_yolo.runtime.cluster.wait_for_room", lambda *_: weights.unlink())
+    torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, weights)
+    monkeypatch.setattr("ray_yolo.runtime.trainer.job_of", lambda *given: (weights.unlink(), job_of(*given))[1])
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,8 @@ from ray_yolo.config.fields import config_fields
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
-from ray_yolo.errors import CheckpointError, DatasetError
+from ray_yolo.engine.val_files import coco_results
+from ray_yolo.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.validator import ValResult, validate
@@ -145,6 +147,54 @@ def found_in(folder: Path, **settings: Any) -> ValResult:
         "weights": str(folder / "run" / "weights" / "best.pt"), "data": str(folder / "data" / "data.yaml"),
         "evaluate": {"batch_size": 2}, **settings,
         "placement": {"project": str(folder / "val"), **settings.get("placement", {})}}), quiet=True)
+
+
+def test_validation_leaves_what_training_draws_and_the_files_that_are_asked_for(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = validate(settings(trained, tmp_path, save_txt=True, save_conf=True, save_json=True))
+    written = {path.name for path in result.folder.iterdir()}
+    assert written == {"results.json", "detections.json", "labels", "PR_curve.png", "F1_curve.png", "P_curve.png",
+                       "R_curve.png", "confusion_matrix.png", "confusion_matrix_normalized.png", "val_batch0_pred.jpg",
+                       "val_batch1_pred.jpg"}
+    assert result.speed.keys() == {"preprocess", "inference", "postprocess"}
+    assert min(result.speed.values()) > 0
+    assert re.search(r"^ms per image: preprocess \d+\.\d\d, inference ", capsys.readouterr().out, re.MULTILINE)
+    rows = json.loads((result.folder / "detections.json").read_text())
+    assert {row["image_id"] for row in rows} <= set(range(11))
+    texts = {int(path.stem): path.read_text().splitlines() for path in (result.folder / "labels").iterdir()}
+    assert sum(map(len, texts.values())) == len(rows)
+    for row in rows[:20]:
+        x, y, width, height = row["bbox"]
+        shares = (x + width / 2) / 64, (y + height / 2) / 48, width / 64, height / 48
+        lines = [list(map(float, line.split())) for line in texts[row["image_id"]]]
+        assert any(np.allclose(line, [row["category_id"], *shares, row["score"]], atol=1e-4) for line in lines)
+
+
+def test_results_for_coco_have_the_ids_of_the_file(tmp_path: Path) -> None:
+    file = coco_file(tmp_path, 0)
+    description = describe({"val": "instances_val.json", "names": ["cat", "dog"]}, tmp_path / "data.yaml")
+    index = read_index(description, "val")
+    found = detections(index, 0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        known: Any = COCO(str(file))
+        evaluation: Any = COCOeval(known, known.loadRes(coco_results(found, index, description, "val")), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    assert evaluation.stats[:12].tolist() == pytest.approx(reference(file, index, found), abs=2e-3)
+    assert evaluation.stats[0] > 0.2
+
+
+def test_classes_that_are_left_out_count_for_nothing(trained: Path, tmp_path: Path) -> None:
+    everything = validate(settings(trained, tmp_path, placement={"storage_path": str(tmp_path), "noplots": True}),
+                          quiet=True)
+    one = validate(settings(trained, tmp_path, classes=1, save_json=True), quiet=True)
+    assert [row["name"] for row in one.per_class] == ["bright"]
+    assert one.per_class[0]["mAP50"] == one.metrics["mAP50"] == everything.per_class[1]["mAP50"]
+    assert {row["category_id"] for row in json.loads((one.folder / "detections.json").read_text())} == {1}
+    assert {path.name for path in everything.folder.iterdir()} == {"results.json"}
+    with pytest.raises(InputError, match=r"^classes: 2 is none"):
+        validate(settings(trained, tmp_path, classes=2), quiet=True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -153,6 +153,8 @@ EFFECTS: dict[str, Effect] = {
     "--freeze 0 3": Effect(lambda run, _: (unmoved(run), [0, 3]), "--weights {files}/initial.pt"),
     "--single-cls": Effect(lambda run, _: ((run.meta["names"], {loss[2] for loss in run.all("step", "loss")}),
                                            (["item"], {0.0}))),
+    "--classes 1": Effect(lambda run, _: ([each["train"].per_class[0] for each in run.all("dataset", "splits")], [0])),
+    "--fraction 0.5": Effect(lambda run, _: (run.all("run", "num_images"), [18])),
     "--multi-scale": Effect(lambda run, _: ({shape[1:] for shape in run.shapes}, {(64, 64), (96, 96)}),
                             "--epochs 4"),
     "--rect": Effect(rectangles),

@@ -25,9 +25,9 @@ def write_yolo(root: Path) -> tuple[Path, dict[str, AnnotationIndex]]:
     """`images/` and `labels/`. Returns the YAML file, and what each split's images show."""
     shown = {split: _draw(root / "images" / split, split) for split in SPLITS}
     for split, index in shown.items():
-        for item in _items(index):
+        for item in items(index):
             if len(item.classes):
-                _write(root / "labels" / split / f"{Path(item.path).stem}.txt", _yolo_rows(item))
+                write(root / "labels" / split / f"{Path(item.path).stem}.txt", yolo_rows(item))
     return _describe(root, "images/train", "images/val"), shown
 
 
@@ -35,7 +35,7 @@ def write_coco(root: Path) -> tuple[Path, dict[str, AnnotationIndex]]:
     """`annotations/instances_*.json`, its rows in no order of images; see `write_yolo`."""
     shown = {split: _draw(root / split, split) for split in SPLITS}
     for split, index in shown.items():
-        _write(root / "annotations" / f"instances_{split}.json", json.dumps(_coco(index)))
+        write(root / "annotations" / f"instances_{split}.json", json.dumps(coco_content(index)))
     return _describe(root, "annotations/instances_train.json", "annotations/instances_val.json"), shown
 
 
@@ -43,8 +43,8 @@ def write_voc(root: Path) -> tuple[Path, dict[str, AnnotationIndex]]:
     """`JPEGImages/` and `Annotations/`; see `write_yolo`."""
     shown = {split: _draw(root / split / "JPEGImages", split) for split in SPLITS}
     for split, index in shown.items():
-        for item in _items(index):
-            _write(root / split / "Annotations" / f"{Path(item.path).stem}.xml", _voc(item))
+        for item in items(index):
+            write(root / split / "Annotations" / f"{Path(item.path).stem}.xml", voc_xml(item))
     return _describe(root, "train/JPEGImages", "val/JPEGImages"), shown
 
 
@@ -61,29 +61,29 @@ def _draw(folder: Path, split: str) -> AnnotationIndex:
                    boxes=index.boxes[:labels])
 
 
-def _items(index: AnnotationIndex) -> list[Annotation]:
+def items(index: AnnotationIndex) -> list[Annotation]:
     return [index[number] for number in range(len(index))]
 
 
-def _yolo_rows(item: Annotation) -> str:
+def yolo_rows(item: Annotation) -> str:
     height, width = item.size
     return "\n".join(f"{kind} {(x1 + x2) / 2 / width} {(y1 + y2) / 2 / height} {(x2 - x1) / width} {(y2 - y1) / height}"
                      for kind, (x1, y1, x2, y2) in zip(item.classes, item.boxes.tolist(), strict=True))
 
 
-def _coco(index: AnnotationIndex) -> dict[str, object]:
+def coco_content(index: AnnotationIndex) -> dict[str, object]:
     images = [{"id": 1000 - number, "file_name": Path(item.path).name, "height": item.size[0], "width": item.size[1]}
-              for number, item in enumerate(_items(index))]
+              for number, item in enumerate(items(index))]
     rows = [{"id": 10 * number + place, "image_id": 1000 - number, "category_id": COCO_IDS[kind], "iscrowd": 0,
              "bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)}
-            for number, item in enumerate(_items(index))
+            for number, item in enumerate(items(index))
             for place, (kind, (x1, y1, x2, y2)) in enumerate(zip(item.classes, item.boxes.tolist(), strict=True))]
     rows.sort(key=lambda row: row["id"] % 10)  # every image's first label, then every image's second
     return {"images": images, "annotations": rows,
             "categories": [{"id": number, "name": name} for number, name in zip(COCO_IDS, NAMES, strict=True)]}
 
 
-def _voc(item: Annotation) -> str:
+def voc_xml(item: Annotation) -> str:
     """VOC's pixels count from 1, and the last one belongs to the box."""
     objects = "".join(
         f"<object><name>{escape(NAMES[kind])}</name><bndbox><xmin>{x1 + 1:.0f}</xmin><ymin>{y1 + 1:.0f}</ymin>"
@@ -93,10 +93,11 @@ def _voc(item: Annotation) -> str:
 
 
 def _describe(root: Path, train: str, val: str) -> Path:
-    return _write(root / "data.yaml", f"train: {train}\nval: {val}\nnames: {json.dumps(NAMES)}\n")
+    return write(root / "data.yaml", f"train: {train}\nval: {val}\nnames: {json.dumps(NAMES)}\n")
 
 
-def _write(path: Path, text: str) -> Path:
+def write(path: Path, text: str) -> Path:
+    """Write a text file, its folders too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path

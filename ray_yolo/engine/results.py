@@ -1,0 +1,171 @@
+"""What was found in a picture or in a frame, with the picture: as numbers, drawn, cut out, and as a table.
+
+Names and forms are those that detectors' users know from Ultralytics, so that tools made for those read these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from ray_yolo.plots.boxes import draw_detections
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOTHING = np.zeros((0, 6), np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Detections of one picture, best score first: rows [x1, y1, x2, y2, score, class] in pixels.
+
+    Attributes:
+        data: (n, 6) float32; a tensor on the CPU, or an array after `numpy()`.
+        orig_shape: (height, width) of the picture.
+    """
+
+    data: Any
+    orig_shape: tuple[int, int]
+    id: ClassVar[None] = None  # nothing is tracked
+    is_track: ClassVar[bool] = False
+
+    @property
+    def xyxy(self) -> Any:
+        """(n, 4) corners in pixels."""
+        return self.data[:, :4]
+
+    @property
+    def xywh(self) -> Any:
+        """(n, 4) centre x, centre y, width and height in pixels."""
+        x1, y1, x2, y2 = (self.data[:, edge] for edge in range(4))
+        stack: Any = torch.stack if isinstance(self.data, Tensor) else np.stack
+        return stack([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1], -1)
+
+    @property
+    def xyxyn(self) -> Any:
+        """`xyxy` as shares of the picture's width and height."""
+        return self.xyxy / self._sides()
+
+    @property
+    def xywhn(self) -> Any:
+        """`xywh` as shares of the picture's width and height."""
+        return self.xywh / self._sides()
+
+    @property
+    def conf(self) -> Any:
+        """(n,) scores."""
+        return self.data[:, 4]
+
+    @property
+    def cls(self) -> Any:
+        """(n,) numbers of the classes, as floats."""
+        return self.data[:, 5]
+
+    @property
+    def shape(self) -> Any:
+        """(n, 6)."""
+        return self.data.shape
+
+    def _sides(self) -> Any:
+        height, width = self.orig_shape
+        sides = np.array([width, height, width, height], np.float32)
+        return torch.from_numpy(sides) if isinstance(self.data, Tensor) else sides
+
+    def cpu(self) -> Boxes:
+        """Itself: detections lie there."""
+        return self
+
+    def numpy(self) -> Boxes:
+        """The same as arrays."""
+        return replace(self, data=np.asarray(self.data))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, rows: Any) -> Boxes:
+        return replace(self, data=self.data[[rows] if isinstance(rows, int) else rows])
+
+    def __iter__(self) -> Iterator[Boxes]:
+        return (self[row] for row in range(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """A picture and what was found in it."""
+
+    orig_img: np.ndarray  # (height, width, 3) uint8 BGR, upright
+    path: str  # of the file; image0.jpg, image1.jpg, ... for pixels that were handed over
+    names: dict[int, str]  # of the classes
+    boxes: Boxes
+    speed: dict[str, float] = field(default_factory=dict)  # ms: preprocess, inference, postprocess
+    frame: int | None = None  # of a video, counted from 1
+    error: str = ""  # why a file could not be read; then the picture is empty
+    masks: ClassVar[None] = None
+    probs: ClassVar[None] = None
+    keypoints: ClassVar[None] = None
+    obb: ClassVar[None] = None
+
+    @property
+    def orig_shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        height, width = self.orig_img.shape[:2]
+        return height, width
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, rows: Any) -> Results:
+        return replace(self, boxes=self.boxes[rows])
+
+    def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None) -> np.ndarray:
+        """The picture with its boxes, (height, width, 3) uint8 BGR.
+
+        Args:
+            labels: write names; conf: and scores; line_width: in pixels, left out: 1/200 of the shorter side.
+        """
+        drawn = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
+                                labels=labels, scores=conf, line_px=line_width)
+        return np.ascontiguousarray(drawn[..., ::-1])
+
+    def save(self, filename: str | Path | None = None, **plot: Any) -> str:
+        """Write `plot` as a picture, by default as results_NAME.jpg into the current folder. Returns its path."""
+        path = Path(filename or f"results_{Path(self.path).stem}.jpg")
+        ok, content = cv2.imencode(path.suffix or ".jpg", self.plot(**plot))
+        assert ok
+        path.write_bytes(content.tobytes())
+        return str(path)
+
+    def crop(self) -> list[np.ndarray]:
+        """What each box encloses, (height, width, 3) uint8 BGR; at least one pixel."""
+        height, width = self.orig_shape
+        low = np.asarray(self.boxes.xyxy)[:, :2].astype(int).clip(0, (width - 1, height - 1))
+        high = np.ceil(np.asarray(self.boxes.xyxy)[:, 2:]).astype(int).clip(low + 1, (width, height))
+        return [self.orig_img[y1:y2, x1:x2] for (x1, y1), (x2, y2) in zip(low.tolist(), high.tolist(), strict=True)]
+
+    def save_crop(self, save_dir: str | Path, file_name: str | Path = "") -> None:
+        """Write `crop` as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
+        for number, (piece, kind) in enumerate(zip(self.crop(), self.boxes.cls.tolist(), strict=True), 1):
+            folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # names come out of files that others wrote
+            path = Path(save_dir) / folder / f"{file_name or Path(self.path).stem}.{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(cv2.imencode(".jpg", piece)[1].tobytes())
+
+    def to_df(self) -> pd.DataFrame:
+        """A row for each detection: xmin, ymin, xmax, ymax in pixels, confidence, class, name."""
+        import pandas as pd
+
+        columns = ["xmin", "ymin", "xmax", "ymax", "confidence", "class"]
+        table = pd.DataFrame(np.asarray(self.boxes.data), columns=columns)
+        table["class"] = table["class"].astype("int64")
+        return table.assign(name=[self.names[kind] for kind in table["class"]])
+
+    to_pandas = to_df
