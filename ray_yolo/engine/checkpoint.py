@@ -14,32 +14,30 @@ Nothing here knows what a state means, and nothing is ever unpickled.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import uuid
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-import torch
-
+from ray_yolo.engine.state_files import (
+    FORMAT,
+    MANIFEST,
+    damage,
+    read_state,
+    sync,
+    unreadable,
+    write_durably,
+    write_state,
+)
 from ray_yolo.errors import CheckpointError, TrainingError
 
-FORMAT = 1
-MANIFEST = "MANIFEST.json"
 WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # before the name of a checkpoint's folder
 _OWN = f"{WRITING}{uuid.uuid4().hex[:8]}-"
 
-CONVERT_HINT = (
-    "convert it in the environment that made it: python -c \"import torch; "
-    "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
-    "and give weights.pt"
-)
 
 
 def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: str, kinds: Sequence[str]) -> Path:
@@ -55,44 +53,18 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
     try:
         temporary.mkdir(parents=True)
         manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
-                    **_write_state(temporary / "state.pt", state),
+                    **write_state(temporary / "state.pt", state),
                     "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
         write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync(temporary)
+        sync(temporary)
         if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
             folder.rename(root / f"{REPLACED}step-{step}")
         temporary.rename(folder)
-        _sync(root)
+        sync(root)
     finally:
         _sweep(root, others=False)
     _link_weights(run_dir)
     return folder
-
-
-class _Hashed(io.RawIOBase):
-    """A file that knows the SHA-256 of what is written to it, from its beginning to its end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.size, self.sha256 = file, 0, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        self.sha256.update(data)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-
-def _write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a state durably, without a copy of it in memory. Returns what its manifest knows it by."""
-    with path.open("wb") as file:
-        hashed = _Hashed(file)
-        torch.save(dict(state), cast(BinaryIO, hashed))
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size": hashed.size, "sha256": hashed.sha256.hexdigest()}
 
 
 def _sweep(root: Path, *, others: bool) -> None:
@@ -132,7 +104,7 @@ def _link_weights(run_dir: Path) -> None:
             weights.mkdir(exist_ok=True)
             _link(folder / "state.pt", state)
             _link(folder / MANIFEST, manifest)  # last: where it is right, the state is
-            _sync(weights)
+            sync(weights)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -144,28 +116,10 @@ def _link(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:  # file systems without hard links
             shutil.copyfile(source, temporary)
-            _sync(temporary)
+            sync(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)  # a replacement of a file by another name of itself leaves it, too
-
-
-def digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 over names, kinds and bytes of a state's tensors: what an equal training has equal."""
-    whole = hashlib.sha256()
-    for name, tensor in tensors(state):
-        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return whole.hexdigest()
-
-
-def tensors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a state by dotted name, sorted."""
-    for name, value in sorted(tree.items()):
-        if isinstance(value, torch.Tensor):
-            yield prefix + name, value
-        elif isinstance(value, Mapping):
-            yield from tensors(value, f"{prefix}{name}.")
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -212,7 +166,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         _link_weights(run_dir)
         return step, problems
     except OSError as error:
-        raise _unreadable(root, error) from error
+        raise unreadable(root, error) from error
 
 
 def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
@@ -241,34 +195,6 @@ def set_aside(run_dir: Path, newer_than: int) -> None:
         if int(folder.name[5:]) > newer_than:
             shutil.rmtree(folder.with_name(f"damaged-{folder.name}"), ignore_errors=True)
             folder.rename(folder.with_name(f"damaged-{folder.name}"))
-
-
-def damage(state: Path, manifest: Path) -> str | None:
-    """Why a state file does not match its manifest, or None if it does.
-
-    Raises:
-        CheckpointError: if that cannot be told: storage does not let them be read, or their format is a newer one.
-    """
-    try:
-        expected = json.loads(manifest.read_bytes())
-        if expected["format"] > FORMAT:
-            raise CheckpointError(f"{state}: format {expected['format']} is newer than this ray_yolo reads ({FORMAT}); "
-                                  "use the version that wrote it")
-        with state.open("rb") as file:
-            size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        both = (expected, expected.get("whole", expected))
-        if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
-            return None
-        wrong = f"{size} bytes instead of {expected['size']}"
-        return "its SHA-256 does not match" if size == expected["size"] else wrong
-    except CheckpointError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        return f"{Path(error.filename).name} is missing"
-    except OSError as error:
-        raise _unreadable(state, error) from error
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{manifest.name} is unreadable ({error})"
 
 
 def check_weights(run_dir: Path) -> None:
@@ -307,86 +233,11 @@ def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
         whole = told.get("whole", {name: told[name] for name in ("size", "sha256")})
         hidden, hidden_manifest = (target.with_name(f".{target.name}") for target in (path, manifest))
         try:
-            told |= {**_write_state(hidden, {name: state[name] for name in parts}), "whole": whole}
+            told |= {**write_state(hidden, {name: state[name] for name in parts}), "whole": whole}
             write_durably(hidden_manifest, json.dumps(told, indent=1).encode())
             hidden_manifest.replace(manifest)
             hidden.replace(path)
         finally:
             hidden.unlink(missing_ok=True)
             hidden_manifest.unlink(missing_ok=True)
-        _sync(path.parent)
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours holds; verified if a manifest lies beside it.
-
-    Raises:
-        CheckpointError: if it is missing, damaged, or would have to be unpickled.
-    """
-    check_file(path)
-    state = load_plain(path)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not tensors by name")
-    return state
-
-
-def check_file(path: Path) -> None:
-    """Refuse a weights file that is missing, does not match its manifest, or would not fit into memory when read."""
-    if not os.path.isfile(path):
-        raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
-    manifest = path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
-    if manifest.is_file() and (problem := damage(path, manifest)):
-        raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
-    if _inflates(path):
-        raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
-                              "all memory; save it again with torch.save")
-
-
-def load_plain(path: Path) -> object:
-    """What `torch.save` has written to a file that was checked, by torch's reader of plain values.
-
-    Raises:
-        CheckpointError: if it is damaged, or would have to be unpickled.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        reason = (str(error) or "it ends early").splitlines()[0]
-        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
-    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
-        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({type(error).__name__}); "
-                              f"{CONVERT_HINT}") from None
-
-
-def _inflates(path: Path) -> bool:
-    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # no zip, or none that torch reads either
-        return False
-    return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-            or sum(entry.file_size for entry in entries) > path.stat().st_size)
-
-
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    """What says nothing about a checkpoint, good or bad."""
-    return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
-                           "permissions and run the same command again (nothing was given up)")
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until the device has it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    """Wait until the device has a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path.parent)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.checkpoint import CONVERT_HINT, check_file, load_plain
+from ray_yolo.engine.state_files import CONVERT_HINT, check_file, load_plain
 from ray_yolo.errors import CheckpointError
 
 _MODEL_CODE = re.compile(r"(models|utils|ultralytics|yolov5|torch\.nn|numpy|pathlib|argparse|datetime)\.|"

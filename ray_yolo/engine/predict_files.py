@@ -26,9 +26,9 @@ import torch
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.data.frames import Frame, frames_of
 from ray_yolo.data.media import USUAL_RATE, Media, frames_per_second
-from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.predict import Predictor
 from ray_yolo.engine.results import NOTHING, Boxes, Results
+from ray_yolo.engine.state_files import write_durably
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

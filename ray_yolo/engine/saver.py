@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ray_yolo.engine import checkpoint
+from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
 
@@ -76,7 +76,7 @@ class Saver:
         path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
         checkpoint.prune(self._run_dir, self._keep)
         self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
-                                   digest=checkpoint.digest(state)))
+                                   digest=state_files.digest(state)))
 
 
 def copied(tree: Any) -> Any:

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
-import socket
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint
+from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
+from ray_yolo.engine.clock import Clock
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
 from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
@@ -34,16 +31,12 @@ from ray_yolo.events import (
     ClassResult,
     Emit,
     EndEvent,
-    EpochEvent,
-    ShardEvent,
     StartEvent,
-    StepEvent,
     Summary,
     WarningEvent,
 )
 from ray_yolo.ops.schedule import Rates
 
-STEP_EVENTS_PER_EPOCH = 100
 DETECTIONS_FILE = "detections.npy"
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint as well
 MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
@@ -70,18 +63,6 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members:
     finally:
         session.close()
     return session.finish()
-
-
-@dataclass
-class _Clock:
-    """Times and counts of this worker's epoch so far."""
-
-    event_interval: int  # steps from one step event to the next
-    began: float = field(default_factory=time.perf_counter)
-    last: float = field(default_factory=time.perf_counter)
-    wait_seconds: float = 0.0
-    images: int = 0  # forwarded by this worker
-    step_images: int = 0  # forwarded by all workers
 
 
 class Session:
@@ -152,7 +133,7 @@ class Session:
                 regrouped=found.source is not None))
             if self.state.last_epoch:  # its event may have been lost on the way when a worker died
                 self._emit(self.state.last_epoch)
-        self.clock = self._start_clock()
+        self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
         self._count_anew()
         self.stopped_early = self._has_stalled()
 
@@ -184,16 +165,10 @@ class Session:
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Record a step, and save where `save_steps` asks for it (an epoch's last step is saved with the epoch)."""
-        now, clock, progress = time.perf_counter(), self.clock, self.state.progress
-        seconds, clock.last = now - clock.last, now
-        clock.wait_seconds += result.wait_seconds
-        clock.images += result.images
-        clock.step_images += len(step.images)
-        if self.records and (progress.step % clock.event_interval == 0 or result.skipped):
-            self._emit(StepEvent(
-                step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
-                images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
-                wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped))
+        progress, clock = self.state.progress, self.clock
+        seconds = clock.stop_step(result, len(step.images))
+        if self.records and clock.tells(progress.step, result):
+            self._emit(clock.step_event(progress, step, rates, result, seconds))
         self.host.pulse.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps
@@ -209,13 +184,12 @@ class Session:
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
         recipe, state = self.job.recipe, self.state
-        trained, last = time.perf_counter(), epoch + 1 == self.job.recipe.epochs
+        last = epoch + 1 == recipe.epochs
+        self.clock.stop_training()
         self.compare_weights()
         found = self.validate() if last or not recipe.noval else None
         self.saver.wait()  # so that the log tells of an epoch's checkpoint before the next epoch
-        self._emit(ShardEvent(worker=self.host.replicas.worker, epoch=epoch, step=state.progress.step,
-                              images=self.clock.images, wait_seconds=self.clock.wait_seconds,
-                              seconds=trained - self.clock.began, node=socket.gethostname(), pid=os.getpid()))
+        self._emit(self.clock.shard_event(state.progress, self.host.replicas.worker))
         if self.records and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
@@ -229,14 +203,19 @@ class Session:
             self._keep_detections(found)
         self._count_anew()
         self.stopped_early = self._has_stalled() and not last
-        state.last_epoch = self._epoch_event(epoch, losses, found, score, best, trained)
+        plan = self.parts.plan
+        state.last_epoch = self.clock.epoch_event(
+            epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.host.device,
+            train=dict(zip(self.parts.loss.names, losses, strict=True)), fitness=score, best=best,
+            val=None if found is None else found.losses, metrics=None if found is None else found.summary,
+            per_class=() if found is None else tuple(map(ClassResult.model_validate, per_class(found, self.job.val))))
         if self.records:
             self._emit(state.last_epoch)
         period = self.placement.save_period
         kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
         if self.records and (last or self.stopped_early or not self.placement.nosave):
             self._save(kinds)
-        self.clock = self._start_clock()
+        self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def validate(self) -> Evaluation:
@@ -283,10 +262,6 @@ class Session:
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
 
-    def _start_clock(self) -> _Clock:
-        steps = len(self.parts.plan.steps(self.state.progress.epoch))
-        return _Clock(event_interval=-(-steps // STEP_EVENTS_PER_EPOCH))
-
     def _count_anew(self) -> None:
         """Forget a best epoch from before the last change: what goes on is another training from there."""
         if self.state.best_epoch < self.job.recipe.last_change(self.state.progress.epoch):
@@ -307,7 +282,7 @@ class Session:
         chosen = int(replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
-            saved = checkpoint.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
+            saved = state_files.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
             self._check_threads(json.loads(saved["meta"]))
             state = restore(self.parts, saved)
         return state
@@ -344,20 +319,7 @@ class Session:
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says of itself beside tensors."""
         job = self.job
-        return {"format": checkpoint.FORMAT, "recipe": job.recipe.model_dump(mode="json"), "digest": job.digest,
+        return {"format": state_files.FORMAT, "recipe": job.recipe.model_dump(mode="json"), "digest": job.digest,
                 "names": list(job.names), "architecture": job.architecture, "anchors": job.anchors,
                 "threads": torch.get_num_threads(), "labels": job.train.digest,
                 "versions": {"python": platform.python_version(), "torch": torch.__version__}}
-
-    def _epoch_event(self, epoch: int, losses: tuple[float, ...], found: Evaluation | None,
-                     score: float | None, best: bool, trained: float) -> EpochEvent:
-        seconds = trained - self.clock.began
-        gpu, plan = self.host.device.type == "cuda", self.parts.plan
-        return EpochEvent(
-            epoch=epoch, step=self.state.progress.step, train=dict(zip(self.parts.loss.names, losses, strict=True)),
-            val=None if found is None else found.losses, metrics=None if found is None else found.summary,
-            per_class=() if found is None else tuple(map(ClassResult.model_validate, per_class(found, self.job.val))),
-            lr=plan.rates(plan.steps(epoch)[-1], epoch).lr, fitness=score, best=best,
-            images_per_second=self.clock.step_images / seconds, wait_share=self.clock.wait_seconds / seconds,
-            seconds=time.perf_counter() - self.clock.began,
-            memory_gb=torch.cuda.max_memory_reserved() / 1e9 if gpu else 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.engine.checkpoint import write_durably
+from ray_yolo.engine.state_files import write_durably
 from ray_yolo.errors import InputError
 from ray_yolo.events import Frozen
 

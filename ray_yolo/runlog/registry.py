@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ray_yolo.engine.checkpoint import read_state
+from ray_yolo.engine.state_files import read_state
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.owed import read_run_file
 from ray_yolo.runlog.projections import Projection

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, is_digest_of
-from ray_yolo.engine.checkpoint import write_durably
+from ray_yolo.engine.state_files import write_durably
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, write_record
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ray_yolo.engine.checkpoint import MANIFEST, damage, newest_first, read_state, tensors
+from ray_yolo.engine.checkpoint import newest_first
+from ray_yolo.engine.state_files import MANIFEST, damage, read_state, tensors
 from ray_yolo.errors import InputError
 from ray_yolo.events import CheckpointEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events

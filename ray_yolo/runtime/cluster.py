@@ -23,7 +23,6 @@ import ray.train
 import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import _TorchBackend
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -35,6 +34,7 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runtime.in_place import InPlaceConfig
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -177,31 +177,6 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
 
 
-class _InPlaceBackend(_TorchBackend):
-    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
-
-    has_replica_groups = True
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
-
-
-class _InPlaceConfig(TorchConfig):
-    @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        return _InPlaceBackend
-
-
-def replaces_in_place(placement: Placement, gpus: float) -> bool:
-    """Whether a lost worker is replaced while the others go on: where Ray can, and collectives end by themselves.
-
-    With a range of workers Ray starts all of them again; NCCL waits for the lost one until its watchdog aborts.
-    """
-    several = isinstance(placement.num_workers, int) and placement.num_workers > 1
-    return several and not gpus and hasattr(_TorchBackend, "has_replica_groups")
-
-
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
                   folder: Path, judge: ray.train.UserCallback) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
@@ -209,7 +184,7 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
     `judge` decides, by raising, which failures end the run. With a `roster` in `config` workers are replaced in place.
     """
-    kind = _InPlaceConfig if config.get("roster") else TorchConfig
+    kind = InPlaceConfig if config.get("roster") else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),

@@ -157,7 +157,7 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session on Ray Train workers."""
-    from ray_yolo.runtime.cluster import replaces_in_place
+    from ray_yolo.runtime.in_place import replaces_in_place
     from ray_yolo.runtime.members import start_roster, watched
     from ray_yolo.runtime.restarts import run_workers
     from ray_yolo.runtime.worker import to_wire, train_worker

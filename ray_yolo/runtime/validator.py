@@ -20,10 +20,10 @@ from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
-from ray_yolo.engine.checkpoint import write_durably
 from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
 from ray_yolo.engine.predict import Trained, check_classes, load_trained
 from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.errors import DatasetError
 from ray_yolo.events import ClassResult

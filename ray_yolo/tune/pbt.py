@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.engine.checkpoint import read_state, save_checkpoint
+from ray_yolo.engine.checkpoint import save_checkpoint
+from ray_yolo.engine.state_files import read_state
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.owed import RUN_FILE

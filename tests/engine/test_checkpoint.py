@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
-import pickle
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.engine import checkpoint
+from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.errors import CheckpointError, TrainingError
 from tests.support.checkpoints import begin, save, shown
 
@@ -28,7 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -> None:
     folder = save(tmp_path, 7, "last", "best")
     for path in (folder / "state.pt", tmp_path / "weights" / "last.pt", tmp_path / "weights" / "best.pt"):
-        read = checkpoint.read_state(path)
+        read = state_files.read_state(path)
         assert json.loads(read["meta"]) == {"value": 7}
         assert torch.equal(read["model"]["w"], torch.full((100,), 7.0))
     assert (tmp_path / "weights" / "last.pt").stat().st_ino == (folder / "state.pt").stat().st_ino
@@ -42,13 +39,13 @@ def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: 
     checkpoint.prune(tmp_path, keep=1)
     weights = tmp_path / "weights" / f"{kind}.pt"
     assert weights.with_suffix(".json").read_text() == manifest
-    assert json.loads(manifest)["step"] == json.loads(checkpoint.read_state(weights)["meta"])["value"] == 7
+    assert json.loads(manifest)["step"] == json.loads(state_files.read_state(weights)["meta"])["value"] == 7
     data = bytearray(weights.read_bytes())
     data[data.rindex(torch.full((100,), 7.0).numpy().tobytes()) + 2] ^= 0x40
     weights.unlink()
     weights.write_bytes(data)
     with pytest.raises(CheckpointError, match=rf"{kind}\.pt.*SHA-256.*{kind}\.json"):
-        checkpoint.read_state(weights)
+        state_files.read_state(weights)
 
 
 def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path: Path) -> None:
@@ -56,7 +53,7 @@ def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path
         save(tmp_path, step, *(["best"] if step == 2 else []))
     checkpoint.prune(tmp_path, keep=2)
     assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-10", "step-9"]
-    assert json.loads(checkpoint.read_state(tmp_path / "weights" / "best.pt")["meta"]) == {"value": 2}
+    assert json.loads(state_files.read_state(tmp_path / "weights" / "best.pt")["meta"]) == {"value": 2}
 
 
 def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: Path) -> None:
@@ -66,9 +63,9 @@ def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: 
     for _ in range(2):
         checkpoint.slim_weights(tmp_path, ["meta"])
         for kind, step in (("last", 2), ("best", 1)):
-            assert checkpoint.read_state(tmp_path / "weights" / f"{kind}.pt") == {"meta": json.dumps({"value": step})}
+            assert state_files.read_state(tmp_path / "weights" / f"{kind}.pt") == {"meta": json.dumps({"value": step})}
         checkpoint.check_weights(tmp_path)
-    assert checkpoint.read_state(newest / "state.pt").keys() > {"meta"}
+    assert state_files.read_state(newest / "state.pt").keys() > {"meta"}
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
         "best.json", "best.pt", "last.json", "last.pt"]
 
@@ -99,10 +96,10 @@ def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
             with contextlib.suppress(CrashError):
                 checkpoint.slim_weights(run_dir, ["meta"])
         for kind in ("last", "best"):
-            assert "meta" in checkpoint.read_state(run_dir / "weights" / f"{kind}.pt")
+            assert "meta" in state_files.read_state(run_dir / "weights" / f"{kind}.pt")
         checkpoint.check_weights(run_dir)
         checkpoint.slim_weights(run_dir, ["meta"])
-        assert checkpoint.read_state(run_dir / "weights" / "best.pt").keys() == {"meta"}
+        assert state_files.read_state(run_dir / "weights" / "best.pt").keys() == {"meta"}
         return count
 
     total = run(10**6)
@@ -145,9 +142,9 @@ def test_without_the_manifest_check_a_flipped_bit_would_be_loaded(tmp_path: Path
     at = data.rindex(torch.full((100,), 1.0).numpy().tobytes())
     data[at + 2] ^= 0x40
     (folder / "state.pt").write_bytes(data)
-    assert checkpoint.damage(folder / "state.pt", folder / "MANIFEST.json")
+    assert state_files.damage(folder / "state.pt", folder / "MANIFEST.json")
     (folder / "MANIFEST.json").unlink()
-    assert not torch.equal(checkpoint.read_state(folder / "state.pt")["model"]["w"], torch.full((100,), 1.0))
+    assert not torch.equal(state_files.read_state(folder / "state.pt")["model"]["w"], torch.full((100,), 1.0))
 
 
 @pytest.mark.parametrize("moment", ["write", "manifest", "rename"])
@@ -171,7 +168,7 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
     assert found is not None
     assert found.name == "step-1"
     assert problems == []
-    assert json.loads(checkpoint.read_state(tmp_path / "weights" / "last.pt")["meta"]) == {"value": 1}
+    assert json.loads(state_files.read_state(tmp_path / "weights" / "last.pt")["meta"]) == {"value": 1}
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
@@ -222,7 +219,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed
 def test_a_checkpoint_of_a_newer_format_stops_the_start_although_there_is_an_older_one(tmp_path: Path) -> None:
     begin(tmp_path)
     manifest = save(tmp_path, 3, "last") / "MANIFEST.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": checkpoint.FORMAT + 1}))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": state_files.FORMAT + 1}))
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match=r"step-3.*format 2 is newer.*use the version that wrote it"):
         checkpoint.recover(tmp_path, "digest")
@@ -263,64 +260,3 @@ def test_a_run_folder_of_0_1_0_whose_manifests_have_no_record_goes_on(tmp_path: 
     assert shown(tmp_path) == {"last": 2, "best": 1, "epoch0": 1}
     save(tmp_path, 3, "last", "best")
     assert shown(tmp_path) == {"last": 3, "best": 3, "epoch0": 1}
-
-
-def test_data_is_on_the_device_before_its_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    sync, rename = os.fsync, Path.rename
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("sync"), sync(descriptor))[1])
-    monkeypatch.setattr(Path, "rename", lambda self, target: (order.append("rename"), rename(self, target))[1])
-    save(tmp_path, 1)
-    assert order == ["sync", "sync", "sync", "rename", "sync"]  # state, manifest, folder; name; its folder
-
-
-class Evil:
-    """Unpickling it would leave a trace."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("unpickled",)
-
-
-def test_pickled_objects_are_refused_with_the_line_that_converts_them(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model": Evil()}, "best.pt")
-    Path("plain.pt").write_bytes(pickle.dumps(Evil()))
-    for name in ("best.pt", "plain.pt"):
-        with pytest.raises(CheckpointError, match="state_dict"):
-            checkpoint.read_state(Path(name))
-    assert not Path("unpickled").exists()
-
-
-def test_weights_that_inflate_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save({"weight": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
-    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, \
-            zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
-        for name in plain.namelist():
-            bomb.writestr(name, plain.read(name))
-    assert (tmp_path / "bomb.pt").stat().st_size * 100 < (tmp_path / "plain.pt").stat().st_size
-    assert torch.equal(checkpoint.read_state(tmp_path / "plain.pt")["weight"], torch.zeros(1 << 20))
-    monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(CheckpointError, match=r"bomb\.pt: its contents are compressed.*torch\.save"):
-        checkpoint.read_state(tmp_path / "bomb.pt")
-
-
-def test_files_whose_parts_add_up_to_more_than_the_file_are_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
-        bomb.writestr("data/0", bytes(1 << 16))
-        for number in range(1, 20):  # other names of the same bytes
-            (entry := copy.copy(bomb.filelist[0])).filename = f"data/{number}"
-            bomb.filelist.append(entry)
-    with pytest.raises(CheckpointError, match="may inflate beyond"):
-        checkpoint.read_state(tmp_path / "bomb.pt")
-
-
-@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 broken"])
-def test_files_that_are_no_weights_get_one_clear_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"x\.pt"):
-        checkpoint.read_state(tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="no such weights file"):
-        checkpoint.read_state(tmp_path / "missing.pt")
-    with pytest.raises(CheckpointError, match="no such weights file"):
-        checkpoint.read_state(tmp_path / ("x" * 300 + ".pt"))

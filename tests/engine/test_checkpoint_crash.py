@@ -27,8 +27,9 @@ class Storage:
         self.deeds, self.end, self.fault = 0, end, fault
         for name in self.DEEDS:
             patch.setattr(os, name, self.counted(getattr(os, name)))
-        self.write = checkpoint.write_durably
+        self.write, self.write_state = checkpoint.write_durably, checkpoint.write_state
         patch.setattr(checkpoint, "write_durably", self.write_in_two)
+        patch.setattr(checkpoint, "write_state", self.write_state_in_two)
 
     def count(self) -> None:
         self.deeds += 1
@@ -46,6 +47,12 @@ class Storage:
         path.write_bytes(data[: len(data) // 2])
         self.count()
         self.write(path, data)
+
+    def write_state_in_two(self, path: Path, state: Any) -> Any:
+        self.count()
+        path.write_bytes(b"torn")
+        self.count()
+        return self.write_state(path, state)
 
 
 Story = tuple[int, tuple[str, ...], dict[str, float]]  # step, kinds, and what weights/ holds once that is saved

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.engine import checkpoint
+from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.saver import Saver, copied
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Event, WarningEvent
@@ -41,7 +41,7 @@ class Desk:
 
 
 def saved(folder: Path, step: int) -> list[float]:
-    return checkpoint.read_state(folder / "checkpoints" / f"step-{step}" / "state.pt")["model"]["w"].tolist()
+    return state_files.read_state(folder / "checkpoints" / f"step-{step}" / "state.pt")["model"]["w"].tolist()
 
 
 def test_what_is_written_is_the_state_as_it_was_when_that_was_asked_for(
@@ -56,7 +56,7 @@ def test_what_is_written_is_the_state_as_it_was_when_that_was_asked_for(
     [event] = desk.events
     assert isinstance(event, CheckpointEvent)
     assert (event.step, event.kinds) == (1, ("last",))
-    assert event.digest == checkpoint.digest({"model": {"w": torch.ones(3)}})
+    assert event.digest == state_files.digest({"model": {"w": torch.ones(3)}})
 
 
 def test_saves_are_done_one_after_the_other_and_the_oldest_are_removed(

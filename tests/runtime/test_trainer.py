@@ -18,7 +18,7 @@ import yaml
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.engine import checkpoint
+from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
@@ -80,7 +80,7 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
 def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(calm: TrainResult) -> None:
     whole = newest(calm.run_dir)
     for path in (calm.last, calm.best):
-        state = checkpoint.read_state(path)
+        state = state_files.read_state(path)
         assert state.keys() == {"meta", "ema"}
         assert json.loads(state["meta"])["names"] == json.loads(whole["meta"])["names"]
         assert path == calm.best or all(torch.equal(value, whole["ema"][name]) for name, value in state["ema"].items())
@@ -95,7 +95,7 @@ def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, mon
 
     monkeypatch.setattr(trainer, "slim_weights", refuse)
     result = fit(make_config(tmp_path, 0, epochs=1), quiet=True)
-    assert checkpoint.read_state(result.last).keys() > {"model", "optimizer"}
+    assert state_files.read_state(result.last).keys() > {"model", "optimizer"}
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir)[-1].startswith("weights/ still holds whole checkpoints: [Errno 28]")
 
