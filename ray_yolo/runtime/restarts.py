@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
-from ray_yolo.events import CheckpointEvent, Event, WarningEvent, WorkerEvent
+from ray_yolo.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
@@ -67,14 +67,15 @@ class Judge(ray.train.UserCallback):
         told = f"{place_of(worker, events)}: {summary(error)}"
         if isinstance(error, PERMANENT):
             raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
-        step = saved_step(events)
+        others_go_on = len(worker_exceptions) < self._in_place
+        step = reached_step(events) if others_go_on else saved_step(events)
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in worker_exceptions.values())
         if not (taken or self.restarts.allow(step)):
             lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
-        self.tell(f"{told}; " + ("it is replaced, and the others go on" if len(worker_exceptions) < self._in_place else
+        self.tell(f"{told}; " + ("it is replaced, and the others go on" if others_go_on else
                                  f"all workers are started again, from step {step}"))
 
     def tell(self, text: str) -> None:
@@ -139,6 +140,11 @@ def summary(error: BaseException) -> str:
     name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
     text = redact(re.sub(rf"^[\w.]*\b{name}: ", "", lines[-1]))[:_LONGEST]
     return text if isinstance(error, RayYoloError) else f"{name}: {text}"
+
+
+def reached_step(events: Sequence[Event]) -> int:
+    """The newest step that a log tells of, saved or not."""
+    return max((event.step for event in events if isinstance(event, (StepEvent, CheckpointEvent))), default=0)
 
 
 def saved_step(events: Sequence[Event]) -> int:

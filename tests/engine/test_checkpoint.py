@@ -203,7 +203,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed
         raise OSError(5, "Input/output error")
 
     if what in ("read", "list"):
-        monkeypatch.setattr(*(os, "listdir") if what == "list" else (checkpoint.hashlib, "file_digest"), refuse)
+        monkeypatch.setattr(*(os, "listdir") if what == "list" else (state_files.hashlib, "file_digest"), refuse)
     else:  # for root too
         (newest / what).unlink()
         (newest / what).mkdir()

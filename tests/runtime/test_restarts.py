@@ -59,12 +59,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def judge(folder: Path, *events: Event, max_failures: int = 1) -> Judge:
+def judge(folder: Path, *events: Event, max_failures: int = 1, in_place: int = 0) -> Judge:
     log = EventLog(folder / EVENTS_FILE)
     for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
         log.append(event)
     recorder: Any = object()
-    return Judge(folder, max_failures, recorder)
+    return Judge(folder, max_failures, recorder, in_place)
 
 
 def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
@@ -76,6 +76,19 @@ def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path
     EventLog(tmp_path / EVENTS_FILE).append(run_log.checkpoint(9))
     some.after_exception(run_context=None, worker_exceptions={0: FULL})
     assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
+
+
+def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: Path, told: list[str]) -> None:
+    """Also without a checkpoint; but those before whose replacement no step was taken do, and so do all together."""
+    some = judge(tmp_path, run_log.step(3), in_place=3)
+    some.after_exception(run_context=None, worker_exceptions={1: DEAD})
+    EventLog(tmp_path / EVENTS_FILE).append(run_log.step(4))
+    some.after_exception(run_context=None, worker_exceptions={0: DEAD, 1: DEAD})
+    assert [text.rpartition("; ")[2] for text in told] == ["it is replaced, and the others go on"] * 2
+    with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
+        some.after_exception(run_context=None, worker_exceptions={1: DEAD})
+    with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
+        some.after_exception(run_context=None, worker_exceptions=dict.fromkeys(range(3), DEAD))
 
 
 @pytest.mark.parametrize(("error", "kind"), [
