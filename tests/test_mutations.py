@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation("data/labels.py", "(size[1] * along_x, size[0] * along_y)", "(size[0] * along_x, size[1] * along_y)",
              "data/test_labels.py"),
     Mutation("data/dataset.py", "others[place] for place in", "place for place in", DATASET),
-    Mutation("data/dataset.py", "Recent(store, augment.mosaic_window or 0)", "Recent(store, 0)", DATASET),
+    Mutation("data/dataset.py", "Recent(store, augment.mosaic_window)", "Recent(store, 0)", DATASET),
     Mutation("data/mosaic.py", "return range(target_y.start, target_y.stop)", "return range(target_y.start + 1, "
              "target_y.stop)", "data/test_mosaic.py"),
     Mutation("data/augment.py", "image[:rows.start] = image[rows.stop:] =", "_ =", "data/test_augment.py"),

@@ -26,7 +26,6 @@ MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
-MOSAIC_WINDOW = 64
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
 _FIELDS_0_1_0 = {  # by section
@@ -211,8 +210,7 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | No
 
     batch_size becomes 16 x num_workers (under AutoBatch images_per_worker or microbatch x num_workers); microbatch the
     largest divisor of batch_size that leaves each worker at least one, also where a batch is the whole data set
-    (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact; augment.mosaic_window 64
-    (a recipe that was resolved before there was one goes on without: its mosaics are of the whole data set).
+    (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
 
     Args:
         num_images: of the training set; None where it is not known yet.
@@ -230,11 +228,9 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | No
         least = QUAD if recipe.quad else 1
         micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
-    window = MOSAIC_WINDOW if recipe.augment.mosaic_window is None else recipe.augment.mosaic_window
     resolved = recipe.model_copy(update={
         "batch_size": batch, "microbatch": micro, "precision": precision,
         "threads": recipe.threads or int(recipe.exact),
-        "augment": recipe.augment.model_copy(update={"mosaic_window": window}),
     })
     check_workers(resolved, num_workers)
     return resolved

@@ -50,7 +50,7 @@ class TrainDataset(Dataset[Sample]):
         # Outlines matter where pictures are cut or moved, and are the bulk of what a process is sent.
         moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
         self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
-        self.pictures = store if store.file else Recent(store, augment.mosaic_window or 0)
+        self.pictures = store if store.file else Recent(store, augment.mosaic_window)
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
         self.shapes, self.quad = shapes, quad
 

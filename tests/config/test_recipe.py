@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest, resolve
+from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest
 from ray_yolo.config.sections import LossConfig
 
 RUN_OF_0_1_0 = Path(__file__).parents[1] / "fixtures" / "0.1.0" / "runs" / "train" / "exp" / "run.json"
@@ -56,11 +56,3 @@ def test_a_digest_of_0_1_0_is_known_by_every_later_recipe_that_is_the_same() -> 
     assert is_digest_of(record["digest"], LaterRecipe.model_validate(record["asked"]))
     for other in ({"later": True}, {"loss": {**record["asked"]["loss"], "later": 2.0}}, {"epochs": 5}):
         assert not is_digest_of(record["digest"], LaterRecipe.model_validate({**record["asked"], **other}))
-
-
-def test_a_window_of_mosaics_is_decided_at_the_first_start_and_runs_of_0_1_0_have_none() -> None:
-    assert resolve(Recipe(), 1, gpu=False).augment.mosaic_window == 64
-    whole = Recipe.model_validate({"augment": {"mosaic_window": 0}})
-    assert resolve(whole, 1, gpu=False).augment.mosaic_window == 0
-    assert recipe_digest(whole) != recipe_digest(Recipe())
-    assert Recipe.model_validate(json.loads(RUN_OF_0_1_0.read_text())["recipe"]).augment.mosaic_window is None

@@ -11,6 +11,8 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine import session
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.membership import FixedMembers
+from ray_yolo.engine.replicas import Replicas
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
 from tests.support import run_log
@@ -27,7 +29,8 @@ class Spoilt:
     def __init__(self, job: Job, spoilt: range, die_at: int = -1) -> None:
         self.events: list[Event] = []
         self.spoilt, self.die_at = spoilt, die_at
-        self.session = session.Session(job, Host(), Placement(save_steps=1), self.emit, lambda _: None)
+        self.session = session.Session(job, Host(), Placement(save_steps=1), self.emit, FixedMembers(Replicas()))
+        self.session.join()
         terms = self.session.parts.loss.terms
         self.session.parts.loss.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
 
@@ -43,7 +46,10 @@ class Spoilt:
 
     def train(self) -> Summary:
         made = self.session
-        session.train(made.parts, made.state, made.after_step, made.after_epoch)
+        try:
+            session.train(made.parts, made.state, made.after_step, made.after_epoch)
+        finally:
+            made.close()
         return made.finish()
 
     def told(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:

@@ -236,7 +236,7 @@ def test_weights_and_data_that_do_not_fit_are_refused_and_leave_no_folder(
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_find_the_same_to_the_bit(
         weights: Path, data: Set, tmp_path: Path, local: ValResult) -> None:
-    result = run(weights, data, tmp_path, placement={"num_workers": 2, "gpus_per_worker": 0})
+    result = run(weights, data, tmp_path, placement={"num_workers": 2, "gpus_per_worker": 0, "cpus_per_worker": 1})
     assert result.metrics == local.metrics
     assert result.losses == local.losses
     assert result.per_class == local.per_class
