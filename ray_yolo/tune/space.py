@@ -167,7 +167,7 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    if path == "data" or path.startswith("objective."):
+    if path in ("data", "classes") or path.startswith("objective."):
         raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = raw

@@ -147,7 +147,7 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
 
     def measured(self: Session) -> Evaluation:
         found = validate(self)
-        value = [0.1, 0.9, 0.5][self.state.progress.epoch - 1]
+        value = [0.1, 0.9, 0.5][self.state.progress.epoch]
         return replace(found, metrics=replace(found.metrics, map50=value, map=value))
 
     def refuse_the_second_best(run_dir: Path, state: dict[str, Any], step: int, digest: str, kinds: list[str]) -> Path:
@@ -337,8 +337,8 @@ def test_a_training_is_finished_only_once_its_weights_are_there(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, session = make_config(tmp_path, 0, epochs=1), trainer.run_session
 
-    def lose_weights(job: Job, *rest: Any) -> Summary:
-        summary = session(job, *rest)
+    def lose_weights(job: Job, *rest: Any, **more: Any) -> Summary:
+        summary = session(job, *rest, **more)
         (job.run_dir / "weights" / "last.pt").unlink()
         return summary
 
