@@ -17,8 +17,8 @@ import yaml
 from torch.utils.data import DataLoader
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.data.dataset import collate
-from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.data.dataset import as_it_is
+from ray_yolo.data.image_cache import SHARED_MEMORY, ImageStore
 from ray_yolo.engine.build import train_dataset
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.runtime import trainer
@@ -129,7 +129,7 @@ def test_a_training_on_everything_at_once_reports_what_it_leaves_out(desk: Desk)
     ended = desk.train("--data", file, "--noplots")
     assert ended.status == 0, ended.err
     assert desk.look() == before
-    assert ended.deeds.outside(desk.storage, desk.cache) == []
+    assert ended.deeds.outside(desk.storage, desk.cache, SHARED_MEMORY) == []
     assert [start for start in ended.deeds.started if "git" not in start] == ended.deeds.called == []
     findings = (desk.run / "findings.txt").read_text().splitlines()
     stems = {Path(line.split(": ")[1]).name[:3] for line in findings if not re.search(r"\.txt:\d+: ", line)}
@@ -152,7 +152,7 @@ def microbatches(index: AnnotationIndex, num_workers: int, folder: Path) -> dict
         mine = replace(job, train=pickle.loads(pickle.dumps(index)))  # as it is sent to the workers
         sampler = ShardSampler(plan, worker, num_workers)
         sampler.start(0)
-        batches = list(DataLoader(train_dataset(mine, ImageStore(mine.train, 64)), sampler=sampler, collate_fn=collate,
+        batches = list(DataLoader(train_dataset(mine, ImageStore(mine.train, 64)), sampler=sampler, collate_fn=as_it_is,
                                   batch_size=plan.loader_batch(num_workers, worker)))
         assert batches, "every worker has a share"
         found |= {tuple(batch["indices"].tolist()): [batch["images"], batch["targets"]] for batch in batches}
@@ -182,7 +182,7 @@ def test_a_file_may_be_called_anything(desk: Desk) -> None:
     ended = desk.train("--data", desk.data)
     assert ended.status == 0, ended.err
     assert desk.look() == before
-    assert ended.deeds.outside(desk.storage, desk.cache) == []
+    assert ended.deeds.outside(desk.storage, desk.cache, SHARED_MEMORY) == []
     assert f"({len(ODD_NAMES) + 1} images, " in ended.out
     findings = (desk.run / "findings.txt").read_text().splitlines()
     assert len(findings) == 2 * len(ODD_NAMES), "each on a line of its own, for both splits"
@@ -243,7 +243,7 @@ def test_weights_run_no_code(desk: Desk, zipped: bool) -> None:
     mark.rmdir()
     ended = desk.train("--data", CASES[0].write(desk.data), "--weights", file, "--noplots")
     assert (ended.status, ended.err.splitlines()[-1].partition(" ")[0]) == (2, "CheckpointError:")
-    assert "pickled objects, which are never loaded" in ended.err
+    assert "pickled objects, which are never loaded" in ended.err or "names posix.mkdir, which is" in ended.err
     assert not mark.exists()
 
 
