@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, WarningEvent, WorkerEvent
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import members
 from ray_yolo.runtime.roster import own_process
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
@@ -62,7 +62,7 @@ def check(folder: Path, calm: Path, epochs: int) -> list[Event]:
     """
     events, expected = read_events(log_of(folder)), tensors(calm)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
-    starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, events)]
+    starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, surviving(events))]
     assert len(set(steps)) == len(steps)
     assert set(range(1, 3 * epochs + 1)) - set(steps) <= {start.step for start in starts}
     assert only(EndEvent, events)[-1].status == "done"
