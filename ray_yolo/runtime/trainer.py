@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -152,7 +152,7 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
                     threads=placement.threads)
-        return run_session(job, host, placement, books.emit, stop_asked=stop_asked)
+        return cast(Summary, run_session(job, host, placement, books.emit, stop_asked=stop_asked))
 
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:

@@ -43,7 +43,7 @@ def from_wire(wire: dict[str, Any]) -> Job:
     return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
-def train_worker(config: dict[str, Any]) -> Summary:
+def train_worker(config: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
     await_recorder(config["recorder"])
     context = ray.train.get_context()
