@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -43,14 +42,15 @@ class RosterMembers:
         worker: this worker's number among Ray's.
         timeout_seconds: after which a collective operation has failed.
         tell: takes this worker's stacks, if it holds up the others.
+        uid: what the roster knows this worker by.
     """
 
     lasting = False
 
     def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, timeout_seconds: float,
-                 tell: Callable[[str], None]) -> None:
+                 tell: Callable[[str], None], uid: str) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
-        self._uid, self._regroups, self._left = uuid.uuid4().hex, False, threading.Event()
+        self._uid, self._regroups, self._left = uid, False, threading.Event()
         self._tell = tell
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
