@@ -218,17 +218,6 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
         time.sleep(0.5)
 
 
-def check_storage(folder: Path) -> None:
-    """Refuse a run folder that some node of the cluster does not see: an InputError names the node."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) < 2:
-        return
-    for node, seen in zip(nodes, _ask_nodes(nodes, os.path.exists, str(folder)), strict=True):
-        if not seen:
-            raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
-                             "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
-
-
 def least_room_for_images() -> int:
     """Bytes of memory that each node with CPUs has for images, at least."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
