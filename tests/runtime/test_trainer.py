@@ -234,12 +234,17 @@ def kill_a_worker_after_an_epoch(log: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever adds nodes as they are needed hears of it, and that they are needed no more."""
+    began, asked = time.monotonic(), []
+    monkeypatch.setattr(cluster, "request_resources", lambda bundles: asked.append(bundles))
     config = make_config(tmp_path, 4, {"cpus_per_worker": 2, "wait_for_resources": 1})
     with pytest.raises(ResourcesError, match=r"4 workers need 8 CPU, the cluster has 4; use --num-workers"):
         fit(config, quiet=True)
     assert time.monotonic() - began < 30
+    assert asked == [[{"CPU": 2}] * 4, []]
+    assert "waiting for nodes, at most 1 s (--wait-for-resources): 4 workers need 8 CPU" in capsys.readouterr().err
 
 
 @pytest.mark.ray
