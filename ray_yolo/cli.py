@@ -205,9 +205,12 @@ def verify(argv: Sequence[str] | None = None) -> int:
     return 3 if any(found.problem for found in findings) else 0
 
 
+COMMANDS = (train, val, predict, export, tune, sync, verify)
+
+
 def console() -> int:
     """`ray_yolo COMMAND ...`, which is `python -m ray_yolo.COMMAND ...`: what the installed program calls."""
-    commands = {command.__name__: command for command in (train, val, predict, export, tune, sync, verify)}
+    commands = {command.__name__: command for command in COMMANDS}
     name, *words = sys.argv[1:] or ["--help"]
 
     def start() -> int:
