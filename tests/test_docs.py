@@ -43,7 +43,9 @@ def shown(page: Path) -> str:
 
 def test_the_site_has_every_page_and_each_is_in_the_contents(site: Path) -> None:
     contents = (site / "index.html").read_text()
-    assert [name for name in PAGES if not (site / f"{name}.html").exists()] == []
+    headings = {name: text.partition("# ")[2].partition("\n")[0] for name, text in PAGES.items()}
+    made = {name: (site / f"{name}.html").read_text() for name in PAGES}
+    assert [name for name, heading in headings.items() if f"<h1>{heading}<" not in made[name]] == []
     assert [name for name in PAGES if f'href="{name}.html"' not in contents and name != "index"] == []
     assert list(site.rglob("first_training.ipynb"))
 
