@@ -19,13 +19,14 @@ RECIPE = ["--data", "shapes8", "--model", "yolov5n", "--imgsz", "64", "--epochs"
 SCENARIO = """
 job=$(sbatch --parsable --output=job.log "$0" "$@")
 log=runs/train/slurm-$job/events.jsonl
-saved() { until (( $(grep -c '"checkpoint"' "$log" 2>/dev/null || true) >= $1 )); do sleep 0.5; done; }
+saves() { grep -c '"checkpoint"' "$log" 2>/dev/null || true; }
+two_more() { local least=$(( $(saves) + 2 )); until (( $(saves) >= least )); do sleep 0.5; done; }
 again() {
     until [[ $(squeue -h -j "$job" -o %T) == PENDING ]]; do sleep 0.5; done
     scontrol update "JobId=$job" StartTime=now
 }
-saved 2; scancel --batch --signal=USR1 "$job"; again  # as SLURM does before the time limit
-saved 5; scontrol requeue "$job"; again
+two_more; scancel --batch --signal=USR1 "$job"; again  # as SLURM does before the time limit
+two_more; scontrol requeue "$job"; again
 while [[ $(squeue -h -j "$job" -o %T) =~ PENDING|CONFIGURING|RUNNING|COMPLETING ]]; do sleep 1; done
 scontrol show job "$job" > ended.txt
 """
