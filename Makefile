@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy ray_yolo
+
+docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

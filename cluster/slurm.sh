@@ -4,7 +4,6 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
-#SBATCH --gpus-per-node=4
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
@@ -14,6 +13,10 @@
 # One training on a SLURM allocation; all arguments are flags of ray_yolo.train:
 #
 #   sbatch cluster/slurm.sh --data coco.yaml --model yolov5s --epochs 300
+#
+# It takes whole nodes, with their GPUs where they have some. Flags of sbatch come before the script:
+#
+#   sbatch --nodes=4 --partition=gpu cluster/slurm.sh --data coco.yaml
 #
 # When its time is nearly up the job queues itself again, and goes on from its newest checkpoint.
 # --exclusive is needed, not only polite: `ray symmetric-run` ends with `ray stop`, which stops every Ray

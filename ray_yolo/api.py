@@ -55,7 +55,7 @@ class ModelInfo:
 
     num_classes: int
     num_parameters: int
-    gflops: float  # of one image of 640 pixels, 2 x multiply-adds of the fused model
+    gflops: float  #: of one image of 640 pixels, 2 x multiply-adds of the fused model
     strides: tuple[int, ...]
 
 

@@ -225,9 +225,12 @@ def status(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+COMMANDS = (train, val, predict, export, tune, sync, verify, status)
+
+
 def console() -> int:
     """`ray_yolo COMMAND ...`, which is `python -m ray_yolo.COMMAND ...`: what the installed program calls."""
-    commands = {command.__name__: command for command in (train, val, predict, export, tune, sync, verify, status)}
+    commands = {command.__name__: command for command in COMMANDS}
     name, *words = sys.argv[1:] or ["--help"]
 
     def start() -> int:

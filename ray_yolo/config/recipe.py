@@ -56,7 +56,7 @@ class Recipe(Frozen):
     """Architecture: yolov5{n,s,m,l,x}, yolov5{n,s,m,l,x}u, yolov8{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a
     YOLOv5-style YAML file."""
     weights: str = ""
-    """Initial weights: a file of plain tensors; '' starts from scratch."""
+    """Initial weights: best.pt of a run, what YOLOv5 or Ultralytics have released, .safetensors; '': from scratch."""
     epochs: int = Field(100, ge=1)
     """Passes over the training images."""
     batch_size: int | None = Field(None, ge=-1, le=2**17)

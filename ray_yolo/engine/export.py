@@ -76,7 +76,7 @@ class ExportResult:
 
     path: Path
     metadata: dict[str, str]
-    largest_difference: float  # from torch, see LARGEST_DIFFERENCE
+    largest_difference: float  #: from torch, see LARGEST_DIFFERENCE
 
     def __str__(self) -> str:
         return (f"{self.path}: the largest difference from torch is {self.largest_difference:.1e} "

@@ -102,13 +102,13 @@ class Boxes:
 class Results:
     """A picture and what was found in it."""
 
-    orig_img: np.ndarray  # (height, width, 3) uint8 BGR, upright
-    path: str  # of the file; image0.jpg, image1.jpg, ... for pixels that were handed over
-    names: dict[int, str]  # of the classes
+    orig_img: np.ndarray  #: (height, width, 3) uint8 BGR, upright
+    path: str  #: of the file; image0.jpg, image1.jpg, ... for pixels that were handed over
+    names: dict[int, str]  #: of the classes
     boxes: Boxes
-    speed: dict[str, float] = field(default_factory=dict)  # ms: preprocess, inference, postprocess
-    frame: int | None = None  # of a video, counted from 1
-    error: str = ""  # why a file could not be read; then the picture is empty
+    speed: dict[str, float] = field(default_factory=dict)  #: ms: preprocess, inference, postprocess
+    frame: int | None = None  #: of a video, counted from 1
+    error: str = ""  #: why a file could not be read; then the picture is empty
     masks: ClassVar[None] = None
     probs: ClassVar[None] = None
     keypoints: ClassVar[None] = None

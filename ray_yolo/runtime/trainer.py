@@ -44,12 +44,12 @@ class TrainResult:
     """What a training leaves behind."""
 
     run_dir: Path
-    best: Path  # weights of the best epoch
-    last: Path  # weights of the last epoch
-    epochs: int  # trained in all
-    best_epoch: int  # of these weights; counted from 0, as in results.csv
-    best_fitness: float  # by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
-    metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95 of the last epoch
+    best: Path  #: weights of the best epoch
+    last: Path  #: weights of the last epoch
+    epochs: int  #: trained in all
+    best_epoch: int  #: of these weights; counted from 0, as in results.csv
+    best_fitness: float  #: by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
+    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,

@@ -42,11 +42,11 @@ class ValResult:
     """What a validation found."""
 
     folder: Path
-    metrics: dict[str, float]  # precision, recall, mAP50, mAP50-95
-    losses: dict[str, float]  # by term
+    metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95
+    losses: dict[str, float]  #: by term
     per_class: list[dict[str, Any]]
-    coco: dict[str, float]  # the twelve numbers of the COCO protocol, where asked for
-    speed: dict[str, float]  # ms of an image, the mean: preprocess (reading included), inference, postprocess
+    coco: dict[str, float]  #: the twelve numbers of the COCO protocol, where asked for
+    speed: dict[str, float]  #: ms of an image, the mean: preprocess (reading included), inference, postprocess
 
 
 def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:

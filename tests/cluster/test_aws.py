@@ -1,6 +1,7 @@
 """cluster/aws.yaml against Ray's own launcher, and what the launcher does not check."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.tags import TAG_RAY_CLUSTER_NAME
 
 PATH = Path(__file__).parents[2] / "cluster" / "aws.yaml"
 CONFIG: dict[str, Any] = yaml.safe_load(PATH.read_text())
@@ -66,6 +68,24 @@ def test_nothing_is_open_to_the_internet() -> None:
     """Ray opens port 22 to everybody for each node type that does not name its security groups."""
     assert "0.0.0.0" not in PATH.read_text()
     assert all(node["node_config"]["SecurityGroupIds"] for node in NODE_TYPES.values())
+
+
+def test_the_head_has_the_rights_of_the_autoscaler_over_its_own_nodes_and_the_others_none() -> None:
+    """Ray's launcher gives a head that names no profile AmazonEC2FullAccess and AmazonS3FullAccess."""
+    profiles = {name: node["node_config"].get("IamInstanceProfile") for name, node in NODE_TYPES.items()}
+    assert profiles == {"head": {"Name": "ray-yolo-head"}, "gpu": None, "gpu_spot": None}
+    policy = json.loads((PATH.parent / "aws-head-policy.json").read_text())["Statement"]
+    actions = [rule["Action"] for rule in policy]
+    allowed = {action for given in actions for action in ([given] if isinstance(given, str) else given)}
+    assert allowed == {"ec2:DescribeInstances", "ec2:DescribeImages", "ec2:RunInstances", "ec2:CreateTags",
+                       "ec2:TerminateInstances"}
+    tags = [value for rule in policy for condition in rule.get("Condition", {}).values()
+            for key, value in condition.items() if key.endswith(TAG_RAY_CLUSTER_NAME)]
+    assert tags == [CONFIG["cluster_name"]] * 2
+
+
+def test_nodes_are_in_private_subnets() -> None:
+    assert CONFIG["provider"]["use_internal_ips"] is True
 
 
 def test_gpus_come_on_demand_and_spot_and_go_when_idle() -> None:

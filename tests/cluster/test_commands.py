@@ -10,13 +10,13 @@ import yaml
 from ray_yolo.cli import parse_train
 
 CLUSTER = Path(__file__).parents[2] / "cluster"
-SHOWN = re.compile(r"(?:python -m ray_yolo\.train|cluster/submit\.sh|sbatch cluster/slurm\.sh)((?: [^\s`|]+)+)")
+SHOWN = re.compile(r"(?:python -m ray_yolo\.train|sbatch cluster/slurm\.sh)((?: [^\s`|]+)+)")
 
 
 def commands() -> dict[str, list[str]]:
     """Flags of every command that is written out, by file and line; what slurm.sh makes up is in its own test."""
-    job = next(yaml.safe_load_all((CLUSTER / "rayjob.yaml").read_text()))
-    found = {"rayjob.yaml:entrypoint": shlex.split(job["spec"]["entrypoint"])[3:]}
+    jobs = {path.name: next(yaml.safe_load_all(path.read_text())) for path in CLUSTER.glob("rayjob*.yaml")}
+    found = {f"{name}:entrypoint": shlex.split(job["spec"]["entrypoint"])[3:] for name, job in jobs.items()}
     for path in (path for path in sorted(CLUSTER.iterdir()) if path.suffix in (".md", ".sh")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for shown in SHOWN.findall(line):
@@ -29,7 +29,8 @@ COMMANDS = commands()
 
 
 def test_the_commands_are_found() -> None:
-    assert {place.partition(":")[0] for place in COMMANDS} == {"README.md", "rayjob.yaml", "slurm.sh", "submit.sh"}
+    assert {place.partition(":")[0] for place in COMMANDS} == {
+        "README.md", "rayjob.yaml", "rayjob-cpu.yaml", "rayjob-spot.yaml", "slurm.sh"}
 
 
 @pytest.mark.parametrize("place", COMMANDS)

@@ -44,3 +44,11 @@ def test_tokens_are_checked_and_no_shell_line_is_swallowed() -> None:
     names = [name for name, _ in instructions()]
     assert "ENTRYPOINT" not in names
     assert any("RAY_AUTH_MODE=token" in rest for name, rest in instructions() if name == "ENV")
+
+
+def test_torch_without_cuda_is_there_before_what_needs_torch() -> None:
+    """And what comes later leaves it alone, since it is what constraints.txt asks for."""
+    installs = [rest for name, rest in instructions() if name == "RUN" and "pip install" in rest]
+    assert '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch torchvision' in installs[0]
+    assert all("TORCH_INDEX" not in install for install in installs[1:])
+    assert ("ARG", "TORCH_INDEX=") in instructions()

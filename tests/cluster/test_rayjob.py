@@ -1,4 +1,6 @@
-"""cluster/rayjob.yaml and storage.yaml: KubeRay's schema, and the rules that a schema does not know."""
+"""cluster/rayjob*.yaml with network.yaml, storage.yaml and kueue.yaml: KubeRay's schema, Kubernetes' own, and the rules
+that schemas do not know.
+"""
 
 import copy
 import functools
@@ -8,18 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT.parent / "shared" / "schemas" / "ray.io_rayjobs.yaml"
-JOB, POLICY = yaml.safe_load_all((ROOT / "cluster" / "rayjob.yaml").read_text())
-CLAIM: dict[str, Any] = yaml.safe_load((ROOT / "cluster" / "storage.yaml").read_text())
-HEAD = JOB["spec"]["rayClusterSpec"]["headGroupSpec"]
-WORKERS = JOB["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-TEMPLATES = {"submitter": JOB["spec"]["submitterPodTemplate"], "head": HEAD["template"],
-             **{group["groupName"]: group["template"] for group in WORKERS}}
-RAY_PODS = [name for name in TEMPLATES if name != "submitter"]
+KUBERNETES = "1.34"
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "cluster" / name).read_text()))
+
+
+FILES = {name: documents(name) for name in ("rayjob.yaml", "rayjob-cpu.yaml", "rayjob-spot.yaml")}
+JOBS = {name: parts[0] for name, parts in FILES.items()}
+(POLICY,) = documents("network.yaml")
+(CLAIM,) = documents("storage.yaml")
+QUEUES = documents("kueue.yaml")
+SPOT, LASTING = ({"karpenter.sh/capacity-type": kind} for kind in ("spot", "on-demand"))
+
+
+def cluster(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["rayClusterSpec"]
+
+
+def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pods of a job by what they are for."""
+    (group,) = cluster(job)["workerGroupSpecs"]
+    return {"submitter": job["spec"]["submitterPodTemplate"], "head": cluster(job)["headGroupSpec"]["template"],
+            "worker": group["template"]}
+
+
+PODS = {f"{file}:{name}": template for file, job in JOBS.items() for name, template in templates(job).items()}
+RAY_PODS = {name: template for name, template in PODS.items() if not name.endswith("submitter")}
 
 
 def closed(schema: Any) -> Any:
@@ -48,8 +72,9 @@ def faults(job: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.realdata
-def test_kuberay_accepts_it() -> None:
-    assert faults(JOB) == []
+@pytest.mark.parametrize("file", JOBS)
+def test_kuberay_accepts_it(file: str) -> None:
+    assert faults(JOBS[file]) == []
 
 
 def _misspell(job: dict[str, Any]) -> None:
@@ -72,7 +97,7 @@ def _unknown_mode(job: dict[str, Any]) -> None:
 @pytest.mark.realdata
 @pytest.mark.parametrize("spoil", [_misspell, _misspell_deep, _ill_type, _unknown_mode])
 def test_kuberay_refuses_a_spoilt_copy(spoil: Callable[[dict[str, Any]], None]) -> None:
-    job = copy.deepcopy(JOB)
+    job = copy.deepcopy(JOBS["rayjob.yaml"])
     spoil(job)
     assert len(faults(job)) == 1
 
@@ -85,10 +110,26 @@ def test_a_closed_schema_keeps_what_is_open_on_purpose() -> None:
     assert closed({"type": "object"}) == {"type": "object"}
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+OBJECTS = [POLICY, CLAIM, *(part for parts in FILES.values() for part in parts[1:])]
+
+
+@pytest.mark.parametrize("thing", OBJECTS, ids=lambda thing: f"{thing['kind']} {thing['metadata']['name']}")
+def test_kubernetes_accepts_it(thing: dict[str, Any]) -> None:
+    kubernetes_validate.validate(thing, KUBERNETES, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({**thing, "spec": {**thing["spec"], "unknown": 1}}, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_kubernetes_accepts_the_pods(name: str) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", **PODS[name], "metadata": {"name": "pod", **PODS[name]["metadata"]}}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", PODS)
 def test_pods_are_restricted(name: str) -> None:
     """Kubernetes' `restricted` pod security standard, and no account token, which Ray jobs have no use for."""
-    pod = TEMPLATES[name]["spec"]
+    pod = PODS[name]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -100,17 +141,17 @@ def test_pods_are_restricted(name: str) -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", PODS)
 def test_containers_have_limits_and_a_pinned_image(name: str) -> None:
-    for container in TEMPLATES[name]["spec"]["containers"]:
+    for container in PODS[name]["spec"]["containers"]:
         assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert container["image"].partition(":")[2] not in ("", "latest")
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", PODS)
 def test_volumes_are_mounted_and_scratch_is_sized(name: str) -> None:
-    pod = TEMPLATES[name]["spec"]
+    pod = PODS[name]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]} == set(volumes)
     assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume)
@@ -118,41 +159,101 @@ def test_volumes_are_mounted_and_scratch_is_sized(name: str) -> None:
 
 @pytest.mark.parametrize("name", RAY_PODS)
 def test_ray_pods_have_shared_memory_and_the_storage_of_the_entrypoint(name: str) -> None:
-    pod = TEMPLATES[name]["spec"]
+    pod = PODS[name]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
+    storage = flag(JOBS[name.partition(":")[0]], "--storage-path")
     assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"
-    assert mounted[flag("--storage-path")]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
+    assert mounted[storage]["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
     assert CLAIM["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-def test_only_token_holders_and_the_jobs_own_pods_get_in() -> None:
-    assert JOB["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+@pytest.mark.parametrize("name", PODS)
+def test_mlflows_secret_is_the_drivers_alone(name: str) -> None:
+    """The head runs the driver, and the driver's node everything that talks to MLflow."""
+    (container,) = PODS[name]["spec"]["containers"]
+    secrets = [source["secretRef"] for source in container.get("envFrom", ())]
+    assert secrets == [{"name": "ray-yolo-mlflow", "optional": True}] * name.endswith("head")
+
+
+def test_only_token_holders_and_the_jobs_own_pods_get_in_and_nothing_else_is_talked_to() -> None:
+    assert all(cluster(job)["authOptions"] == {"mode": "token"} for job in JOBS.values())
     selected = POLICY["spec"]["podSelector"]["matchLabels"]
-    assert all(template["metadata"]["labels"].items() >= selected.items() for template in TEMPLATES.values())
-    assert POLICY["spec"]["policyTypes"] == ["Ingress"]
+    assert all(template["metadata"]["labels"].items() >= selected.items() for template in PODS.values())
+    assert POLICY["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert all("podSelector" in source for rule in POLICY["spec"]["ingress"] for source in rule["from"])
+    assert all("to" in rule and "ipBlock" not in peer for rule in POLICY["spec"]["egress"] for peer in rule["to"])
 
 
-def test_the_job_ends_and_cleans_up() -> None:
-    spec = JOB["spec"]
-    assert spec["shutdownAfterJobFinishes"] is True
+@pytest.mark.parametrize("file", JOBS)
+def test_the_job_ends_and_cleans_up(file: str) -> None:
+    spec = JOBS[file]["spec"]
+    assert spec["shutdownAfterJobFinishes"] is True  # Kueue asks for it too
     assert spec["ttlSecondsAfterFinished"] > 0
     assert spec["activeDeadlineSeconds"] > 0
     assert 0 < spec["backoffLimit"] <= 10
 
 
-def test_the_workers_fit_on_the_nodes() -> None:
-    """As many workers as GPUs, their CPUs within each node's, none on the head."""
-    (group,) = WORKERS
+@pytest.mark.parametrize("file", JOBS)
+def test_the_workers_fit_on_the_nodes(file: str) -> None:
+    """As many workers as GPUs, or one on each node; their CPUs within each node's, none on the head."""
+    job = JOBS[file]
+    (group,) = cluster(job)["workerGroupSpecs"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    per_node = int(limits["nvidia.com/gpu"])
-    assert int(flag("--num-workers")) == group["replicas"] * per_node
-    assert int(flag("--cpus-per-worker")) * per_node <= int(limits["cpu"])
-    assert HEAD["rayStartParams"]["num-cpus"] == "0"
+    per_node = int(limits.get("nvidia.com/gpu", 1))
+    assert int(flag(job, "--num-workers").split("-")[-1]) == group["replicas"] * per_node
+    assert int(flag(job, "--cpus-per-worker")) * per_node <= int(limits["cpu"])
+    assert cluster(job)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
-def flag(name: str) -> str:
-    """The value of a flag of the entrypoint."""
-    words = shlex.split(JOB["spec"]["entrypoint"])
+@pytest.mark.parametrize("file", JOBS)
+def test_a_drain_leaves_the_head_and_takes_one_worker_at_a_time(file: str) -> None:
+    (group,) = cluster(JOBS[file])["workerGroupSpecs"]
+    head, workers = (part["spec"] for part in FILES[file][1:])
+    assert (head["minAvailable"], workers["minAvailable"]) == (1, group["replicas"] - 1)
+    for budget, kind in ((head, "head"), (workers, "worker")):  # KubeRay labels its pods with their kind
+        job = JOBS[file]["metadata"]["name"]
+        assert budget["selector"]["matchLabels"] == {"app.kubernetes.io/instance": job, "ray.io/node-type": kind}
+        assert PODS[f"{file}:{kind}"]["metadata"]["labels"]["app.kubernetes.io/instance"] == job
+
+
+def test_only_workers_are_on_spot_and_lose_little() -> None:
+    job = JOBS["rayjob-spot.yaml"]
+    placed = {name: pod["spec"].get("nodeSelector") for name, pod in templates(job).items()}
+    assert placed == {"submitter": LASTING, "head": LASTING, "worker": SPOT}
+    assert flag(job, "--max-failures") == "-1"
+    assert int(flag(job, "--save-steps")) <= 500
+
+
+@pytest.mark.parametrize("file", ["rayjob-cpu.yaml", "rayjob-spot.yaml"])
+def test_workers_are_spread(file: str) -> None:
+    worker = PODS[f"{file}:worker"]
+    (spread,) = worker["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"] == worker["metadata"]["labels"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"  # or a small cluster would wait for ever
+
+
+def test_every_job_has_a_queue_with_room_for_it() -> None:
+    by_kind: dict[str, dict[str, Any]] = {}
+    for thing in QUEUES:
+        assert thing["apiVersion"] == "kueue.x-k8s.io/v1beta1"
+        by_kind.setdefault(thing["kind"], {})[thing["metadata"]["name"]] = thing
+    flavours = {name: flavour["spec"]["nodeLabels"] for name, flavour in by_kind["ResourceFlavor"].items()}
+    assert flavours == {"on-demand": LASTING, "spot": SPOT}
+    for job in JOBS.values():
+        labels = job["metadata"]["labels"]
+        queue = by_kind["LocalQueue"][labels["kueue.x-k8s.io/queue-name"]]
+        assert labels["kueue.x-k8s.io/priority-class"] in by_kind["WorkloadPriorityClass"]
+        (group,) = by_kind["ClusterQueue"][queue["spec"]["clusterQueue"]]["spec"]["resourceGroups"]
+        nodes = cluster(job)["workerGroupSpecs"][0]["replicas"]
+        asked = templates(job)["worker"]["spec"]["containers"][0]["resources"]["limits"]
+        for offer in group["flavors"]:
+            room = {resource["name"]: resource["nominalQuota"] for resource in offer["resources"]}
+            assert list(room) == group["coveredResources"]
+            assert all(nodes * int(asked.get(kind, 0)) <= room[kind] for kind in ("cpu", "nvidia.com/gpu"))
+
+
+def flag(job: dict[str, Any], name: str) -> str:
+    """The value of a flag of a job's entrypoint."""
+    words = shlex.split(job["spec"]["entrypoint"])
     return words[words.index(name) + 1]

@@ -1,0 +1,69 @@
+"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: told to stop, requeued, and in the end
+equal to a training that nobody disturbed.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ["--data", "shapes8", "--model", "yolov5n", "--imgsz", "64", "--epochs", "12", "--batch-size", "8",
+          "--microbatch", "4", "--exact", "--mlflow-uri", "off", "--noplots"]
+SCENARIO = """
+job=$(sbatch --parsable --output=job.log "$0" "$@")
+log=runs/train/slurm-$job/events.jsonl
+saves() { grep -c '"checkpoint"' "$log" 2>/dev/null || true; }
+two_more() { local least=$(( $(saves) + 2 )); until (( $(saves) >= least )); do sleep 0.5; done; }
+again() {
+    until [[ $(squeue -h -j "$job" -o %T) == PENDING ]]; do sleep 0.5; done
+    scontrol update "JobId=$job" StartTime=now
+}
+two_more; scancel --batch --signal=USR1 "$job"; again  # as SLURM does before the time limit
+two_more; scontrol requeue "$job"; again
+while [[ $(squeue -h -j "$job" -o %T) =~ PENDING|CONFIGURING|RUNNING|COMPLETING ]]; do sleep 1; done
+scontrol show job "$job" > ended.txt
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Storage that both nodes see; they have a /tmp of their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as name:
+        for part in ("home", "bin"):
+            (Path(name) / part).mkdir()
+        ray = Path(name) / "bin" / "ray"
+        ray.write_text(f"#!{sys.executable}\nfrom ray.scripts.scripts import main\n\nmain()\n")
+        ray.chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.root
+@pytest.mark.ray
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.skipif(not shutil.which("slurmctld"), reason="SLURM is not installed: apt-get install slurmctld slurmd")
+def test_a_job_that_is_queued_again_goes_on_and_ends_with_the_same_weights(folder: Path) -> None:
+    programs = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": programs, "HOME": str(folder / "home"), "RAY_YOLO_CACHE": str(folder / "cache")}
+    calm = [sys.executable, "-m", "ray_yolo.train", *RECIPE, "--num-workers", "0", "--name", "calm"]
+    subprocess.run(calm, cwd=folder, env=env, check=True, capture_output=True)
+    cluster = ROOT / "tests" / "support" / "slurm_cluster.sh"
+    done = subprocess.run([cluster, folder / "slurm", "bash", "-euc", SCENARIO, ROOT / "cluster" / "slurm.sh", *RECIPE],
+                          cwd=folder, env=env, capture_output=True, text=True)
+    told = (folder / "job.log").read_text()
+    assert done.returncode == 0, done.stderr + told
+    ended = (folder / "ended.txt").read_text()
+    assert "JobState=COMPLETED" in ended, told
+    assert re.search(r"Requeue=1 Restarts=2", ended)
+    (run,) = (folder / "runs" / "train").glob("slurm-*")
+    check = [sys.executable, "-m", "ray_yolo.verify", run, folder / "runs" / "train" / "calm"]
+    assert subprocess.run(check, env=env, capture_output=True).returncode == 0
+    assert "training on 2 workers" in told
+    assert list((folder / "home").glob(".ray_yolo-*")) == []
