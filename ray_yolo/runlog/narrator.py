@@ -267,10 +267,11 @@ def _places(run_dir: Path) -> list[str]:
     about = read_run_file(run_dir)
     if about is None:
         return lines
-    uri, run_id = about["uri"].rstrip("/"), about["run_id"]
-    if uri.startswith("http"):
-        return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
-    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
+    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # its metrics over epochs
+    if (uri := about["uri"].rstrip("/")).startswith("http"):
+        return [*lines, f"mlflow       {uri}/{page}"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",
+            f"             (and open http://127.0.0.1:5000/{page})"]
 
 
 def _measured(row: EpochEvent) -> str:
