@@ -1,4 +1,4 @@
-"""The configurations of `ray_yolo.val`, `ray_yolo.predict` and `ray_yolo.export`."""
+"""The configurations of `ray_yolo.val`, `ray_yolo.predict`, `ray_yolo.serve` and `ray_yolo.export`."""
 
 from __future__ import annotations
 
@@ -127,6 +127,33 @@ class PredictConfig(DetectConfig):
     line_thickness: int | None = Field(None, ge=1)
     """Width of drawn lines in pixels; left out: 1/200 of the picture's shorter side."""
     placement: PredictPlacement = PredictPlacement()
+
+
+class ServeConfig(DetectConfig):
+    """One application of Ray Serve, `ray_yolo.serve:app`."""
+
+    weights: str
+    """Weights to use, such as runs/train/exp/weights/best.pt, at a path that every node sees."""
+    imgsz: ImageSize = None
+    """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass."""
+    batch_size: int = Field(8, ge=1)
+    """Most images that go through the network at once; 1 gives the bits of `predict`, more round differently."""
+    batch_wait_ms: float = Field(5.0, ge=0.0)
+    """How long an image waits for others to go with."""
+    num_replicas: int = Field(1, ge=1)
+    """Copies of the model; one that is lost is replaced, and the others answer meanwhile."""
+    gpus_per_replica: float = Field(0.0, ge=0.0)
+    """GPUs of each copy, or a part of one; 0: it runs on CPUs."""
+    cpus_per_replica: int = Field(1, ge=1)
+    """CPUs of each copy."""
+    max_waiting: int = Field(200, ge=1)
+    """Images that may wait; further ones are answered with 503 at once."""
+    max_bytes: int = Field(20_000_000, ge=1)
+    """Longest file that is accepted."""
+    max_pixels: int = Field(50_000_000, ge=1)
+    """Largest picture that is decoded."""
 
 
 class ExportConfig(NmsConfig):
