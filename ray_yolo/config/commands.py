@@ -28,7 +28,10 @@ class ValPlacement(ResultsPlacement):
     """Where a validation runs."""
 
     project: str = "runs/val"
-    """Folder of validations."""
+    """Folder of validations; its name is MLflow's experiment."""
+    mlflow_uri: str = "off"
+    """Server that gets the validation as a run of its own; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder;
+    'off': none."""
     max_failures: int = Field(0, ge=-1)
     """Restarts after worker failures, each from the first image; -1: no limit."""
 
@@ -82,6 +85,9 @@ class DetectConfig(NmsConfig):
 
     classes: Classes = None
     """Numbers of the classes that are looked for; left out: all."""
+    rect: bool = True
+    """Pad an image to the smallest rectangle, as validation does; false: to a square, which an exported model takes
+    that is not dynamic."""
 
 
 class PredictPlacement(ResultsPlacement):
@@ -168,7 +174,7 @@ class ExportConfig(NmsConfig):
     batch_size: int = Field(1, ge=1)
     """Images of one call."""
     dynamic: bool = False
-    """Take any number of images of any size in multiples of 32 (TorchScript always does)."""
+    """Take any number of images of any size in multiples of 32 (TorchScript always does); else squares of imgsz."""
     nms: bool = False
     """Suppress overlapping boxes inside: gives rows of image, x1, y1, x2, y2, score, class."""
     opset: int | None = Field(None, ge=16)
