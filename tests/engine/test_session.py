@@ -128,7 +128,7 @@ class Scripted(FixedMembers):
         self.joined = self.both
         return Generation(self.both, 1, True)
 
-    def newcomers(self) -> bool:
+    def regroups(self) -> bool:
         self.asked += 1
         return self.asked == 2 and self.joins == 1 and self.both.worker == 1
 
@@ -146,6 +146,46 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], 
     assert_same(first["state"], calm["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (2, 1)
+
+
+class Parting(FixedMembers):
+    """Two workers train two steps together; then worker 0 leaves, and the other goes on alone."""
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas) -> None:
+        super().__init__(replicas)
+        self.both, self.joined = replicas, replicas
+        self.asked = self.joins = 0
+
+    def join(self, progress: Progress | None) -> Generation | None:
+        self.joins += 1
+        if self.joins == 1:
+            return Generation(self.both, None, False)
+        assert (progress and progress.step) == 2
+        self.joined = Replicas()
+        return Generation(self.joined, 0, False) if self.both.worker else None
+
+    def regroups(self) -> bool:
+        self.asked += 1
+        return self.asked == 2 and self.both.worker == 0
+
+
+def train_with_a_leaver(replicas: Replicas, job: Job) -> dict[str, Any]:
+    members, events = Parting(replicas), []
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+    summary = run_session(job, host, Placement(), events.append, members)
+    return {"ended": summary and summary.step, "state": last_state(job),
+            "events": [event.model_dump_json() for event in events]}
+
+
+def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: dict[str, Any], tmp_path: Path) -> None:
+    """Though it was worker 0, which keeps the records."""
+    first, second = run_workers(2, train_with_a_leaver, make_job(tmp_path, **EXACT))
+    assert first["ended"] is None
+    assert second["ended"] == 8
+    assert_same(second["state"], calm["state"])
+    assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
 class Losing(FixedMembers):
@@ -181,7 +221,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     job, events = make_job(tmp_path, **EXACT), []
     members = Losing(job, monkeypatch, 1, where)
     listen = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(members, "newcomers", lambda: where == "train" and next(listen, False))
+    monkeypatch.setattr(members, "regroups", lambda: where == "train" and next(listen, False))
     run_session(job, Host(), Placement(), events.append, members)
     assert_same(last_state(job), calm["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
