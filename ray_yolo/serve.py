@@ -88,8 +88,8 @@ class Model:
         self._predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                           device=local_device(config.gpus_per_replica))
         self._broken = ""
-        self.detect.set_max_batch_size(config.batch_size)  # type: ignore[attr-defined]
-        self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)  # type: ignore[attr-defined]
+        self.detect.set_max_batch_size(config.batch_size)
+        self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)
         _logger.info("%s is ready on %s", config.weights, self._predictor.device)
 
     @serve.batch

@@ -122,7 +122,8 @@ def _starves(content: bytes, small: np.ndarray) -> bool:
     if (small[-1, -1] != _FILLED).any():
         return False
     end = content.rindex(_JPEG_END)
-    return not np.array_equal(small, _eighth(content[:end] + _MORE + content[end:]))
+    fed = _eighth(content[:end] + _MORE + content[end:])
+    return fed is None or not np.array_equal(small, fed)
 
 
 def _header(path: str) -> tuple[int, int, bool]:

@@ -70,20 +70,21 @@ def _lines(axes: Axes, rows: Sequence[EpochEvent], title: str, lines: Mapping[st
 
 def _cut_spikes(axes: Axes) -> None:
     """End the panel above what is no spike: the highest of these is told, and those beyond are marked at the edge."""
-    lines = [(line.get_color(), *map(np.asarray, line.get_data())) for line in axes.lines]
-    spikes = [_spikes(numbers) for _, _, numbers in lines]
-    calm = [numbers[~high & np.isfinite(numbers)] for (_, _, numbers), high in zip(lines, spikes, strict=True)]
+    lines = [np.asarray(line.get_xydata()) for line in axes.lines]  # (epochs, 2) each
+    spikes = [_spikes(line[:, 1]) for line in lines]
+    calm = [line[~high & np.isfinite(line[:, 1]), 1] for line, high in zip(lines, spikes, strict=True)]
     if not any(high.any() for high in spikes) or not any(map(len, calm)):
         return
     low, top = min(part.min(initial=math.inf) for part in calm), max(part.max(initial=-math.inf) for part in calm)
     edge = top + 0.1 * ((top - low) or abs(top) or 1.0)
     axes.set_ylim(low - 0.05 * (edge - low), edge)
-    for (colour, epochs, numbers), high in zip(lines, spikes, strict=True):
-        if (beyond := epochs[high & (numbers > edge)]).size:
-            axes.plot(beyond, np.full(beyond.size, edge), color=colour, linestyle="", marker="^", clip_on=False)
-    epochs, numbers = (np.concatenate(part) for part in zip(*(line[1:] for line in lines), strict=True))
-    highest = np.nanargmax(numbers)
-    axes.set_title(f"beyond: {numbers[highest]:.3g} in epoch {epochs[highest]}", fontsize=8, color=INK, loc="right")
+    for drawn, line, high in zip([*axes.lines], lines, spikes, strict=True):
+        if (beyond := line[high & (line[:, 1] > edge), 0]).size:
+            axes.plot(beyond, np.full(beyond.size, edge), color=drawn.get_color(), linestyle="", marker="^",
+                      clip_on=False)
+    everything = np.concatenate(lines)
+    epoch, highest = everything[np.nanargmax(everything[:, 1])]
+    axes.set_title(f"beyond: {highest:.3g} in epoch {epoch:.0f}", fontsize=8, color=INK, loc="right")
 
 
 def _spikes(numbers: np.ndarray) -> np.ndarray:
