@@ -28,7 +28,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.runlog.plots import Failed, alone, draw_detections, draw_training
 from ray_yolo.runlog.projections import Projection
 
-_NICENESS = 10
+_NICENESS = 5  # a quarter of a core that training keeps busy: the first pictures are there within the first minute
 _SHORTEST_PAUSE_SECONDS = 1.0
 _PAUSE_SHARE = 9  # as long as the last drawing took, this many times: of short epochs not each one is drawn
 

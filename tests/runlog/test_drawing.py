@@ -27,7 +27,7 @@ from tests.support.jobs import make_job
 TABLE = np.array([[0, 1, 1, 20, 20, 0.9, 0, 1]], np.float32)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -142,6 +142,7 @@ def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monke
     assert started[1][1].returncode == 0
 
 
+@pytest.mark.timeout(900)  # it gives way to whatever else the machine does
 def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(job: Job) -> None:
     """Ctrl-C, which goes to all processes of a terminal's group, does not reach the one that draws."""
     pipe, process = start_process()
@@ -149,12 +150,12 @@ def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(job: Jo
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
     pipe.send((job.run_dir, job))
     wait_until(lambda: (job.run_dir / "labels.jpg").exists())
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
     run_log.write(job.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
     wait_until(lambda: (job.run_dir / "results.png").exists())  # while the training goes on
     np.save(job.run_dir / DETECTIONS_FILE, TABLE)
     pipe.close()
-    process.wait(60)
+    process.wait(200)
     assert {"confusion_matrix.png", "F1_curve.png", "val_batch0_pred.jpg"} <= {
         path.name for path in job.run_dir.iterdir()}
 
