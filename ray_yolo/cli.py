@@ -68,7 +68,7 @@ VAL = Command(
         "save_txt", "save_conf", "save_json",
         "evaluate.batch_size", "evaluate.confidence", "evaluate.iou", "evaluate.max_detections",
         "num_workers", "gpus_per_worker", "cpus_per_worker", "address", "workers",
-        "project", "name", "exist_ok", "storage_path", "noplots",
+        "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
     ),
     switches={"--half": ("precision", "fp16")},
 )
@@ -83,7 +83,7 @@ PREDICT = Command(
         "hide_labels", "hide_conf", "line_thickness", "num_workers", "gpus_per_worker", "cpus_per_worker", "address",
         "project", "name", "exist_ok", "storage_path",
     ),
-    switches={"--half": ("precision", "fp16")},
+    switches={"--half": ("precision", "fp16"), "--square": ("rect", "false")},
     answers={
         "--data": "not needed: the weights know the names of their classes",
         "--view-img": "not supported: look at the pictures in the folder that the command names at its end",

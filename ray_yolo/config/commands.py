@@ -1,4 +1,4 @@
-"""The configurations of `ray_yolo.val`, `ray_yolo.predict` and `ray_yolo.export`."""
+"""The configurations of `ray_yolo.val`, `ray_yolo.predict`, `ray_yolo.serve` and `ray_yolo.export`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class ValPlacement(ResultsPlacement):
     """Where a validation runs."""
 
     project: str = "runs/val"
-    """Folder of validations."""
+    """Folder of validations; its name is MLflow's experiment."""
+    mlflow_uri: str = "off"
+    """Server that gets the validation as a run of its own; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder;
+    'off': none."""
     max_failures: int = Field(0, ge=-1)
     """Restarts after worker failures, each from the first image; -1: no limit."""
 
@@ -82,6 +85,9 @@ class DetectConfig(NmsConfig):
 
     classes: Classes = None
     """Numbers of the classes that are looked for; left out: all."""
+    rect: bool = True
+    """Pad an image to the smallest rectangle, as validation does; false: to a square, which an exported model takes
+    that is not dynamic."""
 
 
 class PredictPlacement(ResultsPlacement):
@@ -129,6 +135,33 @@ class PredictConfig(DetectConfig):
     placement: PredictPlacement = PredictPlacement()
 
 
+class ServeConfig(DetectConfig):
+    """One application of Ray Serve, `ray_yolo.serve:app`."""
+
+    weights: str
+    """Weights to use, such as runs/train/exp/weights/best.pt, at a path that every node sees."""
+    imgsz: ImageSize = None
+    """Long side of the network input in pixels, a multiple of 32; left out: that of the training."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass."""
+    batch_size: int = Field(8, ge=1)
+    """Most images that go through the network at once; 1 gives the bits of `predict`, more round differently."""
+    batch_wait_ms: float = Field(5.0, ge=0.0)
+    """How long an image waits for others to go with."""
+    num_replicas: int = Field(1, ge=1)
+    """Copies of the model; one that is lost is replaced, and the others answer meanwhile."""
+    gpus_per_replica: float = Field(0.0, ge=0.0)
+    """GPUs of each copy, or a part of one; 0: it runs on CPUs."""
+    cpus_per_replica: int = Field(1, ge=1)
+    """CPUs of each copy."""
+    max_waiting: int = Field(200, ge=1)
+    """Images that may wait; further ones are answered with 503 at once."""
+    max_bytes: int = Field(20_000_000, ge=1)
+    """Longest file that is accepted."""
+    max_pixels: int = Field(50_000_000, ge=1)
+    """Largest picture that is decoded."""
+
+
 class ExportConfig(NmsConfig):
     """Trained weights as a file for other programs. The thresholds count with `nms` only."""
 
@@ -141,7 +174,7 @@ class ExportConfig(NmsConfig):
     batch_size: int = Field(1, ge=1)
     """Images of one call."""
     dynamic: bool = False
-    """Take any number of images of any size in multiples of 32 (TorchScript always does)."""
+    """Take any number of images of any size in multiples of 32 (TorchScript always does); else squares of imgsz."""
     nms: bool = False
     """Suppress overlapping boxes inside: gives rows of image, x1, y1, x2, y2, score, class."""
     opset: int | None = Field(None, ge=16)

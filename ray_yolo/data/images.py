@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -24,6 +25,9 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 # What Pillow may take a file for, whatever its suffix. The others are no pictures that cameras make, and one of them
 # (EPS) starts a program to be drawn.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_FILLED = 128  # grey of what a JPEG has no data for
+_MORE = bytes(range(1, 255)) * 4
 # What Pillow raises for damaged files, a decompression bomb apart.
 _DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 
@@ -55,7 +59,7 @@ def _decode(path: str, content: np.ndarray, reduction: int) -> np.ndarray | None
         grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
         return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
     way = cv2.IMREAD_COLOR_RGB
-    if content[:2].tobytes() == b"\xff\xd8":  # others would be decoded in full and then resized
+    if content[:2].tobytes() == _JPEG:  # others would be decoded in full and then resized
         way |= _REDUCED[reduction]
     try:
         image = cv2.imdecode(content, way)
@@ -74,9 +78,9 @@ def _decode_with_pillow(path: str) -> np.ndarray | None:
 
 
 def check_image(path: str) -> tuple[int, int]:
-    """(height, width) of the upright picture, from its header, after a look at the file's end.
+    """(height, width) of the upright picture, from its header, after a look at the data.
 
-    Formats other than JPEG and PNG, and JPEGs with an odd end, are decoded to be sure.
+    A JPEG is decoded at an eighth of its size, formats other than JPEG and PNG whole, to be sure.
 
     Raises:
         UnreadableImageError: saying why the file cannot be used.
@@ -90,9 +94,36 @@ def check_image(path: str) -> tuple[int, int]:
         raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
     if whole:
         return height, width
+    content = Path(path).read_bytes()
+    if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
+        if _starves(content, small):
+            raise UnreadableImageError("is grey from some place on: its data end before the picture does")
+        return height, width
     if _decode_with_pillow(path) is None:  # Pillow alone refuses a picture that ends early in every version
         raise UnreadableImageError("is damaged or cut off")
     return read_image(path).shape[:2]
+
+
+def _eighth(content: bytes) -> np.ndarray | None:
+    """A JPEG at an eighth of its size, as it lies in the file; None if it is damaged."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as file:
+            file.draft("L", (1, 1))
+            return np.asarray(file)
+    except _DAMAGE:
+        return None
+
+
+def _starves(content: bytes, small: np.ndarray) -> bool:
+    """Whether a JPEG with an end marker has too little data before it: decoders go on in grey and say nothing.
+
+    With more data before the marker such a picture is another one; a whole one, which may end in grey, stays as it is.
+    """
+    if (small[-1, -1] != _FILLED).any():
+        return False
+    end = content.rindex(_JPEG_END)
+    fed = _eighth(content[:end] + _MORE + content[end:])
+    return fed is None or not np.array_equal(small, fed)
 
 
 def _header(path: str) -> tuple[int, int, bool]:
@@ -111,11 +142,4 @@ def _header(path: str) -> tuple[int, int, bool]:
         if path.lower().endswith(".pfm"):
             return *read_image(path).shape[:2], True
         raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
-    return *((width, height) if turned else (height, width)), kind == "JPEG" and _ends_well(path)
-
-
-def _ends_well(path: str) -> bool:
-    """Whether a JPEG's last bytes are the end marker (zeros may follow)."""
-    with open(path, "rb") as file:
-        file.seek(max(0, Path(path).stat().st_size - 256))
-        return file.read().rstrip(b"\0").endswith(b"\xff\xd9")
+    return *((width, height) if turned else (height, width)), False

@@ -22,7 +22,7 @@ import numpy as np
 
 from ray_yolo.structures import AnnotationIndex, Finding
 
-FORMAT = 2  # raise it when a rule of reading or the layout of the copy changes
+FORMAT = 3  # raise it when a rule of reading or the layout of the copy changes
 _log = logging.getLogger(__name__)
 
 

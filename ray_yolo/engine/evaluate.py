@@ -18,6 +18,7 @@ from torch import Tensor
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.data.labels import box_areas
 from ray_yolo.engine.replicas import Replicas
+from ray_yolo.events import ClassResult
 from ray_yolo.families import Family
 from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.detector import Detector
@@ -48,15 +49,27 @@ class Evaluation:
         return {"precision": found.precision, "recall": found.recall, "mAP50": found.map50, "mAP50-95": found.map}
 
 
-def per_class(found: Evaluation, index: AnnotationIndex) -> list[dict[str, Any]]:
-    """One row for each class that has labels: name, images, labels, and the four numbers."""
+def per_class(found: Evaluation, index: AnnotationIndex) -> tuple[ClassResult, ...]:
+    """What was found of each class that has labels."""
     metrics = found.metrics
     owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))  # image of each label
-    return [{"name": name, "images": len(np.unique(owners[index.classes == number])),
-             "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
-             "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
-             "mAP50-95": float(metrics.ap[number].mean())}
-            for number, name in enumerate(index.names) if metrics.num_labels[number]]
+    return tuple(
+        ClassResult.model_validate({
+            "name": name, "images": len(np.unique(owners[index.classes == number])),
+            "labels": int(metrics.num_labels[number]), "precision": float(metrics.class_precision[number]),
+            "recall": float(metrics.class_recall[number]), "mAP50": float(metrics.ap[number, 0]),
+            "mAP50-95": float(metrics.ap[number].mean())})
+        for number, name in enumerate(index.names) if metrics.num_labels[number])
+
+
+def outcome(found: Evaluation | None, index: AnnotationIndex) -> dict[str, Any]:
+    """What is told of a validation, in a training or on its own: `val` (the losses), `metrics` and `per_class`.
+
+    Of None, an epoch without one, nothing is.
+    """
+    if found is None:
+        return {"val": None, "metrics": None, "per_class": ()}
+    return {"val": found.losses, "metrics": found.summary, "per_class": per_class(found, index)}
 
 
 def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:

@@ -77,10 +77,11 @@ class ExportResult:
     path: Path
     metadata: dict[str, str]
     largest_difference: float  #: from torch, see LARGEST_DIFFERENCE
+    takes: str  #: which images
 
     def __str__(self) -> str:
         return (f"{self.path}: the largest difference from torch is {self.largest_difference:.1e} "
-                f"(allowed: {LARGEST_DIFFERENCE})")
+                f"(allowed: {LARGEST_DIFFERENCE})\n{self.takes}")
 
 
 class Decoded(nn.Module):
@@ -118,7 +119,15 @@ def export(config: ExportConfig) -> ExportResult:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return ExportResult(path, metadata, difference)
+    return ExportResult(path, metadata, difference, _takes(imgsz, fixed=config.format == "onnx" and not config.dynamic))
+
+
+def _takes(imgsz: int, *, fixed: bool) -> str:
+    """How an image gets into the file's model, and which prediction of ours that is equal to."""
+    if fixed:
+        return (f"it takes squares of {imgsz} px: scale an image to fit and put it into the middle of grey 114; so it "
+                "finds what predict --square does (predict alone pads less; for that, export with --dynamic)")
+    return "it takes sides in multiples of 32 px; in images padded as predict pads them it finds what that does"
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:

@@ -111,7 +111,7 @@ class Predictor:
     def detect(self, images: Sequence[np.ndarray]) -> list[Found]:
         """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
         begun = perf_counter()
-        prepared = [to_network(image, self.imgsz) for image in images]
+        prepared = [to_network(image, self.imgsz, rect=self.settings.rect) for image in images]
         preprocess = (perf_counter() - begun) / len(images)
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
@@ -165,8 +165,9 @@ def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
         raise InputError(f"classes: {unknown[0]} is none of the classes ({known})")
 
 
-def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
-    """An image as the network sees it in validation.
+def to_network(image: np.ndarray, imgsz: int, *, rect: bool = True
+               ) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
+    """An image as the network sees it in validation; or, without `rect`, in the middle of a square of `imgsz`.
 
     Returns:
         The letterboxed picture (h, w, 3) uint8; the (vertical, horizontal) scale and the (top, left) padding that
@@ -174,7 +175,7 @@ def to_network(image: np.ndarray, imgsz: int) -> tuple[np.ndarray, tuple[float, 
     """
     size = np.array([image.shape[:2]])
     height, width = loaded_sizes(size, imgsz)[0].tolist()
-    tall, wide = padded_shapes(size, imgsz)[0].tolist()
+    tall, wide = padded_shapes(size, imgsz)[0].tolist() if rect else (imgsz, imgsz)
     ratio = height / image.shape[0], width / image.shape[1]
     if ratio != (1, 1):
         method = cv2.INTER_AREA if min(ratio) < 1 else cv2.INTER_LINEAR

@@ -19,7 +19,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
 from ray_yolo.engine.clock import Clock
-from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class
+from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
 from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
@@ -27,14 +27,7 @@ from ray_yolo.engine.replicas import Replicas, peers_needed
 from ray_yolo.engine.saver import Saver
 from ray_yolo.engine.state import TrainState, capture, fingerprint, restore
 from ray_yolo.errors import PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import (
-    ClassResult,
-    Emit,
-    EndEvent,
-    StartEvent,
-    Summary,
-    WarningEvent,
-)
+from ray_yolo.events import Emit, EndEvent, StartEvent, Summary, WarningEvent
 from ray_yolo.ops.schedule import Rates
 
 DETECTIONS_FILE = "detections.npy"
@@ -209,8 +202,7 @@ class Session:
         state.last_epoch = self.clock.epoch_event(
             epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.host.device,
             train=dict(zip(self.parts.loss.names, losses, strict=True)), fitness=score, best=best,
-            val=None if found is None else found.losses, metrics=None if found is None else found.summary,
-            per_class=() if found is None else tuple(map(ClassResult.model_validate, per_class(found, self.job.val))))
+            **outcome(found, self.job.val))
         if self.records:
             self._emit(state.last_epoch)
         period = self.placement.save_period

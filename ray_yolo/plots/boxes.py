@@ -4,24 +4,21 @@ size, fast enough for every frame of a video, what `predict` finds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ray_yolo.plots.style import COLOURS, INK, new_figure, plain, save
+from ray_yolo.plots.style import COLOURS, INK, one_line, write_whole
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-SIDE = 3.2  # inches of a picture's width
-LONGEST_NAME = 24  # characters
+SIDE = 480  # pixels of a picture's width in a grid
+TITLE, GAP = 20, 4  # pixels
+LONGEST_NAME, LONGEST_TITLE = 24, 56  # characters
 
 
 class Picture(NamedTuple):
@@ -34,22 +31,37 @@ class Picture(NamedTuple):
     title: str = ""
 
 
-def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path, *, columns: int = 4) -> Figure:
-    """A grid of images with boxes."""
-    rows = max(math.ceil(len(pictures) / columns), 1)
-    tallest = max((p.image.shape[0] / p.image.shape[1] for p in pictures), default=1.0)
-    figure = new_figure(SIDE * columns, (SIDE * min(tallest, 1.5) + 0.2) * rows)
-    figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flatten()):
-        axes.set_axis_off()
-        if place < len(pictures):
-            _draw(axes, pictures[place], names)
-    return save(figure, path)
+def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path, *, columns: int = 4) -> Image.Image:
+    """A grid of images with boxes, each row as high as its highest one."""
+    tiles = [_tile(picture, names) for picture in pictures]
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    heights = [max(tile.height for tile in row) + GAP for row in rows]
+    grid = Image.new("RGB", (columns * (SIDE + GAP), max(sum(heights), 1)), "white")
+    for top, row in zip(np.cumsum([0, *heights]).tolist(), rows, strict=False):
+        for column, tile in enumerate(row):
+            grid.paste(tile, (column * (SIDE + GAP), top))
+    write_whole(path, lambda part: grid.save(part, format=Image.registered_extensions()[path.suffix], quality=90))
+    return grid
+
+
+def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
+    """An image of a grid, under its title."""
+    scale = SIDE / picture.image.shape[1]
+    size = SIDE, max(round(picture.image.shape[0] * scale), 1)
+    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    scores = np.zeros(len(picture.boxes)) if picture.scores is None else picture.scores
+    rows = np.column_stack([picture.boxes * scale, scores, picture.classes])
+    drawn = draw_detections(cv2.resize(picture.image, size, interpolation=method), rows, names,
+                            scores=picture.scores is not None)
+    tile = Image.new("RGB", (SIDE, TITLE * bool(picture.title) + size[1]), "white")
+    tile.paste(Image.fromarray(drawn), (0, tile.height - size[1]))
+    ImageDraw.Draw(tile).text((2, 1), one_line(picture.title, LONGEST_TITLE), fill=INK, font=_font(13))
+    return tile
 
 
 def plot_truth_and_detections(
     truth: Sequence[Picture], detections: Sequence[Picture], names: Sequence[str], path: Path
-) -> Figure:
+) -> Image.Image:
     """Labels beside detections of the same images, two images a row."""
     pairs = [
         picture._replace(title=f"{side}{': ' * bool(picture.title)}{picture.title}")
@@ -57,21 +69,6 @@ def plot_truth_and_detections(
         for side, picture in (("labelled", labelled), ("detected", detected))
     ]
     return plot_pictures(pairs, names, path)
-
-
-def _draw(axes: Axes, picture: Picture, names: Sequence[str]) -> None:
-    from matplotlib.patches import Rectangle
-
-    axes.imshow(picture.image, interpolation="antialiased")
-    axes.set_title(plain(picture.title, 48), fontsize=7, color=INK, loc="left", pad=2)
-    for row, (left, top, right, bottom) in enumerate(picture.boxes.tolist()):
-        number = int(picture.classes[row])
-        colour = COLOURS[number % len(COLOURS)]
-        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2))
-        score = f" {picture.scores[row]:.2f}" if picture.scores is not None else ""
-        inside = top < picture.image.shape[0] / 25  # no room above the box
-        axes.text(left, top, plain(names[number], 16) + score, fontsize=5, color="white", clip_on=True,
-                  va="top" if inside else "bottom", bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
 def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[int, str] | Sequence[str], *,
@@ -89,8 +86,7 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[in
     for left, top, right, bottom, score, kind in detections[::-1].tolist():
         colour = COLOURS[int(kind) % len(COLOURS)]
         canvas.rectangle((left, top, right, bottom), outline=colour, width=line_px)
-        name = " ".join(names[int(kind)].split())[:LONGEST_NAME]
-        text = " ".join([name] * labels + [f"{score:.2f}"] * scores)
+        text = " ".join([one_line(names[int(kind)], LONGEST_NAME)] * labels + [f"{score:.2f}"] * scores)
         if text:
             _, _, width, height = canvas.textbbox((0, 0), text, font=font)
             corner = (max(0, min(left, image.shape[1] - width)), top - height if top >= height else top)

@@ -23,23 +23,26 @@ def plot_all_curves(metrics: Metrics, names: Sequence[str], folder: Path) -> lis
     """Write PR_curve.png, F1_curve.png, P_curve.png and R_curve.png of the classes that have labels."""
     labelled = np.flatnonzero(metrics.num_labels).tolist()
     curves, shown = metrics.curves, [names[index] for index in labelled]
-    best = np.abs(GRID - metrics.confidence).argmin()
+    reported = int(np.abs(GRID - metrics.confidence).argmin())
+    peak = int(curves.f1[labelled].mean(axis=0).argmax()) if labelled else reported
     return [plot_curves(curves.precision_at_recall[labelled], metrics.ap[labelled, 0], shown, folder / "PR_curve.png",
                         title="Precision and recall at IoU 0.5", x="Recall", y="Precision"),
-            *(plot_curves(values[labelled], values[labelled, best], shown, folder / f"{letter}_curve.png",
-                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=metrics.confidence)
-              for letter, name, values in (("F1", "F1", curves.f1), ("P", "Precision", curves.precision),
-                                           ("R", "Recall", curves.recall)))]
+            *(plot_curves(values[labelled], values[labelled, place], shown, folder / f"{letter}_curve.png",
+                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=(word, float(GRID[place])))
+              for letter, name, values, word, place in (
+                  ("F1", "F1", curves.f1, "highest", peak), ("P", "Precision", curves.precision, "reported", reported),
+                  ("R", "Recall", curves.recall, "reported", reported)))]
 
 
 def plot_curves(values: Floats, told: Floats, names: Sequence[str], path: Path, *, title: str, x: str, y: str,
-                mark: float | None = None) -> Figure:
+                mark: tuple[str, float] | None = None) -> Figure:
     """One line per class and one for their mean.
 
     Args:
         values: (classes, 1000) on the grid of recalls or confidences.
         told: (classes,) numbers for the legend.
-        mark: the confidence that is reported, where the mean F1 is highest.
+        mark: a word and a confidence: where the mean F1 is highest; or where precision and recall are reported, which
+            is the peak of the smoothed mean F1.
     """
     figure = new_figure(9, 6)
     axes = dress(figure.add_subplot(), title=title, x=x, y=y)
@@ -55,10 +58,11 @@ def plot_curves(values: Floats, told: Floats, names: Sequence[str], path: Path, 
     if len(values):
         figure.legend(loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
     if mark is not None:
-        axes.axvline(mark, color=GREY, linewidth=1.0, linestyle=":")
-        side, shift = ("left", 4) if mark < 0.6 else ("right", -4)
-        axes.annotate(f"best F1 at confidence {mark:.3f}", (mark, 0.02), xytext=(shift, 0), textcoords="offset points",
-                      ha=side, fontsize=8, color=INK)
+        word, confidence = mark
+        axes.axvline(confidence, color=GREY, linewidth=1.0, linestyle=":")
+        side, shift = ("left", 4) if confidence < 0.6 else ("right", -4)
+        axes.annotate(f"{word} at confidence {confidence:.3f}", (confidence, 0.02), xytext=(shift, 0),
+                      textcoords="offset points", ha=side, fontsize=8, color=INK)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     return save(figure, path)
 

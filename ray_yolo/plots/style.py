@@ -7,6 +7,7 @@ are Okabe and Ito's, which readers with colour blindness can tell apart; no pict
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,18 +63,30 @@ def count_along_y(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def plain(text: str, limit: int = 24) -> str:
-    """A name as matplotlib shall print it: on one line, shortened, and never read as a formula or a hidden label."""
+def one_line(text: str, limit: int = 24) -> str:
+    """A name as it can be drawn: on one line, and shortened."""
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())  # file names may be no text
-    text = text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def plain(text: str, limit: int = 24) -> str:
+    """The same as matplotlib shall print it: never read as a formula or a hidden label."""
+    text = one_line(text, limit)
     # A leading underscore would hide the name from legends.
     return ("\N{ZERO WIDTH SPACE}" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> Figure:
     """Write the figure (the suffix names the format) and give it back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a name in a script without a font
-        figure.savefig(path)
+        write_whole(path, lambda part: figure.savefig(part, format=path.suffix.removeprefix(".")))
     return figure
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written beside its place and put there: who looks at it while training goes on sees it whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    write(part)
+    part.replace(path)

@@ -29,10 +29,10 @@ from ray_yolo.events import (
 )
 from ray_yolo.redact import printable
 from ray_yolo.runlog.console import Console
+from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.mlflow_client import tracking_uri
-from ray_yolo.runlog.plots import Pictures
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runlog.registry import Registry

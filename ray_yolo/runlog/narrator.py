@@ -17,6 +17,7 @@ from ray_yolo.events import (
     EndEvent,
     EpochEvent,
     Event,
+    Number,
     ResourcesEvent,
     RunEvent,
     SplitCounts,
@@ -146,7 +147,7 @@ class Narrator:
     def _epoch_table(self, event: EpochEvent) -> list[str]:
         lines = [self._train_row("", [*event.train.values()], event.images_per_second, _duration(event.seconds))]
         if event.metrics:
-            lines += [CLASS_HEADER, _all_classes(event, self._num_val_images)]
+            lines += class_table(event.metrics, event.per_class, self._num_val_images)[:2]
             lines += ["", train_header(self._terms)] if event.epoch + 1 < self._epochs else []
         return lines
 
@@ -207,9 +208,8 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     lines = [_outcome(end, rows), *([f"interrupted  {found.line}"] if found.restarts or found.regroupings else [])]
     if best:
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
-        total = [_all_classes(best, images)] if best.metrics else []
-        table = [CLASS_HEADER, *total, *map(class_row, best.per_class), ""]
-        lines = [*table, *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
+        table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
+        lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
                  f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
     return "\n".join([*lines, *_places(Path(run_dir))])
 
@@ -234,17 +234,15 @@ def resources_line(event: ResourcesEvent) -> str:
     return f"each worker: {cpus}, {threads}, {loaders}, cache {event.cache} ({why})"
 
 
-def class_row(row: ClassResult) -> str:
-    """One row under CLASS_HEADER: name, images, labels and the four metrics."""
+def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult], images: int | None) -> list[str]:
+    """CLASS_HEADER, a row for all classes of so many images, and one for each: name, images, labels, four metrics."""
+    total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
+    return [CLASS_HEADER, *map(_class_row, (ClassResult.model_validate(total), *per_class))]
+
+
+def _class_row(row: ClassResult) -> str:
     numbers = map(_number, (row.precision, row.recall, row.map50, row.map50_95))
     return ("%22s" + "%11s" * 6) % (row.name, "-" if row.images is None else row.images, row.labels, *numbers)
-
-
-def _all_classes(event: EpochEvent, num_images: int | None) -> str:
-    """The row of all classes of an epoch that was validated."""
-    labels = sum(row.labels for row in event.per_class)
-    total = {"name": "all", "images": num_images, "labels": labels, **(event.metrics or {})}
-    return class_row(ClassResult.model_validate(total))
 
 
 def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
@@ -267,10 +265,11 @@ def _places(run_dir: Path) -> list[str]:
     about = read_run_file(run_dir)
     if about is None:
         return lines
-    uri, run_id = about["uri"].rstrip("/"), about["run_id"]
-    if uri.startswith("http"):
-        return [*lines, f"mlflow       {uri}/#/experiments/{about['experiment_id']}/runs/{run_id}"]
-    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)} (run {run_id})"]
+    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # its metrics over epochs
+    if (uri := about["uri"].rstrip("/")).startswith("http"):
+        return [*lines, f"mlflow       {uri}/{page}"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",
+            f"             (and open http://127.0.0.1:5000/{page})"]
 
 
 def _measured(row: EpochEvent) -> str:

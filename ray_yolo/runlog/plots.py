@@ -1,8 +1,8 @@
-"""The pictures of a run, drawn on the driver when training has ended, from its events, labels and detections."""
+"""Which pictures of a data set and of a validation there are, and what goes into each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -13,71 +13,35 @@ from torch import Tensor
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Job, first_batches
 from ray_yolo.engine.evaluate import metrics_of
-from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
 from ray_yolo.plots.boxes import Picture, plot_pictures, plot_truth_and_detections
-from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
-from ray_yolo.plots.results import plot_results
-from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events, surviving
-from ray_yolo.runlog.projections import Projection, reason_of
+from ray_yolo.runlog.projections import reason_of
 from ray_yolo.structures import AnnotationIndex
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
 
-
-class Pictures(Projection):
-    """The pictures of a training that has come to its end; those that cannot be drawn are one warning."""
-
-    name = "pictures"
-
-    def __init__(self, run_dir: Path, job: Job, warn: Callable[[str], None]) -> None:
-        super().__init__()
-        self._run_dir, self._job, self._warn = run_dir, job, warn
-
-    def finish(self) -> None:
-        """Draw them."""
-        if self.has_ended_well and (failed := draw_plots(self._run_dir, self._job)):
-            self._warn(f"pictures that could not be drawn: {', '.join(failed)}")
-
-
-def draw_plots(run_dir: Path, job: Job) -> list[str]:
-    """Draw results, labels, training mosaics, and what the best epoch detected, into the run folder.
-
-    Returns:
-        the pictures that could not be drawn, each with its reason; they do not keep the others from being drawn.
-    """
-    failed: list[str] = []
-    rows = epoch_rows(surviving(read_events(run_dir / EVENTS_FILE)))
-    with _alone("results.png", failed):
-        if rows:
-            plot_results(rows, run_dir / "results.png")
-    with _alone("labels.jpg", failed):
-        plot_labels(job.train, run_dir / "labels.jpg")
-    draw_training(run_dir, job, failed)
-    with _alone(DETECTIONS_FILE, failed):
-        if (run_dir / DETECTIONS_FILE).exists():
-            table = np.load(run_dir / DETECTIONS_FILE, allow_pickle=False)
-            draw_detections(table, job.val, job.recipe.imgsz, run_dir, failed)
-    return failed
+Failed = dict[str, str]
+"""Pictures that could not be drawn, each with the reason; they do not keep the others from being drawn."""
 
 
 @contextmanager
-def _alone(name: str, failed: list[str]) -> Iterator[None]:
+def alone(name: str, failed: Failed) -> Iterator[None]:
     """Notes what goes wrong with one picture."""
+    failed.pop(name, None)
     try:
         yield
     except Exception as error:  # of data or libraries: a picture is worth no more than a word
-        failed.append(f"{name} ({reason_of(error)})")
+        failed[name] = reason_of(error)
 
 
-def draw_training(folder: Path, job: Job, failed: list[str]) -> None:
+def draw_training(folder: Path, job: Job, failed: Failed) -> None:
     """train_batch0.jpg ...: the first pictures of the first epoch, made again from their keys."""
     shown = (picture for batch in first_batches(job) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
-        with _alone(name := f"train_batch{number}.jpg", failed):
+        with alone(name := f"train_batch{number}.jpg", failed):
             if pictures := list(islice(shown, TRAIN_PICTURES)):
                 plot_pictures(pictures, job.names, folder / name)
 
@@ -89,22 +53,22 @@ def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
         yield Picture(image.permute(1, 2, 0).numpy(), rows[:, 2:6], rows[:, 1].astype(np.int64))
 
 
-def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path, failed: list[str]) -> None:
-    """Curves, confusion matrices, and pictures with labels beside detections, from a table of detections."""
-    with _alone("curves", failed):
+def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path, failed: Failed) -> None:
+    """Pictures with labels beside detections, curves and confusion matrices, from a table of detections."""
+    store = ImageStore(index, imgsz, smooth=True)
+    for number in range(NUM_BATCHES):
+        images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
+        with alone(name := f"val_batch{number}_pred.jpg", failed):
+            if images:
+                truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
+                plot_truth_and_detections(truth, found, index.names, folder / name)
+    with alone("curves", failed):
         plot_all_curves(metrics_of(table, index), index.names, folder)
-    with _alone("confusion matrices", failed):
+    with alone("confusion matrices", failed):
         owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
         matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
         plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
         plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)
-    store = ImageStore(index, imgsz, smooth=True)
-    for number in range(NUM_BATCHES):
-        images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
-        with _alone(name := f"val_batch{number}_pred.jpg", failed):
-            if images:
-                truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
-                plot_truth_and_detections(truth, found, index.names, folder / name)
 
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:

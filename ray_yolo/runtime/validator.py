@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +21,21 @@ from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
-from ray_yolo.engine.evaluate import Evaluation, evaluate, per_class, twelve_numbers
+from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
 from ray_yolo.engine.predict import Trained, check_classes, load_trained
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.errors import DatasetError
-from ray_yolo.events import ClassResult
 from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.redact import redact
 from ray_yolo.runlog.bookkeeping import write_findings
-from ray_yolo.runlog.narrator import CLASS_HEADER, class_row, dataset_table
-from ray_yolo.runlog.plots import draw_detections
-from ray_yolo.runlog.run_dir import output_folder
+from ray_yolo.runlog.mlflow_client import tracking_uri
+from ray_yolo.runlog.mlflow_val import post_validation
+from ray_yolo.runlog.narrator import class_table, dataset_table
+from ray_yolo.runlog.plots import Failed, draw_detections
+from ray_yolo.runlog.projections import reason_of
+from ray_yolo.runlog.run_dir import output_folder, storage_folder
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.restarts import run_workers
 from ray_yolo.structures import AnnotationIndex
@@ -73,19 +77,22 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
              _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
     if config.classes is not None:
         found = replace(found, detections=found.detections[np.isin(found.detections[:, 6], config.classes)])
-    result = ValResult(folder, found.summary, found.losses, per_class(found, index),
+    told = outcome(found, index)
+    result = ValResult(folder, told["metrics"], told["val"], [row.model_dump() for row in told["per_class"]],
                        twelve_numbers(found, index) if config.coco else {}, found.speed)
     if failed := _write(config, found, index, folder):
         say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
-    told = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
-    write_durably(folder / "results.json", json.dumps(told, indent=1).encode())
-    say(_table(result, len(index), len(index.classes)))
+    about = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
+    write_durably(folder / "results.json", json.dumps(about, indent=1).encode())
+    say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result)]))
+    if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
+        say(_track(config, result, uri))
     return result
 
 
 def _write(config: ValConfig, found: Evaluation, index: AnnotationIndex, folder: Path) -> list[str]:
     """Write the files that are asked for and, as training does, the pictures; gives those that could not be drawn."""
-    failed: list[str] = []
+    failed: Failed = {}
     if config.save_txt:
         write_label_files(found.detections, index, folder, scores=config.save_conf)
     if config.save_json:
@@ -94,7 +101,7 @@ def _write(config: ValConfig, found: Evaluation, index: AnnotationIndex, folder:
     if not config.placement.noplots:
         assert config.imgsz, "the configuration is decided"
         draw_detections(found.detections, index, config.imgsz, folder, failed)
-    return failed
+    return [f"{name} ({reason})" for name, reason in failed.items()]
 
 
 def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
@@ -123,13 +130,22 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
     return decided, trained, index
 
 
-def _table(result: ValResult, num_images: int, num_labels: int) -> str:
-    """A row for all classes and one for each, the COCO numbers, and where it all is."""
-    everything = {"name": "all", "images": num_images, "labels": num_labels, **result.metrics}
-    lines = [CLASS_HEADER, *(class_row(ClassResult.model_validate(row)) for row in (everything, *result.per_class))]
-    lines += [f"{name:>22}{value:11.4f}" for name, value in result.coco.items()]
+def _rest(result: ValResult) -> list[str]:
+    """What is told under the table of classes: the COCO numbers, the time, and where it all is."""
     speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
-    return "\n".join([*lines, f"ms per image: {speed}", f"results in {result.folder}"])
+    return [*(f"{name:>22}{value:11.4f}" for name, value in result.coco.items()), f"ms per image: {speed}",
+            f"results in {result.folder}"]
+
+
+def _track(config: ValConfig, result: ValResult, uri: str) -> str:
+    """Make an MLflow run of it; a server that is away takes nothing from a validation that is done."""
+    settings = {name: str(value) for name, value in config.model_dump(exclude={"placement"}).items()}
+    try:
+        run_id = post_validation(uri, result.folder, settings, {
+            "metrics": result.metrics, "losses": result.losses, "coco": result.coco, "ms_per_image": result.speed})
+    except Exception as error:  # whatever MLflow raises
+        return f"WARNING: MLflow has not got it: {reason_of(error)}"
+    return f"mlflow run {run_id} at {redact(uri)}"
 
 
 def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas,

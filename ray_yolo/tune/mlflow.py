@@ -11,6 +11,7 @@ import logging
 import shlex
 import sys
 import time
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ray_yolo.runlog.mlflow_run import leaves
 from ray_yolo.runlog.owed import RUN_FILE, read_run_file
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.trials import Trial, best_trial
+from ray_yolo.tune.trials import Trial, best_trial, short_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 METRICS_PER_CALL = 1000  # MLflow's limit
+NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
+LISTED = 20  # trials, the best ones
 BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
 
@@ -49,6 +52,7 @@ class SweepRun:
     best: int | None  # once the sweep has finished: its trial's run is marked, and the files are final
     stopped: tuple[int, ...]  # trials whose runs end as the sweep's does; going on makes them RUNNING
     folders: tuple[str, ...]  # of the trials, by number
+    table: str  # of the best trials, in Markdown
 
 
 def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
@@ -60,7 +64,21 @@ def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> Sw
         status=status,
         best=best.number if best else None,
         stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
-        folders=tuple(trial.folder_name for trial in trials))
+        folders=tuple(trial.folder_name for trial in trials), table=_table(trials))
+
+
+def _table(trials: Sequence[Trial]) -> str:
+    """The best trials with what they were given, best first."""
+    scored = sorted((-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)
+    names = sorted({name for *_, trial in scored[:LISTED] for name in trial.genes})
+    rows = [["trial", "fitness", *map(short_name, names)], ["---"] * (2 + len(names))]
+    rows += [[trial.folder_name, f"{trial.fitness:.5g}", *(_cell(trial.genes.get(name, "")) for name in names)]
+             for *_, trial in scored[:LISTED]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def deliver(folder: Path, uri: str, held: SweepRun) -> str | None:
@@ -88,7 +106,7 @@ def _create(client: MlflowClient, folder: Path, uri: str) -> dict[str, str]:
     source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
     experiment = find_experiment(client, uri, folder.parent.name)
     run = client.create_run(experiment, run_name=folder.name, tags=source)
-    about = {"run_id": str(run.info.run_id), "uri": redact(uri)}
+    about = {"run_id": str(run.info.run_id), "experiment_id": experiment, "uri": redact(uri)}
     replace_text(folder / RUN_FILE, json.dumps(about, indent=1) + "\n")
     return about
 
@@ -97,7 +115,9 @@ def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> No
     """Post what is missing, and mark the best trial's run alone: a sweep that went on may have had another."""
     from mlflow.entities import Metric, Param  # after the client, which quietens MLflow
 
-    data, now = client.get_run(run_id).data, round(time.time() * 1000)
+    run, now = client.get_run(run_id), round(time.time() * 1000)
+    data, page = run.data, comparison_page(str(run.info.experiment_id), run_id)
+    client.set_tag(run_id, NOTE_TAG, f"[Compare the trials]({page})\n\n{held.table}")
     client.log_batch(run_id, params=[Param(*pair) for pair in held.params.items() if pair[0] not in data.params])
     posted = {point.step for point in client.get_metric_history(run_id, "fitness")}
     points = [Metric("fitness", value, now, trial) for trial, value in held.fitness.items() if trial not in posted]
@@ -112,6 +132,12 @@ def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> No
             client.set_tag(child, BEST_TAG, str(number == held.best).lower())
     for path in sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern)):
         client.log_artifact(run_id, str(path), None if path.parent == folder else path.parent.name)
+
+
+def comparison_page(experiment_id: str, run_id: str) -> str:
+    """Where MLflow's own charts compare the trials of a sweep: metrics over epochs, parameters against metrics."""
+    query = {"searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}'", "compareRunsMode": "CHART"}
+    return f"#/experiments/{experiment_id}/runs?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
 
 
 def _child(folder: Path, held: SweepRun, number: int) -> str | None:

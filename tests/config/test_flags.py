@@ -38,13 +38,13 @@ VAL_FLAGS = frozenset([
     "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--iou", "--max-det",
     "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
-    "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--help",
 ])
 
 PREDICT_FLAGS = frozenset([
     "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
-    "--save-json", "--save-csv", "--save-crop", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
+    "--save-json", "--save-csv", "--save-crop", "--square", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
     "--config", "--hyp", "--set", "--dry-run", "--device", "--help",

@@ -176,3 +176,39 @@ def test_a_side_below_ten_pixels_is_left_out(tmp_path: Path, size: tuple[int, in
     else:
         with pytest.raises(UnreadableImageError, match="10 or more"):
             check_image(str(path))
+
+
+def cut(content: bytes, first: float, last: float = 1.0) -> bytes:
+    """A JPEG without the data between two shares of its picture's, with an end as if it were whole."""
+    begin, end = content.rindex(b"\xff\xda") + 14, len(content) - 2
+    return content[: begin + round(first * (end - begin))] + content[begin + round(last * (end - begin)) :]
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"restart_marker_rows": 1}], ids=["", "444", "restarts"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_that_is_grey_from_its_middle_on_is_refused(tmp_path: Path, mode: str, options: dict[str, int]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side
+    path = save(tmp_path / "a.jpg", Image.fromarray(smooth_picture(96, 128)).convert(mode), exif=exif, **options)
+    whole = path.read_bytes()
+    assert check_image(str(path)) == (128, 96)
+    for share in (0.1, 0.3, 0.6, 0.9):
+        path.write_bytes(cut(whole, share))
+        with pytest.raises(UnreadableImageError, match="grey from some place on"):
+            check_image(str(path))
+
+
+def test_a_jpeg_that_has_lost_some_of_its_middle_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.jpg", Image.fromarray(smooth_picture(96, 128)))
+    path.write_bytes(cut(path.read_bytes(), 0.3, 0.6))
+    with pytest.raises(UnreadableImageError, match="grey from some place on"):
+        check_image(str(path))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_picture_that_is_grey_itself_is_none_that_ends_early(tmp_path: Path, progressive: bool) -> None:
+    picture = smooth_picture(96, 128).copy()
+    picture[48:] = 128
+    path = save(tmp_path / "a.jpg", Image.fromarray(picture), progressive=progressive)
+    assert (read_image(str(path))[-1, -1] == 128).all()
+    assert check_image(str(path)) == (96, 128)

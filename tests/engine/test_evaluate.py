@@ -187,10 +187,10 @@ def test_what_is_found_is_given_in_the_images_own_pixels(five: Scenes) -> None:
 
 def test_a_class_has_its_images_labels_and_numbers(five: Scenes) -> None:
     a, b = per_class(run(Replicas(), five), five.index)
-    assert (a["name"], a["images"], a["labels"]) == ("a", 4, 4)
-    assert (b["name"], b["images"], b["labels"]) == ("b", 2, 2)
-    assert (a["precision"], b["precision"]) == pytest.approx((4 / 5, 1))
-    areas = [row[name] for row in (a, b) for name in ("mAP50", "mAP50-95")]
+    assert (a.name, a.images, a.labels) == ("a", 4, 4)
+    assert (b.name, b.images, b.labels) == ("b", 2, 2)
+    assert (a.precision, b.precision) == pytest.approx((4 / 5, 1))
+    areas = [area for row in (a, b) for area in (row.map50, row.map50_95)]
     assert areas == pytest.approx([0.895, 0.895, 0.995, 0.847], abs=0.003)
 
 

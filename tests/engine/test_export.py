@@ -20,12 +20,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.engine import export as module
 from ray_yolo.engine.export import ExportResult, Suppression, export, onnx_suppression, random_predictions
-from ray_yolo.engine.predict import load_trained
+from ray_yolo.engine.predict import load_trained, to_network
 from ray_yolo.errors import InputError, RayYoloError
+from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
+from tests.support.pictures import smooth_picture
 from tests.support.weights import make_weights
 
 SAID = {"names": "{0: 'dark', 1: 'bright'}", "stride": "16", "imgsz": "[64, 64]", "batch": "1", "task": "detect",
@@ -224,3 +227,20 @@ def test_rows_worked_by_hand(build: Callable[[NmsConfig], Suppress]) -> None:
 def test_the_graph_is_valid_in_other_operator_sets(opset: int) -> None:
     predictions = random_predictions()
     assert np.array_equal(in_onnx(NmsConfig(), opset)(predictions), in_onnx(NmsConfig())(predictions))
+
+
+def test_a_fixed_onnx_finds_what_predict_finds_in_squares(weights: Path) -> None:
+    """And without `rect=False` predict finds something else: it pads to rectangles."""
+    result = run(weights, nms=True, confidence=0.1)
+    assert "squares of 64 px" in str(result)
+    picture = smooth_picture(30, 60, seed=5)
+    pixels, ratio, pad = to_network(picture, 64, rect=False)
+    assert (pixels.shape, pad) == ((64, 64, 3), (16, 0))
+    assert (pixels[0] == 114).all()
+    rows = onnx_says(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))
+    boxes = to_original(torch.from_numpy(rows[:, 1:5].copy()), ratio, pad, picture.shape[:2]).numpy()
+    found, other = (YOLO(weights).predict(picture[..., ::-1], confidence=0.1, rect=rect)[0] for rect in (False, True))
+    assert len(found) > 3
+    assert_same_rows(np.column_stack([boxes, rows[:, 5:]]), np.asarray(found.boxes.data))
+    assert (len(other), np.asarray(other.boxes.data).tolist()) != (len(found), np.asarray(found.boxes.data).tolist())
+    assert "multiples of 32 px" in str(run(weights, dynamic=True))

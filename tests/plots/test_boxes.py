@@ -1,11 +1,13 @@
 """Images with boxes: as figures, and drawn at their full size."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from ray_yolo.plots.boxes import Picture, draw_detections, plot_pictures, plot_truth_and_detections
-from tests.support.figures import num_colours, rectangles
+from ray_yolo.plots import boxes
+from ray_yolo.plots.boxes import SIDE, TITLE, Picture, draw_detections, plot_pictures, plot_truth_and_detections
 
 NAMES = ["cat", "dog"]
 BOXES = np.array([[10.0, 20.0, 30.0, 60.0], [0.0, 0.0, 5.0, 5.0]])
@@ -15,37 +17,53 @@ def picture(title: str = "", scores: np.ndarray | None = None) -> Picture:
     return Picture(np.full((80, 100, 3), 200, dtype=np.uint8), BOXES, np.array([1, 0]), scores, title)
 
 
-def test_each_box_is_a_rectangle_with_its_name(tmp_path: Path) -> None:
-    figure = plot_pictures([picture("a.jpg")], NAMES, tmp_path / "grid.jpg")
-    axes = figure.axes[0]
-    assert rectangles(axes) == [(10, 20, 20, 40), (0, 0, 5, 5)]
-    assert [text.get_text() for text in axes.texts] == ["dog", "cat"]
-    assert axes.get_title(loc="left") == "a.jpg"
-    assert num_colours(tmp_path / "grid.jpg") > 10
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[np.ndarray, bool]]:
+    """What is drawn on each image of a grid: rows, and whether they have scores."""
+    calls: list[tuple[np.ndarray, bool]] = []
+
+    def draw(image: np.ndarray, rows: np.ndarray, names: Any, *, scores: bool) -> np.ndarray:
+        calls.append((rows, scores))
+        return image
+
+    monkeypatch.setattr(boxes, "draw_detections", draw)
+    return calls
 
 
-def test_names_of_boxes_at_the_upper_edge_stand_inside(tmp_path: Path) -> None:
-    below, inside = plot_pictures([picture()], NAMES, tmp_path / "grid.png").axes[0].texts
-    assert (below.get_verticalalignment(), inside.get_verticalalignment()) == ("bottom", "top")
+def test_an_image_of_a_grid_is_scaled_with_its_boxes(tmp_path: Path, drawn: list[tuple[np.ndarray, bool]]) -> None:
+    grid = np.asarray(plot_pictures([picture("a.jpg")], NAMES, tmp_path / "grid.png"))
+    [(rows, scores)] = drawn
+    assert rows[:, :4].tolist() == (4.8 * BOXES).tolist()
+    assert (rows[:, 5].tolist(), scores) == ([1, 0], False)
+    assert (grid[TITLE : TITLE + 384, :SIDE] == 200).all()
+    assert (grid[:TITLE, :SIDE] < 100).any()  # its title
+    assert (grid[:, SIDE:] == 255).all()
+    assert not (tmp_path / "grid.png.part").exists()
 
 
-def test_detections_carry_scores_and_stand_beside_their_labels(tmp_path: Path) -> None:
+def test_detections_carry_scores_and_stand_beside_their_labels(
+        tmp_path: Path, drawn: list[tuple[np.ndarray, bool]]) -> None:
     found = picture("a.jpg", scores=np.array([0.875, 0.5]))
-    figure = plot_truth_and_detections([picture("a.jpg")], [found], NAMES, tmp_path / "val.png")
-    truth, detected = figure.axes[:2]
-    assert (truth.get_title(loc="left"), detected.get_title(loc="left")) == ("labelled: a.jpg", "detected: a.jpg")
-    assert [text.get_text() for text in detected.texts] == ["dog 0.88", "cat 0.50"]
+    plot_truth_and_detections([picture("a.jpg")], [found], NAMES, tmp_path / "val.jpg")
+    assert [scores for _, scores in drawn] == [False, True]
+    assert drawn[1][0][:, 4].tolist() == [0.875, 0.5]
+    assert (tmp_path / "val.jpg").read_bytes().startswith(b"\xff\xd8")
 
 
-def test_the_grid_has_room_for_all_and_hides_the_rest(tmp_path: Path) -> None:
-    figure = plot_pictures([picture()] * 5, NAMES, tmp_path / "grid.png", columns=3)
-    assert [len(axes.images) for axes in figure.axes] == [1, 1, 1, 1, 1, 0]
-    assert not any(axes.axison for axes in figure.axes)
+def test_the_grid_has_room_for_all_and_leaves_the_rest_white(tmp_path: Path) -> None:
+    flat = Picture(np.zeros((20, 100, 3), np.uint8), BOXES[:0], np.zeros(0, np.int64))
+    grid = np.asarray(plot_pictures([picture()] * 4 + [flat], NAMES, tmp_path / "grid.png", columns=3))
+    filled = (grid != 255).any(2)
+    rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled[400:].any(0))
+    assert (rows[0], rows[-1], columns[-1]) == (0, 384 + 4 + 384 - 1, 2 * SIDE + 3)
+    assert filled[388:388 + 96, SIDE + 4 : 2 * SIDE + 4].all()
+    assert not filled[388 + 96 :, SIDE + 4 :].any()
 
 
-def test_no_pictures_make_an_empty_one(tmp_path: Path) -> None:
-    plot_pictures([], NAMES, tmp_path / "grid.png")
-    assert (tmp_path / "grid.png").stat().st_size > 0
+def test_no_pictures_and_titles_that_are_no_text_make_a_picture(tmp_path: Path) -> None:
+    plot_pictures([], NAMES, tmp_path / "none.png")
+    plot_pictures([picture("\udcff.jpg")], NAMES, tmp_path / "odd.png")
+    assert (tmp_path / "none.png").stat().st_size > 0
 
 
 GREY = np.full((300, 400, 3), 114, np.uint8)

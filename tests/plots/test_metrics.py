@@ -38,14 +38,17 @@ def test_more_classes_than_can_be_told_apart_are_one_entry(tmp_path: Path) -> No
     assert legend_of(figure) == ["single classes", "mean of 13 classes  0.000"]
 
 
-def test_the_reported_confidence_is_marked_and_values_there_are_named(tmp_path: Path) -> None:
-    curves = Curves(1 - GRID[None], GRID[None], GRID[None], GRID[None])
+def test_f1_is_marked_at_its_own_peak_and_the_others_where_they_are_reported(tmp_path: Path) -> None:
+    """What is reported is the peak of the smoothed F1."""
+    f1 = np.where(GRID[200] == GRID, 1.5, GRID)[None]
     metrics = evaluate(np.ones((1, 10), dtype=bool), np.array([0.9]), np.array([0]), np.array([0]), num_classes=1)
-    _, figure, *_ = plot_all_curves(replace(metrics, confidence=float(GRID[700]), curves=curves), ["cat"], tmp_path)
-    (axes,) = figure.axes
-    assert axes.get_ylabel() == "F1"
-    assert axes.texts[0].get_text() == "best F1 at confidence 0.701"
-    assert legend_of(figure) == ["cat  0.701"]
+    metrics = replace(metrics, confidence=float(GRID[700]), curves=Curves(1 - GRID[None], GRID[None], f1, f1))
+    _, *figures = plot_all_curves(metrics, ["cat"], tmp_path)
+    assert [(figure.axes[0].get_ylabel(), figure.axes[0].texts[0].get_text(), *legend_of(figure))
+            for figure in figures] == [
+        ("F1", "highest at confidence 0.200", "cat  1.500"),
+        ("Precision", "reported at confidence 0.701", "cat  0.299"),
+        ("Recall", "reported at confidence 0.701", "cat  0.701")]
 
 
 def test_names_are_never_read_as_formulas_or_hidden(tmp_path: Path) -> None:

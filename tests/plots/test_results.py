@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from ray_yolo.events import EpochEvent
 from ray_yolo.plots.results import plot_results
 from tests.support import run_log
@@ -33,11 +35,27 @@ def test_lines_carry_the_values_of_their_rows(tmp_path: Path) -> None:
     assert points(figure.axes[5].lines[2]) == [(1, 0.02), (2, 0.02), (3, 0.02)]
 
 
-def test_epochs_without_validation_leave_a_gap_in_validation_only(tmp_path: Path) -> None:
-    figure = plot_results([row(0), row(1, validated=False), row(2)], tmp_path / "results.png")
+def test_no_line_is_drawn_across_a_missing_number(tmp_path: Path) -> None:
+    """A lone number between two gaps has a dot."""
+    rows = [row(epoch, validated=epoch not in (1, 3, 8)) for epoch in range(40) if epoch != 30]
+    figure = plot_results(rows, tmp_path / "results.png")
     train, val = figure.axes[0].lines
-    assert [x for x, _ in points(train)] == [1, 2, 3]
-    assert [x for x, _ in points(val)] == [1, 3]
+    assert np.flatnonzero(np.isnan(np.asarray(train.get_ydata()))).tolist() == [30]
+    assert np.flatnonzero(np.isnan(np.asarray(val.get_ydata()))).tolist() == [1, 3, 8, 30]
+    assert (train.get_markevery(), val.get_markevery()) == ([], [0, 2])
+
+
+def test_a_spike_does_not_flatten_the_rest_of_a_curve(tmp_path: Path) -> None:
+    def steep(epoch: int) -> EpochEvent:
+        box = 9e4 if epoch in (5, 6) else 0.1 * 0.95**epoch
+        return row(epoch).model_copy(update={"train": {"box": box, "obj": 0.2, "cls": 0.5 * 0.8**epoch}, "val": None})
+
+    box, obj, cls, *_ = plot_results([steep(epoch) for epoch in range(40)], tmp_path / "results.png").axes
+    assert 0.1 < box.get_ylim()[1] < 0.12
+    assert box.get_title(loc="right") == "beyond: 9e+04 in epoch 6"
+    assert [x for x, _ in points(box.lines[-1])] == [6, 7]
+    assert cls.get_ylim()[1] > 0.5  # a loss that falls fast is no spike
+    assert (cls.get_title(loc="right"), len(obj.lines)) == ("", 1)
 
 
 def test_the_last_best_epoch_is_marked(tmp_path: Path) -> None:

@@ -190,10 +190,11 @@ class TestClosingMessage:
         (tmp_path / "weights" / "best.pt").touch()
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "sqlite:////x.db"}))
         told = self.message(tmp_path, run_log.end(30))
-        assert told[-4:] == [
+        assert told[-5:] == [
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
-            "mlflow       mlflow ui --backend-store-uri sqlite:////x.db (run r1)"]
+            "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
+            "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics)"]
 
     def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
         folder = tmp_path / "Ann's runs"
@@ -202,11 +203,11 @@ class TestClosingMessage:
         (folder / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": uri}))
         told = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
         assert shlex.split(told["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
-        assert shlex.split(told["mlflow"].removesuffix(" (run r1)")) == ["mlflow", "ui", "--backend-store-uri", uri]
+        assert shlex.split(told["mlflow"]) == ["mlflow", "ui", "--backend-store-uri", uri]
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))
-        assert self.message(tmp_path)[-1] == "mlflow       http://host/#/experiments/7/runs/r1"
+        assert self.message(tmp_path)[-1] == "mlflow       http://host/#/experiments/7/runs/r1/model-metrics"
 
     def test_what_did_not_end_well_can_go_on(self, tmp_path):
         assert "failed: 3 epochs in 0:03:00 (disk full); the same command continues" in self.message(

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from ray_yolo.errors import InputError
 from ray_yolo.events import WarningEvent
 from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.console import Console
+from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.owed import OWED_FILE, read_run_file
-from ray_yolo.runlog.plots import Pictures
 from ray_yolo.runlog.projections import Projection, Projections, Runner
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, flush_recorder
 from ray_yolo.runlog.registry import Registry, log_model
@@ -265,7 +266,15 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def uri(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A server; pictures and models that would take long to make are files without anything."""
-    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", lambda run_dir, _: (run_dir / "results.png").touch())
+    def draw() -> tuple[Connection, None]:
+        ours, theirs = Pipe()
+        theirs.send({})  # nothing has failed
+        (tmp_path / "exp" / "results.png").touch()
+        pipes.append(theirs)
+        return ours, None
+
+    pipes: list[Connection] = []
+    monkeypatch.setattr("ray_yolo.runlog.drawing.start_process", draw)
     monkeypatch.setattr("ray_yolo.runlog.registry.log_model", lambda run_dir, *_: (run_dir / "registered").touch())
     shutil.copy(database, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path}/mlflow.db"
@@ -301,7 +310,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     ("results.csv", "ray_yolo.runlog.results_files.replace_text", AGAIN),
     ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard._open", AGAIN),
     ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard.finish", ""),
-    ("pictures", "ray_yolo.runlog.plots.draw_plots", ""),
+    ("pictures", "ray_yolo.runlog.drawing.start_process", AGAIN),
     ("MLflow", "mlflow.MlflowClient.log_batch", AGAIN),
     ("MLflow", "ray_yolo.runlog.mlflow.Mlflow.finish", ""),
     ("model registry", "ray_yolo.runlog.registry.log_model", ""),

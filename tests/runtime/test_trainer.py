@@ -120,18 +120,21 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     def refuse(*_: Any) -> None:
         raise OSError("no ink")
 
-    monkeypatch.setattr("ray_yolo.runlog.plots.draw_plots", refuse)
+    monkeypatch.setattr("ray_yolo.runlog.drawing.start_process", refuse)
+    monkeypatch.setattr("ray_yolo.runlog.drawing.Pictures.patience_seconds", 2.0)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
-    assert run_log.messages(result.run_dir) == ["pictures: OSError: no ink"]
+    assert run_log.messages(result.run_dir) == [
+        "pictures: OSError: no ink. Training goes on; this is tried again."]
 
 
 def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ray_yolo.runlog.projections.Projection.patience_seconds", 2.0)
-    for place in ("results_files.format_results", "tensorboard.TensorBoard.update", "plots.draw_plots",
+    for kind in ("projections.Projection", "drawing.Pictures"):
+        monkeypatch.setattr(f"ray_yolo.runlog.{kind}.patience_seconds", 2.0)
+    for place in ("results_files.format_results", "tensorboard.TensorBoard.update", "drawing.start_process",
                   "console.Display.update"):
         monkeypatch.setattr(f"ray_yolo.runlog.{place}", refuse)
     (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
@@ -298,7 +301,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
     assert not tried[0].exists()
 
 
-@pytest.mark.parametrize("place", ["plots.draw_plots", "bookkeeping.Projections.finish"])
+@pytest.mark.parametrize("place", ["drawing.Pictures.finish", "bookkeeping.Projections.finish"])
 def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def die(*_: object, **__: object) -> None:

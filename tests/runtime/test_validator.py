@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -23,12 +24,16 @@ from ray_yolo.data.index import read_index
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
 from ray_yolo.engine.val_files import coco_results
 from ray_yolo.errors import CheckpointError, DatasetError, InputError
+from ray_yolo.events import EpochEvent
+from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.validator import ValResult, validate
 from ray_yolo.structures import AnnotationIndex
+from tests.support import run_log
 from tests.support.jobs import make_config, make_dataset
 from tests.support.pictures import smooth_picture, write_image
+from tests.support.servers import BrokenServer
 from tests.support.weights import make_weights
 
 HEIGHT, WIDTH = 300, 400
@@ -215,3 +220,33 @@ def test_a_workers_error_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cluster, "wait_for_room", lambda *_: weights.unlink())
     with pytest.raises(CheckpointError, match=r"^worker 0: .*best\.pt: no such weights file"):
         found_in(tmp_path, placement={"num_workers": 1, "gpus_per_worker": 0})
+
+
+def test_a_validation_is_an_mlflow_run_on_request_with_the_names_of_a_trainings(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"storage_path": str(tmp_path), "gpus_per_worker": 0, "noplots": True, "project": "runs/check"}
+    run_dir, uri = trained / "runs" / "train" / "exp", f"sqlite:///{tmp_path}/mlflow.db"
+    (run_dir / "mlflow.json").write_text(json.dumps({"run_id": "of-training", "experiment_id": "1", "uri": uri}))
+    result = validate(settings(trained, tmp_path, placement=place | {"mlflow_uri": uri}))
+    assert "mlflow run " in capsys.readouterr().out
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("check")
+    [run] = client.search_runs([experiment.experiment_id])
+    last = run_log.told(run_dir, EpochEvent)[-1]
+    said = {metric.mlflow: metric.of(last.model_copy(update=outcome)) for metric in metrics(terms_of([last]))
+            for outcome in [{"metrics": result.metrics, "val": result.losses}]}
+    assert {name: value for name, value in run.data.metrics.items() if not name.startswith("ms_per_image/")} == {
+        name: value for name, value in said.items() if name.startswith(("metrics/", "val/"))}
+    assert (run.info.run_name, run.info.status, run.data.params["split"]) == ("exp", "FINISHED", "val")
+    assert run.data.tags["ray_yolo.training_run_id"] == "of-training"
+    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["results.json"]
+
+
+def test_a_server_that_is_away_is_a_warning_and_the_results_are_there(
+        trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = {"storage_path": str(tmp_path), "gpus_per_worker": 0, "noplots": True}
+    with BrokenServer() as server:
+        result = validate(settings(trained, tmp_path, placement=place | {"mlflow_uri": server.uri}))
+    assert "WARNING: MLflow has not got it: " in capsys.readouterr().out
+    assert (result.folder / "results.json").exists()
+    assert not (tmp_path / "mlflow.db").exists()

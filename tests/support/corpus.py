@@ -204,6 +204,7 @@ def _image_cases() -> Iterator[Case]:
         "zeros": b"\0" * 10_000,
         "half a jpeg": jpeg[: len(jpeg) // 2],
         "jpeg without its end": jpeg[:-2],
+        "grey from its middle on": jpeg[: 3 * len(jpeg) // 4] + b"\xff\xd9",
         "jpeg header": jpeg[:30],
         "half a png": png[: len(png) // 2],
         "png without its end": png[:-12],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,3 +90,21 @@ def test_a_server_that_is_away_keeps_a_known_run(tmp_path: Path, caplog: pytest.
     for status in ("RUNNING", "KILLED"):
         assert deliver(tmp_path / "exp", away, told(tmp_path, status)) == parent
     assert "still shows the sweep as running" in caplog.text
+
+
+def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_them(
+        tmp_path: Path, client: MlflowClient) -> None:
+    track(tmp_path)
+    trials = [replace(trained(number, fitness, tmp_path / "exp", client),
+                      pasts=new_trial(number, {"lr0": 0.01 * (number + 1), "optimizer": "SGD"}).pasts)
+              for number, fitness in enumerate((0.25, 0.5))]
+    parent = track(tmp_path, "RUNNING", *trials)
+    link, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()
+    assert rows == ["| trial | fitness | lr0 | optimizer |", "| --- | --- | --- | --- |",
+                    "| trial1 | 0.5 | 0.02 | SGD |", "| trial0 | 0.25 | 0.01 | SGD |"]
+    page = urllib.parse.urlsplit(link.removeprefix("[Compare the trials](").removesuffix(")").removeprefix("#"))
+    query = urllib.parse.parse_qs(page.query)
+    assert (page.path.split("/")[1], query["compareRunsMode"]) == ("experiments", ["CHART"])
+    child = client.create_run(page.path.split("/")[2], tags={"mlflow.parentRunId": parent})
+    found = client.search_runs([page.path.split("/")[2]], filter_string=query["searchFilter"][0])
+    assert [run.info.run_id for run in found] == [child.info.run_id]

@@ -1,0 +1,172 @@
+"""Weights behind HTTP: what is answered, what is refused, and that a lost replica loses no request."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from ray_yolo.api import YOLO
+from ray_yolo.config.commands import ServeConfig
+from ray_yolo.errors import ConfigError
+from tests.support.pictures import smooth_picture
+from tests.support.weights import make_weights
+
+pytest.importorskip("grpc_reflection", reason="needs ray_yolo[serve]")
+
+import ray
+from ray import serve as ray_serve
+
+from ray_yolo import serve
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_weights(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, (*size, suffix) in enumerate([(48, 64, "png"), (64, 64, "jpg"), (90, 64, "webp"), (48, 64, "bmp")]):
+        Image.fromarray(smooth_picture(*size, seed=number)).save(folder / f"{number}.{suffix}")
+    return sorted(folder.iterdir())
+
+
+def rows(answer: dict[str, Any]) -> np.ndarray:
+    found = answer["detections"]
+    return np.array([[*one["box"], one["confidence"], one["class"]] for one in found], np.float32).reshape(-1, 6)
+
+
+def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size).save(file, kind)
+    return file.getvalue()
+
+
+def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) -> None:
+    settings = ServeConfig(weights=str(weights), batch_size=1, confidence=0.1).model_dump()
+    model = serve.Model(settings)
+    yolo, seen = YOLO(weights), 0
+    for path in pictures:
+        [answer] = model.look([path.read_bytes()])
+        [result] = yolo.predict(path, confidence=0.1)
+        assert np.array_equal(rows(answer), np.asarray(result.boxes.data))
+        assert (answer["height"], answer["width"]) == result.orig_shape
+        seen += len(result)
+    assert seen > 4
+    assert model.look([b"\xff\xd8\xff"]) == ["is not an image that can be read (UnidentifiedImageError)"]
+
+
+def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    model = serve.Model(ServeConfig(weights=str(weights)).model_dump())
+    model.check_health()
+    monkeypatch.setattr(serve, "read_picture", fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        model.look([b""])
+    with pytest.raises(RuntimeError, match="illegal"):
+        model.check_health()
+
+
+def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
+    monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
+    made = serve.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
+    assert (made["weights"], made["iou"], made["num_replicas"]) == ("best.pt", 0.6, 2)
+    monkeypatch.delenv("RAY_YOLO_WEIGHTS")
+    with pytest.raises(ConfigError, match=r"iou: .* less than or equal to 1; weights: Field required \(settings: "):
+        serve.app({"iou": 2})
+
+
+def test_the_file_for_a_cluster_has_settings_that_are_accepted() -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()))
+    [application] = config.applications
+    assert application.import_path == "ray_yolo.serve:app"
+    assert serve.app(application.args)
+    assert config.http_options.host == "127.0.0.1"
+
+
+class Client:
+    """HTTP with one connection for each thread, without a second try."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, content: bytes, path: str = "/predict", method: str = "POST") -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(method, path, content)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def client(ray_session: None, weights: Path) -> Iterator[Client]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray_serve.start(http_options={"port": port})
+    ray_serve.run(serve.app({"weights": str(weights), "confidence": 0.1, "num_replicas": 2, "batch_size": 4,
+                             "max_bytes": 100_000, "max_pixels": 250_000, "max_waiting": 1000}), name="ray_yolo")
+    yield Client(port)
+    ray_serve.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_requests_are_answered_while_replicas_are_killed(
+        client: Client, weights: Path, pictures: list[Path]) -> None:
+    """The door asks another replica: the client tries nothing twice."""
+    def ask(number: int) -> tuple[int, Any]:
+        if number in (300, 600):
+            names = ray.util.list_named_actors(all_namespaces=True)
+            chosen = next(one for one in names if "#Model#" in one["name"] and one["name"] not in killed)
+            killed.append(chosen["name"])
+            ray.kill(ray.get_actor(**chosen))
+        return client(files[number % len(files)])
+
+    killed: list[str] = []
+    files = [path.read_bytes() for path in pictures]
+    expected = [np.asarray(result.boxes.data) for result in YOLO(weights).predict(pictures, confidence=0.1)]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(1000)))
+    assert len(set(killed)) == 2
+    assert {status for status, _ in answers} == {200}
+    for number, (_, answer) in enumerate(answers):
+        assert np.allclose(rows(answer), expected[number % len(files)], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_cannot_be_answered_is_refused_with_the_reason(client: Client, pictures: list[Path]) -> None:
+    whole = pictures[1].read_bytes()
+    for content, status, reason in [
+            (b"", 400, "empty"), (b"%!PS-Adobe-3.0 EPSF-3.0", 415, "none of JPEG, PNG, WEBP, BMP"),
+            (encoded((8, 8), "GIF"), 415, "none of"), (bytes(100_001), 413, "more than 100,000 bytes"),
+            (encoded((600, 600)), 413, "more than 250,000 pixels"), (encoded((8, 8)), 422, "both sides must have 10"),
+            (whole[:-100], 422, "the picture is damaged or cut off")]:
+        got, answer = client(content)
+        assert (got, reason in answer["error"]) == (status, True), answer
+    assert client(b"", "/nothing")[0] == 404
+    assert client(b"", "/predict", "PUT")[0] == 405
+    assert client(b"", "/health", "GET") == (200, {"status": "ok"})
