@@ -8,6 +8,7 @@ from pathlib import Path
 
 BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
               "peers": "tests.benchmarks.peers", "exchange": "tests.benchmarks.exchange",
+              "step": "tests.benchmarks.step", "memory": "tests.benchmarks.step",
               "same_as_peer": "tests.benchmarks.same_as_peer", "data": "tests.benchmarks.data"}
 
 
