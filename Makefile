@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench bench-env clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,5 +27,15 @@ check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy ray_yolo
 
+bench: $(VENV)/.dev .bench/.made  ## the quick benchmarks, their ratios beside the committed ones
+	$(BIN)/python tests/benchmarks/run.py quick
+
+bench-env: .bench/.made  ## YOLOv5 and Ultralytics in an environment of their own
+
+.bench/.made: tests/benchmarks/peers.txt
+	$(PYTHON) -m venv .bench
+	.bench/bin/pip install --quiet -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .bench build dist *.egg-info

@@ -19,14 +19,19 @@ def serve(do: Callable[[Any], Any]) -> None:
     """
     answers = os.fdopen(int(os.environ["ANSWERS"]), "w")  # not standard output, where libraries print
     for line in sys.stdin:
-        cpu, wall = cpu_seconds(), time.perf_counter()
-        result = do(json.loads(line))
-        took = {"cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - wall}
+        answer = timed(do, json.loads(line))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"result": result, **took, "peak_mb": peak}), file=answers, flush=True)
+        print(json.dumps({**answer, "peak_mb": peak}), file=answers, flush=True)
 
 
 def cpu_seconds() -> float:
     """Of this process with its threads, and of those that it started and that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def timed(do: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """What a call gives, and the seconds it took, as an answer of `serve` has them."""
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    result = do(*arguments)
+    return {"result": result, "cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - wall}
