@@ -292,8 +292,9 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, batch_size
 
 def _processes(host: Host) -> dict[str, Any]:
     """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
+    pinned = {"pin_memory": host.device.type == "cuda"}  # or a copy to the device waits
     if not host.loader_processes:
-        return {}
+        return pinned
     multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
-    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": host.loader_init,
-            "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}
+    return {**pinned, "num_workers": host.loader_processes, "persistent_workers": True,
+            "worker_init_fn": host.loader_init, "multiprocessing_context": "forkserver"}

@@ -1,4 +1,4 @@
-"""Whole commands from outside: when they reach a mark (a step, an epoch), and what all their processes took until then."""
+"""Whole commands from outside: when they reach a mark (a step, an epoch), and what their processes took until then."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Mark = dict[str, float]  # `wall` and `cpu` seconds since the command
 
 def train_ours(data: str, folder: Path, *flags: str) -> Callable[[str], list[Mark]]:
     """A bare `ray_yolo.train` of yolov5n with these flags; gives what `follow` does for events of a type."""
-    command = [sys.executable, "-m", "ray_yolo.train", "--data", data, "--model", "yolov5n", "--storage-path", str(folder),
-               *flags]
+    command = [sys.executable, "-m", "ray_yolo.train", "--data", data, "--model", "yolov5n",
+               "--storage-path", str(folder), *flags]
 
     def marks(kind: str) -> list[Mark]:
         return follow(command, lambda: sum(file.read_text().count(f'"type":"{kind}"')
@@ -27,7 +27,8 @@ def train_ours(data: str, folder: Path, *flags: str) -> Callable[[str], list[Mar
 
 def train_peer(peer: str, data: str, folder: Path, imgsz: int, batch: int, epochs: int) -> Callable[[str], list[Mark]]:
     """A peer's bare training of yolov5n (`peer_train.py`); gives what `follow` does for its marks of a kind."""
-    command = [str(PEER_PYTHON), str(HERE / "peer_train.py"), peer, data, *map(str, (imgsz, batch, epochs)), str(folder)]
+    command = [str(PEER_PYTHON), str(HERE / "peer_train.py"), peer, data,
+               *map(str, (imgsz, batch, epochs)), str(folder)]
 
     def marks(kind: str) -> list[Mark]:
         return follow(command, lambda: (folder / "marks").read_text().count(kind) if (folder / "marks").exists() else 0,

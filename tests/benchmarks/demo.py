@@ -25,8 +25,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("flags", nargs="*")
     given = parser.parse_args(argv)
-    said = subprocess.run(["make", "-n", "-o", ".venv/.base", "demo"], cwd=HERE.parents[1], capture_output=True, text=True,
-                          check=True)
+    said = subprocess.run(["make", "-n", "-o", ".venv/.base", "demo"], cwd=HERE.parents[1], capture_output=True,
+                          text=True, check=True)
     program, *rest = shlex.split(said.stdout.replace("\\\n", " "))
     found = []
     for seed in given.seeds:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from tests.benchmarks.commands import Mark, train_ours, train_peer
@@ -46,5 +47,5 @@ def main(argv: list[str]) -> None:
 
 def one_epoch(marks: list[Mark]) -> Mark:
     """What an epoch after the first takes."""
-    return {clock: statistics.median(after[clock] - before[clock] for before, after in zip(marks, marks[1:], strict=False))
+    return {clock: statistics.median(after[clock] - before[clock] for before, after in pairwise(marks))
             for clock in ("cpu", "wall")}

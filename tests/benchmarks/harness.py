@@ -44,8 +44,8 @@ def contestant(*command: object, threads: int = 1, peer: bool = False) -> Iterat
     reading, writing = os.pipe()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": "", "ANSWERS": str(writing)}
     with tempfile.TemporaryFile("w+") as said, os.fdopen(reading) as answers:
-        process = subprocess.Popen([python, str(HERE / script), *arguments], stdin=subprocess.PIPE, text=True, stdout=said,
-                                   stderr=said, env=environment, pass_fds=[writing])
+        process = subprocess.Popen([python, str(HERE / script), *arguments], stdin=subprocess.PIPE, text=True,
+                                   stdout=said, stderr=said, env=environment, pass_fds=[writing])
         os.close(writing)
 
         def ask(value: Any = None) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 
+import faster_coco_eval
 import numpy as np
-from faster_coco_eval import COCO as FasterCoco
-from faster_coco_eval import COCOeval_faster
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> None:
     case = draw(given.images, given.detections)
     ways = {"ours": lambda: list(coco_metrics(*case)),
             "pycocotools": lambda: reference(*case, COCO, COCOeval),
-            "faster-coco-eval": lambda: reference(*case, FasterCoco, COCOeval_faster)}
+            "faster-coco-eval": lambda: reference(*case, faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster)}
     numbers = {name: np.array(way()) for name, way in ways.items()}
     furthest = max(float(np.abs(each - numbers["ours"]).max()) for each in numbers.values())
     if furthest > 1e-6:

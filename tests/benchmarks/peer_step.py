@@ -3,7 +3,8 @@
     python peer_step.py CASE.pt
 
 CASE has `state` (tensors by name), `images` (uint8), `targets` (n, 6) rows [image, class, x1, y1, x2, y2] in pixels,
-`classes` and `gains`. It answers "gate" with loss and gradient of the first step (to GATE.pt beside CASE), a number with so many steps.
+`classes` and `gains`. Asked for "gate" it writes the first step's loss and gradient to peer.pt beside CASE; asked for a
+number it takes so many steps.
 """
 
 from __future__ import annotations

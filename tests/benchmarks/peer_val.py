@@ -34,8 +34,8 @@ def main(weights: str, data: str, imgsz: str, batch: str) -> None:
         global counted
         counted = 0
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # it takes one less than there are cores
-        model.val(validator=Counting, data=data, imgsz=int(imgsz), batch=int(batch), workers=0, device="cpu", conf=0.001,
-                  iou=0.6, plots=False, verbose=False)
+        model.val(validator=Counting, data=data, imgsz=int(imgsz), batch=int(batch), workers=0, device="cpu",
+                  conf=0.001, iou=0.6, plots=False, verbose=False)
         return counted
 
     serve(validate)

@@ -1,6 +1,7 @@
 """A training step (forward, loss, backward, clip, SGD, average) of ours against YOLOv5's, and the memory it takes.
 
-    python tests/benchmarks/run.py step|memory [--model yolov5n] [--imgsz 320] [--batch 16] [--threads 1] [--precision fp32]
+    python tests/benchmarks/run.py step|memory [--model yolov5n] [--imgsz 320] [--batch 16] [--microbatch 16]
+        [--threads 1] [--precision fp32]
 
 Both have the same weights, the same uint8 images and the same boxes. Before anything is timed, the losses have to agree
 to 1e-3 and the gradients to a cosine of 0.999. `step` compares CPU seconds of a step, `memory` the most memory that the
@@ -66,8 +67,8 @@ def draw(given: argparse.Namespace) -> dict[str, Any]:
     places = torch.cartesian_prod(torch.arange(4), torch.arange(LABELS // 4)).repeat(given.batch, 1)
     centre = 40 + 80 * places + 4 * torch.rand(count, 2, generator=generator)
     half = (5 + 50 * torch.rand(count, 2, generator=generator)).minimum(centre)
-    targets = torch.cat((torch.arange(count)[:, None] // LABELS, torch.randint(CLASSES, (count, 1), generator=generator),
-                         centre - half, centre + half), 1)
+    classes = torch.randint(CLASSES, (count, 1), generator=generator)
+    targets = torch.cat((torch.arange(count)[:, None] // LABELS, classes, centre - half, centre + half), 1)
     images = torch.randint(256, (given.batch, 3, given.imgsz, given.imgsz), dtype=torch.uint8, generator=generator)
     return {"model": given.model, "classes": CLASSES, "images": images, "targets": targets,
             "gains": GAINS | {"obj": (given.imgsz / 640) ** 2}, "state": parts_of(given).model.state_dict()}
@@ -120,7 +121,8 @@ def check(ours: dict[str, torch.Tensor], peer: dict[str, torch.Tensor]) -> dict[
     Raises:
         SystemExit: if losses or gradients differ.
     """
-    flat = [torch.cat([side[name].flatten().double() for name in sorted(ours) if name != "loss"]) for side in (ours, peer)]
+    names = sorted(ours.keys() - {"loss"})
+    flat = [torch.cat([side[name].flatten().double() for name in names]) for side in (ours, peer)]
     cosine = float(torch.nn.functional.cosine_similarity(*flat, dim=0))
     loss = abs(float(ours["loss"]) / float(peer["loss"]) - 1)
     if not (loss < SAME_LOSS and cosine > SAME_GRADIENT):

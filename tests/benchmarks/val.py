@@ -62,7 +62,8 @@ def draw() -> dict[str, torch.Tensor]:
     """Weights whose class scores lie around 0.001."""
     torch.manual_seed(0)
     state = build_model(MODEL, CLASSES).state_dict()
-    return {name: value + 3.0 if ".cv3." in name and name.endswith("2.bias") else value for name, value in state.items()}
+    raised = [name for name in state if ".cv3." in name and name.endswith("2.bias")]
+    return state | {name: state[name] + 3.0 for name in raised}
 
 
 def answer(given: argparse.Namespace) -> None:
