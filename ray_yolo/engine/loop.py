@@ -33,7 +33,7 @@ class Wishes(NamedTuple):
     """What a worker was told: heard by all of them with the step in hand."""
 
     stop: bool = False  # training shall stop
-    regroup: bool = False  # somebody waits to join
+    regroup: bool = False  # somebody waits to join, or is to leave
 
 
 class StepResult(NamedTuple):

@@ -66,15 +66,16 @@ class Membership(Protocol):
     lasting: bool
     """Whether there is no other generation: who is lost is lost for good."""
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
-        """Become a member of the next generation, or be told how a training that has ended meanwhile did.
+    def join(self, progress: Progress | None) -> Generation | Summary | None:
+        """Become a member of the next generation, or be told how a training that has ended meanwhile did; None: it goes
+        on without this worker, which was told to leave.
 
         Args:
             progress: where this worker is between two steps; None: it has no state yet.
         """
 
-    def newcomers(self) -> bool:
-        """Whether somebody is waiting to join; does not wait for the answer."""
+    def regroups(self) -> bool:
+        """Whether the generation shall end: somebody waits to join, or is to leave. Does not wait for the answer."""
 
     def rescues(self) -> bool:
         """Whether this worker is the one that saves the last finished step because a peer was lost."""
@@ -91,11 +92,11 @@ class FixedMembers:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None) -> Generation | Summary | None:
         """The group as it is."""
         return Generation(self._replicas, None, False)
 
-    def newcomers(self) -> bool:
+    def regroups(self) -> bool:
         """Never."""
         return False
 

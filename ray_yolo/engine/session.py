@@ -43,8 +43,9 @@ MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 
 def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members: Membership | None = None,
-                stop_asked: Callable[[], bool] = lambda: False) -> Summary:
-    """Train `job` on this worker until it is done. Collective. Returns how it ended, equal on all workers.
+                stop_asked: Callable[[], bool] = lambda: False) -> Summary | None:
+    """Train `job` on this worker until it is done. Collective. Returns how it ended, equal on all workers; None on one
+    that was told to leave, without whom it goes on.
 
     Args:
         emit: appends an event to the run's log without waiting.
@@ -74,7 +75,8 @@ class Session:
         self.parts = build(job, host)
         self.state = TrainState()
         self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit)
-        self.ended: Summary | None = None  # without this worker, which came too late
+        self.parted = False  # is no member of the last generation: was told to leave, or came too late
+        self.ended: Summary | None = None  # without this worker
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
         self._begun = False
         self._lost = 0  # peers since the last step
@@ -92,13 +94,13 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train, or nobody who wants it now."""
-        return (self.ended is not None or self.stopped or self.stopped_early
+        return (self.parted or self.stopped or self.stopped_early
                 or self.state.progress.epoch >= self.job.recipe.epochs)
 
     def train_with_others(self, stop_asked: Callable[[], bool]) -> None:
         """Train to the end in generation after generation. Collective."""
         def listen() -> Wishes:
-            return Wishes(stop_asked(), self._members.newcomers())
+            return Wishes(stop_asked(), self._members.regroups())
 
         while not (self._begun and self.is_over):
             try:
@@ -118,8 +120,8 @@ class Session:
         if not self._members.lasting:
             ungroup(self.parts)
         found = self._members.join(self.state.progress if self._begun else None)
-        if isinstance(found, Summary):
-            self.ended, self._begun = found, True
+        if not isinstance(found, Generation):
+            self.ended, self.parted, self._begun = found, True, True
             return
         self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
         self._begun = True
@@ -237,13 +239,13 @@ class Session:
             raise WrongWeightsError(f"the weights after step {self.state.progress.step} are not those of the other "
                                     "workers: memory or arithmetic that is broken, or a processor of another kind")
 
-    def finish(self) -> Summary:
-        """Record the end, if it is one. Returns how it was.
+    def finish(self) -> Summary | None:
+        """Record the end, if it is one. Returns how it was; None if this worker has left before.
 
         Raises:
             TrainingError: if all that training did was to skip steps.
         """
-        if self.ended:
+        if self.parted:
             return self.ended
         state = self.state
         if not self.stopped and not state.moved:

@@ -178,13 +178,13 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, judge: ray.train.UserCallback) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    `judge` decides, by raising, which failures end the run. With a `roster` in `config` workers are replaced in place.
+    `judge` decides, by raising, which failures end the run. A worker is replaced `in_place` of itself, or all with it.
     """
-    kind = InPlaceConfig if config.get("roster") else TorchConfig
+    kind = InPlaceConfig if in_place else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),

@@ -34,5 +34,9 @@ def replaces_in_place(placement: Placement, gpus: float) -> bool:
 
     With a range of workers Ray starts all of them again; NCCL waits for the lost one until its watchdog aborts.
     """
-    several = isinstance(placement.num_workers, int) and placement.num_workers > 1
-    return several and not gpus and hasattr(_TorchBackend, "has_replica_groups")
+    return isinstance(placement.num_workers, int) and placement.num_workers > 1 and can_replace(gpus)
+
+
+def can_replace(gpus: float) -> bool:
+    """Whether Ray can put one worker in the place of a lost one, and collectives that lack one end by themselves."""
+    return not gpus and hasattr(_TorchBackend, "has_replica_groups")

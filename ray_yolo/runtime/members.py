@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_yolo.engine.membership import Generation, Pulse
 from ray_yolo.engine.replicas import form_group, leave_group, offer_store
 from ray_yolo.events import Summary
-from ray_yolo.runtime.roster import Arrival, Beat, Process, Reply, Roster, Stalled, own_process
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Stalled, own_process
 from ray_yolo.structures import Progress
 
 _BEAT_SECONDS = 1.0
@@ -43,18 +42,19 @@ class RosterMembers:
         worker: this worker's number among Ray's.
         timeout_seconds: after which a collective operation has failed.
         tell: takes this worker's stacks, if it holds up the others.
+        uid: what the roster knows this worker by.
     """
 
     lasting = False
 
     def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, timeout_seconds: float,
-                 tell: Callable[[str], None]) -> None:
+                 tell: Callable[[str], None], uid: str) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
-        self._uid, self._newcomers, self._left = uuid.uuid4().hex, False, threading.Event()
+        self._uid, self._regroups, self._left = uid, False, threading.Event()
         self._tell = tell
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
-    def join(self, progress: Progress | None) -> Generation | Summary:
+    def join(self, progress: Progress | None) -> Generation | Summary | None:
         """Wait for the next generation and form its process group. Collective.
 
         Raises:
@@ -68,15 +68,15 @@ class RosterMembers:
         _answer(self._roster.arrive.remote(self._uid, arrival))
         while (found := _answer(self._roster.formed.remote(self._uid))) is None:
             time.sleep(_ASK_SECONDS)
-        if isinstance(found, Summary):
-            return found
-        self._newcomers = False
+        self._regroups = False
+        if not isinstance(found, Formed):
+            return found if isinstance(found, Summary) else None
         replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout)
         return Generation(replicas, found.source, found.behind)
 
-    def newcomers(self) -> bool:
+    def regroups(self) -> bool:
         """As the last beat was told."""
-        return self._newcomers
+        return self._regroups
 
     def rescues(self) -> bool:
         """Asks the roster."""
@@ -98,7 +98,7 @@ class RosterMembers:
             beat = Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
             with contextlib.suppress(ray.exceptions.RayError):
                 reply: Reply = _answer(self._roster.beat.remote(self._uid, beat))
-                self._newcomers = reply.newcomers
+                self._regroups = reply.regroups
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations

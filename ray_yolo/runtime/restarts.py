@@ -108,7 +108,8 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
 
     while True:
         try:
-            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
+            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge,
+                                            in_place=in_place > 0)
             return run_aside(trainer.fit, before_end).return_value
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)

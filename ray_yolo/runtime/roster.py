@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ray_yolo.events import Summary
 from ray_yolo.structures import Progress
@@ -76,7 +76,7 @@ class Beat(NamedTuple):
 class Reply(NamedTuple):
     """What a beat is answered."""
 
-    newcomers: bool  # somebody waits to join
+    regroups: bool  # somebody waits to join, or is to leave
     accusations: int  # so far; with each one everybody tells its stacks
 
 
@@ -100,6 +100,7 @@ class Roster:
         self._waiting: dict[str, Arrival] = {}
         self._since: dict[str, float] = {}  # when each began to wait
         self._members: dict[str, Arrival] = {}  # of the present generation, in the order of its workers
+        self._parting: set[str] = set()  # are to leave before the next generation
         self._gone: set[str] = set()
         self._beats: dict[str, tuple[float, Beat | None]] = {}
         self._number = self._rescued = 0
@@ -111,12 +112,19 @@ class Roster:
         self._waiting[uid], self._since[uid] = arrival, self._clock()
         self._beats[uid] = (self._clock(), None)
 
-    def formed(self, uid: str) -> Formed | Summary | None:
-        """The generation that a worker that has arrived belongs to; how training ended if it has; None: not yet."""
+    def formed(self, uid: str) -> Formed | Summary | Literal["parted"] | None:
+        """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
+        on without this worker, which was told to leave; None: not yet.
+        """
         if self._ended:
             return self._ended
         if self._waiting and self._is_ready():
             self._form()
+        if uid in self._parting and uid in self._waiting.keys() - self._members.keys() and self._members:
+            self._gone.add(uid)
+            del self._waiting[uid]
+        if uid in self._gone & self._parting:
+            return "parted"
         if uid in self._waiting or uid not in self._members:
             return None
         arrivals = list(self._members.values())
@@ -129,7 +137,12 @@ class Roster:
         """A worker tells what it does."""
         self._beats[uid] = (self._clock(), beat)
         newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
-        return Reply(newcomers, self._accusations)
+        leavers = self._parting & self._members.keys() - self._gone
+        return Reply(newcomers or bool(leavers and self._staying(self._members)), self._accusations)
+
+    def part(self, uid: str) -> None:
+        """Have a worker leave after the step in hand, in order; one stays until another has its state."""
+        self._parting.add(uid)
 
     def leave(self, uid: str, summary: Summary | None = None) -> None:
         """A worker asks for no other generation: training has ended, or it has failed (no summary)."""
@@ -168,8 +181,16 @@ class Roster:
         waited = self._clock() - min(self._since[uid] for uid in self._waiting)
         return bool(survivors) or len(self._waiting) >= self._wanted or waited > SETTLE_SECONDS
 
+    def _staying(self, uids: Iterable[str]) -> set[str]:
+        """Those who live and are not to leave."""
+        return {uid for uid in uids if uid not in self._parting and self._is_alive(uid)}
+
     def _form(self) -> None:
         alive = {uid: arrival for uid, arrival in self._waiting.items() if self._is_alive(uid)}
+        staying = self._staying(alive)
+        if any(alive[uid].progress for uid in staying) or not any(arrival.progress for arrival in alive.values()):
+            self._gone |= self._parting & alive.keys() if staying else set()
+            alive = {uid: arrival for uid, arrival in alive.items() if uid not in self._gone}
         self._members = dict(sorted(alive.items(), key=lambda item: (item[1].worker, item[0])))
         self._waiting, self._since = {}, {}
         self._number += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,19 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
 from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.membership import Membership, Pulse
+from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, in_group
 from ray_yolo.engine.session import run_session
-from ray_yolo.events import Emit, FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.members import RosterMembers
-from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.stopping import driver_asks
 
 
@@ -43,47 +42,50 @@ def from_wire(wire: dict[str, Any]) -> Job:
     return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
-def train_worker(config: dict[str, Any]) -> Summary:
+def train_worker(config: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
-    await_recorder(config["recorder"])
-    context = ray.train.get_context()
+    context, group = ray.train.get_context(), get_current_placement_group()
     placement, worker = Placement.model_validate(config["placement"]), context.get_world_rank()
-    emit, group = emitter(config["recorder"]), get_current_placement_group()
     if group is not None and worker == 0:
-        emit(PlacementEvent(group=group.id.hex()))
+        emitter(config["recorder"])(PlacementEvent(group=group.id.hex()))
+    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uuid.uuid4().hex)
+
+
+def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: Pulse, uid: str) -> Summary | None:
+    """Train a job as one of its workers. Returns the session's summary.
+
+    Args:
+        worker: its number among those that Ray, or a crew, has given the job.
+        uid: what the job's roster knows this worker by.
+    """
+    await_recorder(config["recorder"])
+    emit, roster = emitter(config["recorder"]), config["roster"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
-    stop_asked = driver_asks(config["recorder"]) if worker == 0 else lambda: False  # one asks for all
 
     def tell(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
-    pulse = Pulse(placement.stall_seconds)
-    members = _members(config["roster"], placement, pulse, emit)
+    def tell_stacks(stacks: str) -> None:
+        emit(StacksEvent(worker=worker, stacks=stacks))
+
+    members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init:
             host = Host(
-                replicas=Replicas() if config["roster"] else Replicas(worker, context.get_world_size()),
+                replicas=Replicas() if roster else Replicas(worker, ray.train.get_context().get_world_size()),
                 device=ray.train.torch.get_device(), prepare_model=_prepare_model,
                 prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
                 loader_init=init, threads=placement.threads, cache=placement.image_cache, pulse=pulse)
             torch.set_num_threads(host.threads)
-            return run_session(from_wire(config["job"]), host, placement, emit, members, stop_asked)
+            return run_session(from_wire(config["job"]), host, placement, emit, members,
+                               driver_asks(config["recorder"], worker, placement.max_workers))
     except Exception:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise
     finally:
-        if isinstance(members, RosterMembers):
+        if members:
             members.close()
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
-
-
-def _members(roster: ActorHandle[Roster] | None, placement: Placement, pulse: Pulse, emit: Emit) -> Membership | None:
-    """This worker's way to the others: by the roster, or (None) as Ray has put them together."""
-    if roster is None:
-        return None
-    worker = ray.train.get_context().get_world_rank()
-    return RosterMembers(roster, worker, pulse, placement.timeout_seconds,
-                         lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)))
 
 
 def _prepare_model(model: nn.Module) -> nn.Module:

@@ -33,5 +33,5 @@ def test_a_fixed_group_is_what_it_was_given_and_has_no_next_one() -> None:
     members = FixedMembers(replicas)
     assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(replicas, None, False)
     assert members.lasting
-    assert not members.newcomers()
+    assert not members.regroups()
     assert not members.rescues()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import os
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +131,7 @@ class Scripted(FixedMembers):
         self.joined = self.both
         return Generation(self.both, 1, True)
 
-    def newcomers(self) -> bool:
+    def regroups(self) -> bool:
         self.asked += 1
         return self.asked == 2 and self.joins == 1 and self.both.worker == 1
 
@@ -146,6 +149,69 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], 
     assert_same(first["state"], calm["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (2, 1)
+
+
+class Parting(FixedMembers):
+    """Two workers train two steps together; then worker 0 leaves, and the other goes on alone."""
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas) -> None:
+        super().__init__(replicas)
+        self.both, self.joined = replicas, replicas
+        self.asked = self.joins = 0
+
+    def join(self, progress: Progress | None) -> Generation | None:
+        self.joins += 1
+        if self.joins == 1:
+            return Generation(self.both, None, False)
+        assert (progress and progress.step) == 2
+        self.joined = Replicas()
+        return Generation(self.joined, 0, False) if self.both.worker else None
+
+    def regroups(self) -> bool:
+        self.asked += 1
+        return self.asked == 2 and self.both.worker == 0
+
+
+def train_with_a_leaver(replicas: Replicas, job: Job) -> dict[str, Any]:
+    members, events = Parting(replicas), []
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+    summary = run_session(job, host, Placement(), events.append, members)
+    return {"ended": summary and summary.step, "state": last_state(job),
+            "events": [event.model_dump_json() for event in events]}
+
+
+def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: dict[str, Any], tmp_path: Path) -> None:
+    """Though it was worker 0, which keeps the records."""
+    first, second = run_workers(2, train_with_a_leaver, make_job(tmp_path, **EXACT))
+    assert first["ended"] is None
+    assert second["ended"] == 8
+    assert_same(second["state"], calm["state"])
+    assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
+
+
+def held() -> tuple[int, int, set[str]]:
+    """What this process holds: threads, open files, child processes (but for those that make others)."""
+    gc.collect()
+    pids = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+    children = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+    return (threading.active_count(), len(os.listdir("/proc/self/fd")),
+            {command for command in children if "forkserver" not in command and "resource_tracker" not in command})
+
+
+def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(calm: dict[str, Any], tmp_path: Path) -> None:
+    """A crew's worker trains one after the other: bits, threads, files and processes are as if it were the first."""
+    others = [{"seed": 5, "exact": True, "threads": 2, "optimizer": {"name": "AdamW"}, "image_weights": True},
+              {"seed": 6, "precision": "bf16", "multi_scale": True}]
+    before = None
+    for number, recipe in enumerate(others):
+        job = make_job(tmp_path / str(number), **{"epochs": 1, **recipe})
+        run_session(job, Host(loader_processes=1, cache="ram"), Placement(), lambda event: None)
+        before = before or held()
+    assert held() == before
+    job = make_job(tmp_path / "last", **EXACT)
+    assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
 
 
 class Losing(FixedMembers):
@@ -181,7 +247,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     job, events = make_job(tmp_path, **EXACT), []
     members = Losing(job, monkeypatch, 1, where)
     listen = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(members, "newcomers", lambda: where == "train" and next(listen, False))
+    monkeypatch.setattr(members, "regroups", lambda: where == "train" and next(listen, False))
     run_session(job, Host(), Placement(), events.append, members)
     assert_same(last_state(job), calm["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))

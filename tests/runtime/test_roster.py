@@ -31,7 +31,7 @@ class Desk:
             self.roster.arrive(name, Arrival("abcdef".index(name), ELSEWHERE, (name, 1), progress))
 
     def beat(self, names: str, beat: Beat = EXCHANGING) -> list[bool]:
-        return [self.roster.beat(name, beat).newcomers for name in names]
+        return [self.roster.beat(name, beat).regroups for name in names]
 
     def pass_by(self, seconds: int, alive: str = "", beat: Beat = EXCHANGING) -> None:
         """Seconds pass, in each of which those who are alive send a beat."""
@@ -136,6 +136,39 @@ def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
     desk.arrive("b", 5)
     assert desk.members("b") == [None]
     assert desk.beat("ac") == [True, True]
+
+
+def test_who_is_told_to_part_leaves_after_the_step_in_hand() -> None:
+    desk = started()
+    desk.roster.part("b")
+    assert desk.beat("abc") == [True] * 3
+    desk.arrive("abc", 5)
+    assert [desk.roster.formed(name) for name in "abc"] == [
+        Formed(2, 0, 2, ("a", 1), 0, False), "parted", Formed(2, 1, 2, ("a", 1), 0, False)]
+    assert desk.beat("ac") == [False, False]
+
+
+def test_the_last_one_parts_when_somebody_else_has_come() -> None:
+    desk = started("ab")
+    for name in "ab":
+        desk.roster.part(name)
+    assert desk.beat("ab") == [False, False]
+    desk.arrive("c", None)
+    assert desk.beat("ab") == [True, True]
+    desk.arrive("ab", 5)
+    assert desk.members("c") == [2]  # takes over the state
+    assert desk.beat("abc") == [True] * 3
+    desk.arrive("abc", 6)
+    assert [desk.roster.formed(name) for name in "ab"] == ["parted", "parted"]
+    assert desk.roster.formed("c") == Formed(3, 0, 1, ("c", 1), 0, False)
+
+
+def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
+    desk = started()
+    desk.arrive("d", None)
+    desk.roster.part("d")
+    assert desk.roster.formed("d") == "parted"
+    assert desk.beat("abc") == [False] * 3
 
 
 def test_one_of_a_generation_rescues_its_last_step() -> None:
