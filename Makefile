@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check docs bench bench-env clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,5 +30,15 @@ check: $(VENV)/.dev  ## style and types
 docs: $(VENV)/.dev  ## the pages of docs/ as a site in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
 
+bench: $(VENV)/.dev .bench/.made  ## the quick benchmarks, their ratios beside the committed ones
+	$(BIN)/python tests/benchmarks/run.py quick
+
+bench-env: .bench/.made  ## YOLOv5 and Ultralytics in an environment of their own
+
+.bench/.made: tests/benchmarks/peers.txt
+	$(PYTHON) -m venv .bench
+	.bench/bin/pip install --quiet -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .bench build dist *.egg-info

@@ -36,6 +36,7 @@ from ray_yolo.errors import ResourcesError
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
@@ -125,6 +126,8 @@ def build(job: Job, host: Host) -> Parts:
     if recipe.exact != torch.are_deterministic_algorithms_enabled():  # or torch's compiler is imported for nothing
         torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
     model = build_network(job).to(memory_format=torch.channels_last)
+    if host.device.type == "cpu":
+        avoid_slow_convolutions(model)
     family = find_family(job.architecture or recipe.model)
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
@@ -289,8 +292,9 @@ def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, batch_size
 
 def _processes(host: Host) -> dict[str, Any]:
     """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
+    pinned = {"pin_memory": host.device.type == "cuda"}  # or a copy to the device waits
     if not host.loader_processes:
-        return {}
+        return pinned
     multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
-    return {"num_workers": host.loader_processes, "persistent_workers": True, "worker_init_fn": host.loader_init,
-            "multiprocessing_context": "forkserver", "pin_memory": host.device.type == "cuda"}
+    return {**pinned, "num_workers": host.loader_processes, "persistent_workers": True,
+            "worker_init_fn": host.loader_init, "multiprocessing_context": "forkserver"}

@@ -112,5 +112,16 @@ class Concat(nn.Module):
         return torch.cat(inputs, 1)
 
 
+def avoid_slow_convolutions(model: nn.Module) -> None:
+    """Have a CPU compute 1x1 convolutions as it does all others.
+
+    Under 16 images and on one thread torch leaves them to `_slow_conv2d`, image by image, unless they are dilated,
+    which a kernel of one pixel does not notice: a step of two microbatches of 8 is 1.06 times as fast.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.dilation = (2, 2)
+
+
 def _same_max_pool(x: Tensor, kernel: int) -> Tensor:
     return F.max_pool2d(x, kernel, stride=1, padding=kernel // 2)

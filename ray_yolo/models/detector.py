@@ -17,7 +17,7 @@ from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
 from ray_yolo.models.rows import DetectRow, HeadRow, Row
 
-PROBE_PX = 256  # side of the dummy image that finds channels and strides; a multiple of every stride
+PROBE_PX = 64  # side of the dummy image that finds channels and strides; a multiple of every stride
 
 
 class Detector(nn.Module):

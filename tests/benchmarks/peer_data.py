@@ -1,20 +1,20 @@
-"""Reads a peer's training samples through the peer's own public data set class and prints CPU ms a sample as JSON.
+"""A peer's training samples through its own public data set class; run by `data.py` with the peers' Python, a
+`contestant`. The product never imports a peer, and this file imports nothing of the product.
 
-Run by `tests/benchmarks/data.py` with the Python of an environment in which the peer is installed; the product never
-imports a peer, and this file imports nothing of the product.
+    python peer_data.py {ultralytics,yolov5} DATA.yaml IMAGES IMGSZ {jpeg,ram}
 
-    python peer_data.py {ultralytics,yolov5} DATA.yaml IMAGES IMGSZ SAMPLES
+It answers a number by reading so many samples.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import random
 import sys
-import time
 from typing import Any
+
+import cv2
+import torch
+from contestant import serve
 
 AUGMENT = {"hsv_h": 0.015, "hsv_s": 0.7, "hsv_v": 0.4, "degrees": 0.0, "translate": 0.1, "scale": 0.5, "shear": 0.0,
            "perspective": 0.0, "flipud": 0.0, "fliplr": 0.5, "mosaic": 1.0, "mixup": 0.0, "copy_paste": 0.0}
@@ -36,29 +36,21 @@ def yolov5_samples(_: str, images: str, imgsz: int, cache: str | bool) -> Any:
     return LoadImagesAndLabels(images, imgsz, BATCH, augment=True, hyp=AUGMENT, cache_images=cache)
 
 
-def milliseconds(samples: Any, count: int) -> float:
-    """CPU time of one sample, batches put together, in a random order."""
-    order = [random.Random(0).sample(range(len(samples)), len(samples))[n % len(samples)] for n in range(count)]
-    began = time.process_time()
-    for first in range(0, count, BATCH):
-        samples.collate_fn([samples[number] for number in order[first:first + BATCH]])
-    return (time.process_time() - began) * 1e3 / count
+def main(peer: str, data: str, images: str, imgsz: str, source: str) -> None:
+    torch.set_num_threads(1)
+    make = {"ultralytics": ultralytics_samples, "yolov5": yolov5_samples}[peer]
+    samples = make(data, images, int(imgsz), "ram" if source == "ram" else False)
+    cv2.setNumThreads(0)
+
+    def read(count: int) -> None:
+        """Samples in a random order, put together in batches."""
+        order = (random.sample(range(len(samples)), len(samples)) * (count // len(samples) + 1))[:count]
+        for first in range(0, count, BATCH):
+            samples.collate_fn([samples[number] for number in order[first:first + BATCH]])
+
+    serve(read)
 
 
 if __name__ == "__main__":
-    import cv2
-    import torch
-
-    peer, data, images, *numbers = sys.argv[1:]
-    imgsz, count = map(int, numbers)
-    sys.argv = sys.argv[:1]
-    torch.set_num_threads(1)
-    make = {"ultralytics": ultralytics_samples, "yolov5": yolov5_samples}[peer]
-    found = {}
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        for name, cache in (("jpeg", False), ("ram", "ram")):
-            samples = make(data, images, imgsz, cache)
-            cv2.setNumThreads(0)
-            milliseconds(samples, 4 * BATCH)
-            found[name] = milliseconds(samples, count)
-    print(json.dumps(found))
+    given, sys.argv = sys.argv[1:], sys.argv[:1]
+    main(*given)

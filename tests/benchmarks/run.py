@@ -6,18 +6,18 @@ import importlib
 import sys
 from pathlib import Path
 
-BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
-              "peers": "tests.benchmarks.peers", "exchange": "tests.benchmarks.exchange",
-              "same_as_peer": "tests.benchmarks.same_as_peer", "data": "tests.benchmarks.data"}
+NAMES = {"step": "step", "memory": "step", "data": "data", "epochs": "epochs", "val": "val", "map": "map", "nms": "nms",
+         "workers": "workers", "ray": "workers", "start": "start", "stall": "stall", "scan": "scan", "demo": "demo",
+         "exchange": "exchange", "evolve": "evolve_simulation", "same_as_peer": "same_as_peer", "quick": "quick"}
 
 
 def main(argv: list[str]) -> int:
     """Run the named benchmark with the rest of the arguments."""
-    if not argv or argv[0] not in BENCHMARKS:
-        print(f"usage: run.py {{{','.join(BENCHMARKS)}}} [options]", file=sys.stderr)
+    if not argv or argv[0] not in NAMES:
+        print(f"usage: run.py {{{','.join(NAMES)}}} [options]", file=sys.stderr)
         return 2
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    importlib.import_module(BENCHMARKS[argv[0]]).main(argv[1:])
+    importlib.import_module(f"tests.benchmarks.{NAMES[argv[0]]}").main(argv[1:])
     return 0
 
 

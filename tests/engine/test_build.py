@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_yolo.engine.build import Host, build, build_network
+from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.engine.build import Host, build, build_network, val_loader
 from ray_yolo.errors import CheckpointError
-from tests.support.jobs import make_job
+from tests.support.jobs import make_index, make_job
 
 
 def test_parameter_groups_are_biases_decayed_weights_and_norms(tmp_path: Path) -> None:
@@ -77,3 +78,10 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
     parts.sampler.start(0)
     shapes = [tuple(batch["images"].shape[2:]) for batch in parts.loader]
     assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_batches_for_a_gpu_are_pinned_whoever_reads_them(tmp_path: Path, processes: int, device: str) -> None:
+    index, host = make_index(tmp_path, 3), Host(device=torch.device(device), loader_processes=processes)
+    assert val_loader(index, ImageStore(index, 64), 64, 2, host).pin_memory is (device == "cuda")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ray_yolo.models.batch_norm import BatchNorm
-from ray_yolo.models.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv
+from ray_yolo.models.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, avoid_slow_convolutions
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
@@ -85,3 +85,29 @@ def test_chained_pools_equal_pools_side_by_side() -> None:
 
 def test_concatenation_is_along_channels() -> None:
     assert Concat()(torch.zeros(1, 2, 4, 4), torch.zeros(1, 3, 4, 4)).shape == (1, 5, 4, 4)
+
+
+def test_no_convolution_is_computed_image_by_image() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        slow, plain = computed(avoid=False)
+        found, result = computed(avoid=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert "aten::_slow_conv2d_forward" in slow  # negative control
+    assert not [name for name in found if "slow" in name]
+    for ours, expected in zip(result, plain, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def computed(avoid: bool) -> tuple[set[str], list[Tensor]]:
+    """The operations of a block's forward and backward, and its output and gradients."""
+    torch.manual_seed(0)
+    block, x = C3(32, 32), torch.rand(4, 32, 32, 32, requires_grad=True)
+    if avoid:
+        avoid_slow_convolutions(block)
+    with torch.autograd.profiler.profile() as profile:
+        y = block(x)
+        y.square().mean().backward()
+    return {event.name for event in profile.function_events}, [y, x.grad, *(p.grad for p in block.parameters())]

@@ -124,7 +124,7 @@ def test_anchors_that_do_not_fit_the_head_are_refused(anchors: Anchors, message:
 
 
 def test_rows_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"model row 2, ConcatRow.*\(8, 128, 128\) and \(4, 64, 64\)"):
+    with pytest.raises(ConfigError, match=r"model row 2, ConcatRow.*\(8, 32, 32\) and \(4, 16, 16\)"):
         Detector([ConvRow(8, stride=2), ConvRow(4, stride=2), ConcatRow(source=(0, 1)), DetectRow()])
     with pytest.raises(ConfigError, match=r"model row 1, MaxPoolRow"):
         Detector([ConvRow(8), MaxPoolRow(3, 1, 2), DetectRow()])

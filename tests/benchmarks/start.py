@@ -1,0 +1,61 @@
+"""From the command to the first step, and to the prompt: in-process, on Ray workers, and YOLOv5's own command.
+
+    python tests/benchmarks/run.py start [--workers 0 1 2] [--rounds 1] [--no-peer]
+
+Bare commands on shapes at 64 px, one epoch. CPU seconds of all processes, seconds by the clock beside them; `ours` is
+in-process training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ray_yolo.config.yaml import to_yaml
+from ray_yolo.data.dataset_yaml import read_description
+from tests.benchmarks.commands import train_ours, train_peer
+from tests.benchmarks.harness import report, take_turns
+
+IMGSZ, BATCH = 64, 16
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="run.py start")
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2], help="of trainings on Ray")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--no-peer", action="store_true")
+    given = parser.parse_args(argv)
+    turns = take_turns({"ours": lambda: ours(0)} | ({} if given.no_peer else {"yolov5": peer}), given.rounds, warm_up=0)
+    on_ray = {f"{count} workers": ours(count) for count in given.workers}
+    more = {"prompt": turns["ours"][-1]["prompt"], **on_ray}
+    report("start", turns, **{name: rounded(each) for name, each in more.items()})
+
+
+def ours(workers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ("--imgsz", str(IMGSZ), "--epochs", "1", "--num-workers", str(workers))
+        first, *_, end = train_ours("shapes", Path(folder), *flags)("step")
+    return {**first, "prompt": end}
+
+
+def peer() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        first, *_, end = train_peer("yolov5", own_data("shapes", Path(folder)), Path(folder), IMGSZ, BATCH, 1)("step")
+    return {**first, "prompt": end}
+
+
+def own_data(data: str, folder: Path) -> str:
+    """The description of a built-in data set as a file for others."""
+    if Path(data).exists():
+        return str(Path(data).resolve())
+    description = read_description(data)
+    file = folder / "data.yaml"
+    file.write_text(to_yaml({"path": str(description.root), "train": "images/train", "val": "images/val",
+                             "names": list(description.names)}))
+    return str(file)
+
+
+def rounded(tree: Any) -> Any:
+    return {name: rounded(value) for name, value in tree.items()} if isinstance(tree, dict) else round(tree, 2)
