@@ -22,6 +22,7 @@ import ray.exceptions
 import ray.train
 import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
+from ray._private.state import state as cluster_state
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -34,7 +35,6 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runtime.in_place import InPlaceConfig
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -105,6 +105,11 @@ def free_nodes(placement: Placement) -> list[Node]:
             if not placement.accelerator_type or kind in there]
 
 
+def free_cpus() -> float:
+    """CPUs that nobody has."""
+    return ray.available_resources().get("CPU", 0.0)
+
+
 def foreseen_gpus(placement: Placement) -> float | None:
     """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
     if placement.num_workers == 0:
@@ -163,7 +168,7 @@ def _silence(address: str) -> str | None:
     return None
 
 
-def _resources(placement: Placement, gpus: float) -> dict[str, float]:
+def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
     """What one worker is given."""
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
@@ -173,7 +178,7 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
     if gpus is None:
         gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=_resources(placement, gpus),
+        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
 
 
@@ -182,12 +187,11 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    `judge` decides, by raising, which failures end the run. With a `roster` in `config` workers are replaced in place.
+    `judge` decides, by raising, which failures end the run.
     """
-    kind = InPlaceConfig if config.get("roster") else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[judge],
@@ -200,22 +204,22 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
 
     After `wait_for_resources` seconds a ResourcesError says what is missing.
     """
-    fewest = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
-    needed = {kind: amount * fewest for kind, amount in _resources(placement, gpus).items()}
     deadline = time.monotonic() + placement.wait_for_resources
-    while True:
-        there = ray.cluster_resources()
-        missing = {kind: amount for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9}
-        if not missing:
-            return
+    while lacking := lacks(placement, placement.min_workers, gpus):
         if time.monotonic() >= deadline:
-            lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
-                              for kind, amount in missing.items())
-            room = math.floor(there.get("CPU", 0) / placement.cpus)
-            raise ResourcesError(f"{lacks}; use " + (
-                "fewer --num-workers, --gpus-per-worker 0, or add nodes" if "GPU" in missing else
+            room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
+            raise ResourcesError(f"{lacking}; use " + (
+                "fewer --num-workers, --gpus-per-worker 0, or add nodes" if " GPU," in lacking else
                 f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
         time.sleep(0.5)
+
+
+def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
+    """What the cluster has too little of for so many workers, if everything else left it; '': nothing."""
+    there = ray.cluster_resources()
+    needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
+    return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
+                     for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9)
 
 
 def check_storage(folder: Path) -> None:
@@ -245,22 +249,33 @@ def _ask_nodes(nodes: Sequence[dict[str, Any]], function: Callable[..., T], *arg
     return answers
 
 
-def held_by(run_dir: Path) -> str | None:
-    """The placement group that a training's workers were given last; None if it has ended by itself, or never began."""
+def held_by(run_dir: Path) -> list[str]:
+    """The placement groups that a training's workers were given; none if it has ended by itself, or never began."""
     groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
-    return groups[-1] if groups and not (run_dir / "finished").exists() else None
+    return [] if (run_dir / "finished").exists() else groups
 
 
-def free(group: str) -> None:
-    """Give back what a placement group holds; nothing happens if it is gone already."""
-    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
+def free(groups: Sequence[str]) -> None:
+    """Give back what placement groups hold; nothing happens where one is gone already."""
+    for group in groups:
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
 
 
 def stop_workers(run_dir: Path) -> None:
     """End a training's workers, whatever they do, while its log can still take down what they have done."""
-    if group := held_by(run_dir):
-        free(group)
+    if groups := held_by(run_dir):
+        free(groups)
         time.sleep(_DYING_SECONDS)
+
+
+def draining_nodes() -> set[str]:
+    """The ids of the nodes that are about to be taken away, as Ray was told."""
+    return set(cluster_state.get_draining_nodes())
+
+
+def name_of(node: str) -> str:
+    """The host name of a node, by its id."""
+    return next((there["NodeManagerHostname"] for there in ray.nodes() if there["NodeID"] == node), node)
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
@@ -269,7 +284,7 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
 
     A ResourcesError says that they were not free for the placement's `timeout_seconds`.
     """
-    group = placement_group([_resources(placement, gpus)] * placement.max_workers,
+    group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)
     try:
         if not group.wait(placement.timeout_seconds):

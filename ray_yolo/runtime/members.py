@@ -52,6 +52,7 @@ class RosterMembers:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
         self._uid, self._regroups, self._left = uuid.uuid4().hex, False, threading.Event()
         self._tell = tell
+        self.first = False  # of the present generation
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
@@ -64,13 +65,15 @@ class RosterMembers:
         leave_group()
         host = get_node_ip_address()
         store = offer_store(host)
-        arrival = Arrival(self._worker, own_process(), (host, store.port), progress)
-        _answer(self._roster.arrive.remote(self._uid, arrival))
-        while (found := _answer(self._roster.formed.remote(self._uid))) is None:
+        node = ray.get_runtime_context().get_node_id()
+        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, node)
+        answer(self._roster.arrive.remote(self._uid, arrival))
+        while (found := answer(self._roster.formed.remote(self._uid))) is None:
             time.sleep(_ASK_SECONDS)
         self._regroups = False
         if not isinstance(found, Formed):
             return found if isinstance(found, Summary) else None
+        self.first = found.worker == 0
         replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout)
         return Generation(replicas, found.source, found.behind)
 
@@ -80,11 +83,15 @@ class RosterMembers:
 
     def rescues(self) -> bool:
         """Asks the roster."""
-        return cast(bool, _answer(self._roster.rescues.remote()))
+        return cast(bool, answer(self._roster.rescues.remote()))
 
     def finish(self, summary: Summary) -> None:
         """Tells the roster."""
-        _answer(self._roster.leave.remote(self._uid, summary))
+        answer(self._roster.end.remote(summary))
+
+    def part(self) -> None:
+        """Have this worker leave after the step in hand; does not wait for it."""
+        self._roster.part.remote(self._uid)
 
     def close(self) -> None:
         """Leave the others, who are told by their connections and by the roster."""
@@ -97,14 +104,14 @@ class RosterMembers:
         while not self._left.wait(_BEAT_SECONDS):
             beat = Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
             with contextlib.suppress(ray.exceptions.RayError):
-                reply: Reply = _answer(self._roster.beat.remote(self._uid, beat))
+                reply: Reply = answer(self._roster.beat.remote(self._uid, beat))
                 self._regroups = reply.regroups
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
 
 
-def _answer(reference: Any) -> Any:
+def answer(reference: Any) -> Any:
     """What the roster answers, within a limit."""
     return ray.get(reference, timeout=_ANSWER_SECONDS)
 
@@ -117,7 +124,7 @@ def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> 
     def watch(roster: ActorHandle[Roster]) -> None:
         while not over.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                stalled: Stalled | None = _answer(roster.stalled.remote())
+                stalled: Stalled | None = answer(roster.stalled.remote())
                 if stalled:
                     tell(f"{stalled.text}: it is ended, and the others go on")
                     end(stalled.process)
@@ -138,7 +145,7 @@ def end(process: Process) -> None:
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        _answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
+        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
 
 
 def _kill(pid: int) -> None:

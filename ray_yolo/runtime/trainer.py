@@ -22,7 +22,7 @@ from ray_yolo.engine.build import Host, Job, local_device
 from ray_yolo.engine.checkpoint import check_weights, slim_weights
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
-from ray_yolo.events import Summary, WarningEvent
+from ray_yolo.events import PlacementEvent, Summary, WarningEvent
 from ray_yolo.ops.machine import cores
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
@@ -157,17 +157,21 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
     """The session on Ray Train workers."""
-    from ray_yolo.runtime.in_place import replaces_in_place
     from ray_yolo.runtime.members import start_roster, watched
-    from ray_yolo.runtime.restarts import run_workers
-    from ray_yolo.runtime.worker import to_wire, train_worker
+    from ray_yolo.runtime.places import has_places, train_in_places
+    from ray_yolo.runtime.restarts import Judge, in_order, run_workers
+    from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    roster = start_roster(placement.max_workers) if replaces_in_place(placement, gpus) else None
-    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster}
-    with watched(roster, books.warn):
+    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
+    if not has_places(placement, gpus):
         summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
-    return summary
+        return summary
+    config["roster"] = roster = start_roster(placement.min_workers)
+    judge = Judge(job.run_dir, placement.max_failures, books.recorder)
+    with watched(roster, books.warn):
+        return in_order(lambda: train_in_places(
+            train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
+            job.run_dir, judge.tell)
 
 
 def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:

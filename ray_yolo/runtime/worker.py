@@ -1,33 +1,31 @@
-"""What runs on every Ray Train worker: JSON becomes a job, Ray's helpers are handed in, the session is run."""
+"""What runs on every worker: JSON becomes a job, what surrounds it is handed in, the session is run."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray.train
-import ray.train.torch
 import torch
-from ray.actor import ActorHandle
 from ray.util import get_current_placement_group
-from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Membership, Pulse
-from ray_yolo.engine.replicas import Replicas, ddp_options, in_group
+from ray_yolo.engine.replicas import Replicas, ddp_options, wrapped
 from ray_yolo.engine.session import run_session
-from ray_yolo.events import Emit, FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.members import RosterMembers
-from ray_yolo.runtime.roster import Roster
-from ray_yolo.runtime.stopping import driver_asks
+from ray_yolo.runtime.stopping import StopAsked, driver_asks
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -45,48 +43,50 @@ def from_wire(wire: dict[str, Any]) -> Job:
 
 def train_worker(config: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
-    await_recorder(config["recorder"])
+    import ray.train.torch  # here: takes a second, which workers in places need not
+
     context = ray.train.get_context()
-    placement, worker = Placement.model_validate(config["placement"]), context.get_world_rank()
-    emit, group = emitter(config["recorder"]), get_current_placement_group()
+    worker, group = context.get_world_rank(), get_current_placement_group()
     if group is not None and worker == 0:
-        emit(PlacementEvent(group=group.id.hex()))
-    emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
+        emitter(config["recorder"])(PlacementEvent(group=group.id.hex()))
+    prepare_model = partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options())
+    host = Host(Replicas(worker, context.get_world_size()), ray.train.torch.get_device(), prepare_model,
+                ray.train.torch.prepare_data_loader)
     stop_asked = driver_asks(config["recorder"]) if worker == 0 else lambda: False  # one asks for all
+    return _train(config, worker, host, None, stop_asked)
+
+
+def train_in_place(config: dict[str, Any], worker: int) -> Summary | None:
+    """What a worker of a roster does; see `Places`. Returns the session's summary; None: it was told to leave before."""
+    placement, emit = Placement.model_validate(config["placement"]), emitter(config["recorder"])
+    host, asks = Host(prepare_model=wrapped, pulse=Pulse(placement.stall_seconds)), driver_asks(config["recorder"])
+    members = RosterMembers(config["roster"], worker, host.pulse, placement.timeout_seconds,
+                            lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)))
+    signal.signal(signal.SIGTERM, lambda *_: members.part())  # the node is going to be taken away
+    try:
+        return _train(config, worker, host, members, lambda: members.first and asks())
+    finally:
+        members.close()
+
+
+def _train(config: dict[str, Any], worker: int, host: Host, members: Membership | None, stop_asked: StopAsked
+           ) -> Summary | None:
+    """The session, with what it tells."""
+    await_recorder(config["recorder"])
+    placement, emit = Placement.model_validate(config["placement"]), emitter(config["recorder"])
+    emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def tell(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
-    pulse = Pulse(placement.stall_seconds)
-    members = _members(config["roster"], placement, pulse, emit)
     try:
         with warnings_told(tell, placement.loader_processes) as init:
-            host = Host(
-                replicas=Replicas() if config["roster"] else Replicas(worker, context.get_world_size()),
-                device=ray.train.torch.get_device(), prepare_model=_prepare_model,
-                prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
-                loader_init=init, threads=placement.threads, cache=placement.image_cache, pulse=pulse)
+            host = replace(host, loader_processes=placement.loader_processes, loader_init=init,
+                           threads=placement.threads, cache=placement.image_cache)
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, members, stop_asked)
     except Exception:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise
     finally:
-        if isinstance(members, RosterMembers):
-            members.close()
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
-
-
-def _members(roster: ActorHandle[Roster] | None, placement: Placement, pulse: Pulse, emit: Emit) -> Membership | None:
-    """This worker's way to the others: by the roster, or (None) as Ray has put them together."""
-    if roster is None:
-        return None
-    worker = ray.train.get_context().get_world_rank()
-    return RosterMembers(roster, worker, pulse, placement.timeout_seconds,
-                         lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)))
-
-
-def _prepare_model(model: nn.Module) -> nn.Module:
-    """Ray's, which would wrap for as many workers as it has started."""
-    return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
-                                         parallel_strategy_kwargs=ddp_options())
