@@ -246,11 +246,17 @@ def check_workers(recipe: Recipe, num_workers: int) -> None:
     if batch % micro:
         raise ConfigError(f"microbatch: {micro} does not divide batch size {batch}; "
                           f"legal: {', '.join(map(str, divisors(batch)))}")
-    units = batch if recipe.sync_bn else accumulate_batches(recipe) * batch // micro
+    units = most_workers(recipe)
     if num_workers > units:
         raise ConfigError(
             f"num_workers: {num_workers} workers, but a step of batch size {batch} and microbatch {micro} has only "
             f"{units} parts; use 1 to {units} workers, a smaller --microbatch, a larger --batch-size, or --sync-bn")
+
+
+def most_workers(recipe: Recipe) -> int:
+    """Into how many parts a full step of a resolved recipe falls."""
+    batch, micro = resolved_batch(recipe)
+    return batch if recipe.sync_bn else accumulate_batches(recipe) * batch // micro
 
 
 def resolved_batch(recipe: Recipe) -> tuple[int, int]:

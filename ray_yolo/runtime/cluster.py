@@ -35,6 +35,7 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runtime.in_place import InPlaceConfig
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -183,15 +184,16 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, judge: ray.train.UserCallback) -> TorchTrainer:
+                  folder: Path, judge: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    `judge` decides, by raising, which failures end the run.
+    `judge` decides, by raising, which failures end the run. A worker is replaced `in_place` of itself, or all with it.
     """
+    kind = InPlaceConfig if in_place else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[judge],

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -43,16 +42,16 @@ class RosterMembers:
         worker: this worker's number among Ray's.
         timeout_seconds: after which a collective operation has failed.
         tell: takes this worker's stacks, if it holds up the others.
+        uid: what the roster knows this worker by.
     """
 
     lasting = False
 
     def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, timeout_seconds: float,
-                 tell: Callable[[str], None]) -> None:
+                 tell: Callable[[str], None], uid: str) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
-        self._uid, self._regroups, self._left = uuid.uuid4().hex, False, threading.Event()
+        self._uid, self._regroups, self._left = uid, False, threading.Event()
         self._tell = tell
-        self.first = False  # of the present generation
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
@@ -73,7 +72,6 @@ class RosterMembers:
         self._regroups = False
         if not isinstance(found, Formed):
             return found if isinstance(found, Summary) else None
-        self.first = found.worker == 0
         replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout)
         return Generation(replicas, found.source, found.behind)
 
@@ -88,10 +86,6 @@ class RosterMembers:
     def finish(self, summary: Summary) -> None:
         """Tells the roster."""
         answer(self._roster.end.remote(summary))
-
-    def part(self) -> None:
-        """Have this worker leave after the step in hand; does not wait for it."""
-        self._roster.part.remote(self._uid)
 
     def close(self) -> None:
         """Leave the others, who are told by their connections and by the roster."""

@@ -88,22 +88,28 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
         handlers[told[0][0]](told[0][0], None)
 
 
-def driver_asks(recorder: ActorHandle[Recorder]) -> StopAsked:
-    """For one worker on Ray: asks the recorder every moment, without waiting for its answer."""
+def driver_asks(recorder: ActorHandle[Recorder], worker: int, workers: int) -> StopAsked:
+    """For a worker on Ray: the workers take turns in asking the recorder every moment, without waiting for its answer.
+
+    A recorder that has gone for good leaves nobody to train for.
+    """
     import ray.exceptions  # here: a training without Ray stops, too
 
     answer: ray.ObjectRef[bool] | None = None
-    asked = 0.0
+    due = time.monotonic() + worker * _POLL_SECONDS
 
     def stop_asked() -> bool:
-        nonlocal answer, asked
-        with contextlib.suppress(ray.exceptions.RayError):  # a recorder that has gone asks for nothing
+        nonlocal answer, due
+        with contextlib.suppress(ray.exceptions.RayError):
             if answer is not None and ray.wait([answer], timeout=0)[0]:
-                told, answer = ray.get(answer), None
-                if told:
+                reference, answer = answer, None
+                try:
+                    if ray.get(reference):
+                        return True
+                except ray.exceptions.ActorDiedError:
                     return True
-            if answer is None and time.monotonic() - asked > _POLL_SECONDS:
-                answer, asked = recorder.stop_asked.remote(), time.monotonic()
+            if answer is None and time.monotonic() >= due:
+                answer, due = recorder.stop_asked.remote(), time.monotonic() + workers * _POLL_SECONDS
         return False
 
     return stop_asked

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -34,6 +34,9 @@ from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.stopping import signals_ask
 
+if TYPE_CHECKING:
+    from ray_yolo.runtime.leases import CrewHandle
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -49,13 +52,14 @@ class TrainResult:
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
-        command: Sequence[str] = tuple(sys.orig_argv)) -> TrainResult:
+        command: Sequence[str] = tuple(sys.orig_argv), crew: CrewHandle | None = None) -> TrainResult:
     """Train as configured, or continue the run that the same configuration began.
 
     Args:
         quiet: print nothing.
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
         command: what is recorded as the command that trains this.
+        crew: workers that stand ready; None: it starts its own.
 
     Raises:
         InputError: for anything the user can get wrong, before any cluster work (exit 2).
@@ -78,7 +82,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 books.emit(resources.event)
-                summary = (_fit_here if local else _fit_on_ray)(job, placement, gpus, books)
+                summary = (_fit_here(job, placement, gpus, books) if local else
+                           _fit_on_ray(job, placement, gpus, books, crew))
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
                 _complete_weights(run.folder, books.warn)
@@ -155,20 +160,24 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
         return cast(Summary, run_session(job, host, placement, books.emit, stop_asked=stop_asked))
 
 
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
-    """The session on Ray Train workers."""
+def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None) -> Summary:
+    """The session on workers of Ray: those of a crew, or its own."""
+    from ray_yolo.runtime import leases
     from ray_yolo.runtime.members import start_roster, watched
     from ray_yolo.runtime.places import has_places, train_in_places
     from ray_yolo.runtime.restarts import Judge, in_order, run_workers
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder}
-    if not has_places(placement, gpus):
+    roster = start_roster(placement.min_workers) if crew or has_places(placement, gpus) else None
+    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
+              "roster": roster}
+    if not roster:
         summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
         return summary
-    config["roster"] = roster = start_roster(placement.min_workers)
     judge = Judge(job.run_dir, placement.max_failures, books.recorder)
     with watched(roster, books.warn):
+        if crew:
+            return leases.train(crew, config, placement, job)
         return in_order(lambda: train_in_places(
             train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
             job.run_dir, judge.tell)

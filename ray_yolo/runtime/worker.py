@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import traceback
+import uuid
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +20,14 @@ from ray.util import get_current_placement_group
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.membership import Membership, Pulse
+from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, wrapped
 from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.members import RosterMembers
-from ray_yolo.runtime.stopping import StopAsked, driver_asks
+from ray_yolo.runtime.stopping import driver_asks
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -43,50 +45,64 @@ def from_wire(wire: dict[str, Any]) -> Job:
 
 def train_worker(config: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
-    import ray.train.torch  # here: takes a second, which workers in places need not
+    import ray.train  # here, as below: it takes seconds, and workers in places of their own need none
 
-    context = ray.train.get_context()
-    worker, group = context.get_world_rank(), get_current_placement_group()
+    placement, worker = Placement.model_validate(config["placement"]), ray.train.get_context().get_world_rank()
+    group = get_current_placement_group()
     if group is not None and worker == 0:
         emitter(config["recorder"])(PlacementEvent(group=group.id.hex()))
-    prepare_model = partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options())
-    host = Host(Replicas(worker, context.get_world_size()), ray.train.torch.get_device(), prepare_model,
-                ray.train.torch.prepare_data_loader)
-    stop_asked = driver_asks(config["recorder"]) if worker == 0 else lambda: False  # one asks for all
-    return _train(config, worker, host, None, stop_asked)
+    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uuid.uuid4().hex)
 
 
 def train_in_place(config: dict[str, Any], worker: int) -> Summary | None:
-    """What a worker of a roster does; see `Places`. Returns the session's summary; None: it was told to leave before."""
-    placement, emit = Placement.model_validate(config["placement"]), emitter(config["recorder"])
-    host, asks = Host(prepare_model=wrapped, pulse=Pulse(placement.stall_seconds)), driver_asks(config["recorder"])
-    members = RosterMembers(config["roster"], worker, host.pulse, placement.timeout_seconds,
-                            lambda stacks: emit(StacksEvent(worker=worker, stacks=stacks)))
-    signal.signal(signal.SIGTERM, lambda *_: members.part())  # the node is going to be taken away
-    try:
-        return _train(config, worker, host, members, lambda: members.first and asks())
-    finally:
-        members.close()
+    """What a worker does in a place of its own. Returns the session's summary; None: it was told to leave before."""
+    placement, uid = Placement.model_validate(config["placement"]), uuid.uuid4().hex
+    part = partial(threading.Thread, target=config["roster"].part.remote, args=(uid,))  # a handler must not call Ray
+    signal.signal(signal.SIGTERM, lambda *_: part().start())  # the node will be taken away
+    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uid)
 
 
-def _train(config: dict[str, Any], worker: int, host: Host, members: Membership | None, stop_asked: StopAsked
-           ) -> Summary | None:
-    """The session, with what it tells."""
+def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: Pulse, uid: str) -> Summary | None:
+    """Train a job as one of its workers. Returns the session's summary.
+
+    Args:
+        worker: its number among those that Ray, or a crew, has given the job.
+        uid: what the job's roster knows this worker by.
+    """
     await_recorder(config["recorder"])
-    placement, emit = Placement.model_validate(config["placement"]), emitter(config["recorder"])
+    emit, roster = emitter(config["recorder"]), config["roster"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def tell(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
+    def tell_stacks(stacks: str) -> None:
+        emit(StacksEvent(worker=worker, stacks=stacks))
+
+    members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init:
-            host = replace(host, loader_processes=placement.loader_processes, loader_init=init,
-                           threads=placement.threads, cache=placement.image_cache)
+            host = replace(
+                Host(prepare_model=wrapped) if roster else _host_of_train(worker),
+                loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
+                cache=placement.image_cache, pulse=pulse)
             torch.set_num_threads(host.threads)
-            return run_session(from_wire(config["job"]), host, placement, emit, members, stop_asked)
+            return run_session(from_wire(config["job"]), host, placement, emit, members,
+                               driver_asks(config["recorder"], worker, placement.max_workers))
     except Exception:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise
     finally:
+        if members:
+            members.close()
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
+
+
+def _host_of_train(worker: int) -> Host:
+    """What Ray Train surrounds a worker with."""
+    import ray.train.torch
+
+    replicas = Replicas(worker, ray.train.get_context().get_world_size())
+    return Host(replicas, ray.train.torch.get_device(),
+                partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                ray.train.torch.prepare_data_loader)

@@ -194,7 +194,7 @@ class LedgerCallback(Callback):
         before, best = (best_trial(each) for each in ([row for row in rows if row.number != number], rows))
         beaten = rows[number] if best is not rows[number] else before
         if self._drops and beaten is not None:
-            delay = _DEAD_SECONDS if held_by(self._folder(beaten.number)) else 0.0
+            delay = 0.0 if (self._folder(beaten.number) / "finished").exists() else _DEAD_SECONDS
             self._later.append((time.monotonic() + delay, partial(drop_weights, self._folder(beaten.number))))
 
     __getstate__ = _no_state

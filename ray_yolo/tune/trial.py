@@ -6,6 +6,7 @@ A trial is known by its name, trialN: its configuration is another trial's, muta
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 import time
@@ -23,7 +24,9 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event
 from ray_yolo.runlog.event_log import EVENTS_FILE, follow
+from ray_yolo.runlog.recorder import STOP_REQUEST
 from ray_yolo.runlog.run_dir import is_held
+from ray_yolo.runtime.leases import CrewHandle
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import LEDGER_FILE, read_ledger, read_trials
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
@@ -34,13 +37,15 @@ POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 
 
-def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHandle | None) -> None:
     """Train the trial that this Tune process is for, or go on with it, and report every validated epoch.
 
     Args:
         config: `genes`, and `origin` where an earlier start of the sweep has noted one.
         wire: what is the same for all trials, as plain JSON.
+        crew: the sweep's workers; None: each trial starts its own.
     """
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # for this thread, before the next trial's
     number = number_of(ray.tune.get_context().get_trial_name())
     run_config = trial_config(wire, number, config["genes"])
     search = Search.model_validate(wire["search"])
@@ -60,12 +65,16 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
     reports = _Reports(search, newest, [event for event in past[:count] if isinstance(event, EpochEvent)])
     reports.take(past[count:])
-    outcome = _start(run_config, folder, wire["link"])
+    outcome, thread = _start(run_config, folder, wire["link"], crew)
     over = False
-    while not over:  # the log is read once more after the end
-        over = bool(wait([outcome], _POLL_SECONDS).done)
-        reports.take(next(log))
-    reports.finish()
+    try:
+        while not over:  # the log is read once more after the end
+            over = bool(wait([outcome], _POLL_SECONDS).done)
+            reports.take(next(log))
+        reports.finish()
+    except SystemExit:  # by Tune, at a report: the scheduler has stopped this trial
+        _stop(thread, folder)
+        raise
     if error := outcome.exception():
         _report_failure(error)
 
@@ -107,24 +116,35 @@ def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
                  if isinstance(event, EpochEvent) and event.epoch + 1 == judged[-1][0]), 0)
 
 
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any]) -> Future[None]:
-    """Train in a thread."""
+def _stop(thread: threading.Thread, folder: Path) -> None:
+    """Have the training stopped after a step: its workers, and this process, go on with other trials."""
+    (folder / STOP_REQUEST).touch()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS / 10)
+    (folder / STOP_REQUEST).unlink(missing_ok=True)
+
+
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], crew: CrewHandle | None
+           ) -> tuple[Future[None], threading.Thread]:
+    """Train in a thread. Returns what comes of it, and the thread."""
     outcome: Future[None] = Future()
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe))
+            fit(config, quiet=True, link=link, command=train_command(config.recipe), crew=crew)
             outcome.set_result(None)
-        except KeyboardInterrupt:  # told to stop, as the whole sweep: its driver ends this process
+        except KeyboardInterrupt:  # told to stop: nobody waits for the outcome, or the sweep's driver ends this process
             return
         except BaseException as error:
             outcome.set_exception(error)
 
+    thread = threading.Thread(target=run, daemon=True)
     if (folder / "finished").exists():  # it ended, and the driver died before it could note that
         outcome.set_result(None)
     else:
-        threading.Thread(target=run, daemon=True).start()
-    return outcome
+        thread.start()
+    return outcome, thread
 
 
 def _report_failure(error: BaseException) -> None:

@@ -18,7 +18,6 @@ import os
 import random
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,8 @@ from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
-from ray_yolo.runtime import cluster
+from ray_yolo.runtime import cluster, in_place
+from ray_yolo.runtime.leases import standing_crew
 from ray_yolo.runtime.preflight import check_early, check_model, check_storage, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.structures import AnnotationIndex
@@ -83,7 +83,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
         display = SweepDisplay(io.StringIO() if quiet else sys.stdout, config.sweep.trials, config.recipe.epochs,
                                trials=ledger.trials)
-        return _search(config, space, ledger, run, slots, display)
+        return _search(config, space, ledger, run, slots, gpus, display)
     finally:
         if run:
             run.release()
@@ -130,8 +130,8 @@ def _check_genes(config: TuneConfig, space: Space) -> None:
             raise ConfigError(f"{name}: {value}: give its whole path; trials have working folders of their own")
 
 
-def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, display: SweepDisplay
-            ) -> SearchResult:
+def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
+            display: SweepDisplay) -> SearchResult:
     """The sweep of a run folder, from where it was left."""
     total, folder = config.sweep.trials, run.folder
     done = sum(trial.has_ended for trial in ledger.trials)
@@ -143,7 +143,7 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     parent = _track(config, folder, ledger.trials, "RUNNING")
     try:
         with contextlib.closing(display):
-            _run_trials(config, space, ledger, folder, slots, parent, display)
+            _run_trials(config, space, ledger, folder, slots, gpus, parent, display)
         return _finish(config, ledger, run, parent, display)
     except BaseException as error:
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -166,12 +166,27 @@ def _track(config: TuneConfig, folder: Path, trials: Sequence[Trial], status: St
     return deliver(folder, uri, sweep_run(config, trials, status)) if uri else None
 
 
-def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, parent: str | None,
-                display: SweepDisplay) -> None:
-    """Have Ray Tune run what the ledger has not seen the end of, and what it proposes, until enough has ended."""
+def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, gpus: float,
+                parent: str | None, display: SweepDisplay) -> None:
+    """Have Ray Tune run what the ledger has not seen the end of, and what it proposes, until enough has ended.
+
+    On CPUs one crew of workers trains all trials. While its workers are busy one trial more than they can train gets
+    ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
+    """
     wire = _wire(config, ledger, folder, space.search, parent)
+    workers = config.placement.model_copy(update={"num_workers": slots * config.sweep.workers_per_trial})
+    crewed = in_place.can_replace(gpus)
+    ready = int(crewed and config.sweep.max_concurrent == "auto" and not isinstance(space.search.scheduler, Pbt))
+    with standing_crew(workers, folder) if crewed else contextlib.nullcontext() as crew:
+        trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
+        _tune(config, space, ledger, folder, slots + ready, trainable, display)
+
+
+def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, trainable: Any,
+          display: SweepDisplay) -> None:
+    """Run a trainable for each trial, so many at once."""
     # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
-    trainable = ray.tune.with_resources(ray.tune.with_parameters(train_trial, wire=wire), {"memory": 1e6})
+    trainable = ray.tune.with_resources(trainable, {"memory": 1e6})
     scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)
     param_space: dict[str, Any] = {}
     searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials)
@@ -180,14 +195,13 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
         random.seed(config.recipe.seed)
         if not param_space:
             return
-    warnings.filterwarnings("ignore", "Consider boosting PBT")  # reusing processes: a trial's are Ray Train's
     drops = searcher is not None and not config.sweep.keep_weights  # under PBT others may still go on from them
     callback = LedgerCallback(ledger, display, scheduler, searcher, drops=drops)
     tune = ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
             search_alg=searcher, num_samples=-1 if searcher else 1, max_concurrent_trials=slots, scheduler=scheduler,
-            reuse_actors=False, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name),
+            reuse_actors=True, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name),
         run_config=ray.tune.RunConfig(
             name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
             failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))

@@ -1,19 +1,15 @@
-"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults`; the table is docs/faults.md."""
+"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults`; table: docs/faults.md."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
-from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
 from tests.support.faults import Training, calm_run, check, ray_nodes, slow_worker
-from tests.support.run_log import only
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray]
 
