@@ -1,17 +1,26 @@
-"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults`; table: docs/faults.md."""
+"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/faults.md.
+
+Seconds until the others train without the lost worker, and until their next step; steps that were done again.
+"""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
+from ray_yolo.errors import LostWorkersError
+from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
-from tests.support.faults import Training, calm_run, check, ray_nodes, slow_worker
+from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
 
-pytestmark = [pytest.mark.faults, pytest.mark.ray]
+pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -21,21 +30,124 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
-    with ray_nodes(3) as found:
+    """Room for two workers beside the driver, and for one on a node that can be taken away."""
+    with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "train_in_place", breakable_worker)
         yield found
 
 
-@pytest.fixture(autouse=True)
-def slowly(monkeypatch: pytest.MonkeyPatch, nodes: Cluster) -> None:
-    monkeypatch.setattr(worker, "train_in_place", slow_worker)
+@pytest.fixture(scope="module")
+def training(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """One that goes on through many faults."""
+    node = nodes.add_node(num_cpus=1)
+    found = Training(tmp_path_factory.mktemp("broken"), 3)
+    yield found
+    found.stop()
+    nodes.remove_node(node)
+    assert left_over(2) == ""
 
 
-def test_a_killed_worker(calm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training(tmp_path, 3)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+def test_a_process_that_is_killed_crashes_or_is_frozen(training: Training, calm: Path, signum: signal.Signals) -> None:
     training.wait_for_workers(3)
-    fault = training.hit(1)
-    training.wait_for_workers(2)
+    fault = training.hit(1, signum)
+    training.wait_for_workers(2, steps=1)
     training.wait_for_workers(3)
-    print(training.cost(fault))
+    print(signum.name, training.cost(fault))
+    assert training.cost(fault).lost == 0
+    check(training, calm)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang in native code", "fail", "wrong"])
+def test_a_worker_that_hangs_fails_or_computes_wrongly(training: Training, calm: Path, kind: str) -> None:
+    training.wait_for_workers(3)
+    fault = training.tell(0, kind)
+    training.wait_for_workers(2, steps=1)
+    training.wait_for_workers(3)
+    print(kind, training.cost(fault))
+    stacks = "\n".join(event.stacks for event in training.told(StacksEvent) if event.worker == 0)
+    assert kind != "hang" or "breakable_worker" in stacks or "slowly" in stacks
+    check(training, calm)
+
+
+def test_two_that_are_killed_in_one_moment(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    training.hit(0)
+    fault = training.hit(2)
+    training.wait_for_workers(1, steps=1)
+    training.wait_for_workers(3)
+    print("two killed", training.cost(fault))
+    check(training, calm)
+
+
+def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    for number in range(3):
+        fault = training.hit(number)
+    training.wait(lambda events: any(isinstance(event, StartEvent) and event.time > fault for event in events))
+    print("all killed", training.cost(fault))
+    assert training.cost(fault).lost <= 3  # an epoch
+    training.wait_for_workers(3)
+    check(training, calm)
+
+
+def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    fault = training.hit(2, signal.SIGTERM)
+    training.wait_for_workers(2, steps=1)
+    print("SIGTERM", training.cost(fault))
+    assert training.cost(fault).lost == 0
+    training.wait_for_workers(3)
+    check(training, calm)
+
+
+def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, "2-3", max_failures=0)
+    training.wait_for_workers(3)
+    drain(node.node_id)
+    training.wait_for_workers(2, steps=1)
+    assert training.told(StartEvent)[-1].regrouped
+    assert training.told(WarningEvent)[-1].message.endswith("will be taken away: its workers leave after the step")
+    nodes.remove_node(node)
+    node = nodes.add_node(num_cpus=1)
+    training.wait_for_workers(3)
     training.stop()
     check(training, calm)
+    nodes.remove_node(node)
+
+
+def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, 3)
+    training.wait_for_workers(3)
+    nodes.remove_node(node, allow_graceful=False)
+    training.wait_for_workers(2, steps=1)
+    here = next(number for number, pid in training.pids().items() if Path(f"/proc/{pid}").exists())
+    training.hit(here)
+    training.wait_for_workers(1, steps=1)
+    training.wait_for_workers(2, steps=1)
+    training.stop()
+    check(training, calm)
+    assert left_over(2) == ""
+
+
+def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "train_in_place", dies_at_once)
+    Training(tmp_path, 2).join(LostWorkersError)
+    assert left_over(2) == ""
+
+
+def dies_at_once(config: object, number: int) -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def drain(node_id: str) -> None:
+    """What a cloud does before it takes a node back."""
+    address = ray.get_runtime_context().gcs_address
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address, "--node-id", node_id,
+                    *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)

@@ -6,6 +6,7 @@ Steps are slowed down, so that few of them pass while a process starts; the calm
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -29,7 +30,7 @@ from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 from tests.support.run_log import only
 
-STEP_SECONDS = 0.5
+STEP_SECONDS = 0.7
 EPOCHS = 120  # three steps each; nothing but the calm one trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 240.0  # seconds for anything to happen, on a busy machine
@@ -37,16 +38,36 @@ PATIENCE = 240.0  # seconds for anything to happen, on a busy machine
 _train_in_place = own_worker.train_in_place
 
 
-def slow_worker(config: dict[str, Any], number: int) -> Summary | None:
-    """A worker whose steps take their time."""
-    after_step = Session.after_step
+def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
+    """A worker whose steps take their time, and that breaks after one as `Training.tell` says."""
+    after_step, run_dir = Session.after_step, Path(config["job"]["run_dir"])
 
-    def slowly(*given: Any) -> None:
+    def slowly(session: Session, *given: Any) -> None:
         time.sleep(STEP_SECONDS)
-        after_step(*given)
+        with contextlib.suppress(FileNotFoundError):
+            order = run_dir / f"order-{number}"
+            kind = order.read_text()
+            if kind != "wrong" or session.state.progress.step % 3 == 0:  # before others have had wrong gradients of it
+                order.unlink()
+                _BREAKS[kind](session)
+        after_step(session, *given)
 
     Session.after_step = slowly
     return _train_in_place(config, number)
+
+
+def _fail(session: Session) -> None:
+    raise OSError("odd")
+
+
+def _flip_a_bit(session: Session) -> None:
+    next(session.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+
+
+_BREAKS: dict[str, Callable[[Session], object]] = {
+    "hang": lambda session: time.sleep(1e9),
+    "hang in native code": lambda session: ctypes.PyDLL(None).sleep(1_000_000),  # no other thread gets the interpreter
+    "fail": _fail, "wrong": _flip_a_bit}
 
 
 class Seconds(NamedTuple):
@@ -108,6 +129,15 @@ class Training:
         os.kill(self.pids()[worker], signum)
         return time.time()
 
+    def tell(self, worker: int, kind: str) -> float:
+        """Have a worker break after the step in hand. Returns when that was told."""
+        order = self.run_dir / f"order-{worker}"
+        order.with_suffix(".new").write_text(kind)
+        order.with_suffix(".new").rename(order)
+        while order.exists():
+            time.sleep(0.01)
+        return time.time()
+
     def stop(self) -> None:
         """Have it stop after the step in hand."""
         (self.run_dir / STOP_REQUEST).touch()
@@ -160,3 +190,16 @@ def ray_nodes(cpus: int) -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+def left_over(cpus: float) -> str:
+    """What of a training that has ended still holds CPUs or runs; '': nothing, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        groups = [group["name"] or group["state"] for group in ray.util.placement_group_table().values()
+                  if group["state"] != "REMOVED"]
+        free = ray.available_resources().get("CPU", 0.0)
+        if not groups and free == cpus:
+            return ""
+        time.sleep(0.2)
+    return f"{groups}, {free:g} CPUs free"
