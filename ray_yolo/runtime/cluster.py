@@ -45,6 +45,7 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 10.0
+_NODES_SECONDS = 120.0  # for every node to start a process, and look at its storage
 _DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
@@ -247,7 +248,14 @@ def _ask_nodes(nodes: Sequence[dict[str, Any]], function: Callable[..., T], *arg
     """What a function returns on each node."""
     ask = ray.remote(num_cpus=0)(function)
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
-    answers: list[T] = ray.get([ask.options(scheduling_strategy=place).remote(*arguments) for place in places])
+    asked = [ask.options(scheduling_strategy=place).remote(*arguments) for place in places]
+    try:
+        answers: list[T] = ray.get(asked, timeout=_NODES_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        silent = {node["NodeManagerHostname"] for node, answer in zip(nodes, asked, strict=True)
+                  if not ray.wait([answer], timeout=0)[0]}
+        raise ResourcesError(f"node {', '.join(sorted(silent))} has not answered for {_NODES_SECONDS:g} seconds; take "
+                             "it out of the cluster, or try again") from None
     return answers
 
 
@@ -284,7 +292,7 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
                      gpus: float) -> list[Any]:
     """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
 
-    A ResourcesError says that they were not free for the placement's `timeout_seconds`.
+    A ResourcesError says that they were not free, or did not answer, for the placement's `timeout_seconds`.
     """
     group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)
@@ -295,7 +303,11 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
         remote = ray.remote(function).options(
             num_cpus=placement.cpus, num_gpus=gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group))
-        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)])
+        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)],
+                       timeout=placement.timeout_seconds)
+    except ray.exceptions.GetTimeoutError:
+        raise ResourcesError(f"{placement.max_workers} workers have not all answered for {placement.timeout_seconds:g} "
+                             "seconds; use --timeout-seconds to wait longer") from None
     finally:
         remove_placement_group(group)
 

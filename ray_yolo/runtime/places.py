@@ -92,7 +92,7 @@ class Places:
             for task in self.wait(_MOMENT_SECONDS):
                 number = self._running.pop(task)
                 try:
-                    returned[number] = ray.get(task)
+                    returned[number] = ray.get(task, timeout=_END_SECONDS)
                 except ray.exceptions.TaskPlacementGroupRemoved as error:
                     raise LostWorkersError("the workers' room was taken away from them") from error
                 except ray.exceptions.RayTaskError as error:

@@ -147,7 +147,7 @@ class Roster:
 
     def part_from(self, nodes: Collection[str]) -> dict[int, str]:
         """The same for all workers on some nodes. Returns the node of each, by its number."""
-        there = {uid: arrival for uid, arrival in {**self._waiting, **self._members}.items()
+        there = {uid: arrival for uid, arrival in {**self._members, **self._waiting}.items()
                  if arrival.node in nodes and uid not in self._gone}
         self._parting |= there.keys()
         return {arrival.worker: arrival.node for arrival in there.values()}

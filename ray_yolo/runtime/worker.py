@@ -29,6 +29,8 @@ from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
 
+_INDEX_SECONDS = 600.0  # for the labels of a large data set to come from the driver's node
+
 
 def to_wire(job: Job) -> dict[str, Any]:
     """A job as plain values and two references to label indices, each held once per node."""
@@ -38,7 +40,7 @@ def to_wire(job: Job) -> dict[str, Any]:
 
 def from_wire(wire: dict[str, Any]) -> Job:
     """The job that `to_wire` sent."""
-    train, val = ray.get([wire["train"], wire["val"]])
+    train, val = ray.get([wire["train"], wire["val"]], timeout=_INDEX_SECONDS)
     recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
     return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 

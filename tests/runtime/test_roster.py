@@ -171,6 +171,29 @@ def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
     assert desk.beat("abc") == [False] * 3
 
 
+def test_all_workers_of_a_node_are_told_to_part() -> None:
+    desk = started()
+    for name, node in zip("ab", ("left", "right"), strict=True):
+        desk.roster.arrive(name, Arrival("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), node))
+    assert desk.roster.part_from({"right", "up"}) == {1: "right"}
+    desk.arrive("c", 5)
+    assert [desk.roster.formed(name) for name in "abc"] == [
+        Formed(2, 0, 2, ("a", 1), 0, False), "parted", Formed(2, 1, 2, ("a", 1), 0, False)]
+    assert desk.roster.part_from({"right"}) == {}
+
+
+def test_present_is_who_has_come_and_not_gone() -> None:
+    desk = started()
+    assert desk.roster.present() == 3
+    desk.arrive("d", None)
+    desk.roster.leave("a")
+    desk.pass_by(4, "bd")
+    assert desk.roster.present() == 2
+    desk.roster.end(ENDED)
+    assert desk.roster.present() == 2
+    assert desk.roster.formed("d") == ENDED
+
+
 def test_one_of_a_generation_rescues_its_last_step() -> None:
     desk = started()
     assert [desk.roster.rescues() for _ in range(3)] == [True, False, False]
@@ -181,8 +204,7 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
 
 def test_who_comes_when_training_has_ended_is_told_how() -> None:
     desk = started()
-    for name in "abc":
-        desk.roster.leave(name, ENDED)
+    desk.roster.end(ENDED)
     desk.arrive("d", None)
     assert desk.roster.formed("d") == ENDED
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import ray
 from ray.cluster_utils import Cluster
 
@@ -25,15 +26,15 @@ from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runlog.recorder import STOP_REQUEST
 from ray_yolo.runlog.verification import compare_runs
 from ray_yolo.runtime import cluster as own_cluster
+from ray_yolo.runtime import trainer
 from ray_yolo.runtime import worker as own_worker
-from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config
 from tests.support.run_log import only
 
 STEP_SECONDS = 0.7
-EPOCHS = 120  # three steps each; nothing but the calm one trains to the end
+EPOCHS, CALM_STEPS = 400, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
-PATIENCE = 240.0  # seconds for anything to happen, on a busy machine
+PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
 _train_in_place = own_worker.train_in_place
 
@@ -91,13 +92,18 @@ class Training:
 
     def _run(self) -> None:
         try:
-            fit(self._config, quiet=True)
+            trainer.fit(self._config, quiet=True)
         except BaseException as error:
             self.error = error
 
     @property
     def events(self) -> list[Event]:
         return read_events(self.run_dir / "events.jsonl")
+
+    @property
+    def step(self) -> int:
+        """The newest."""
+        return max((event.step for event in self.told(StepEvent)), default=0)
 
     def told(self, kind: type) -> list[Any]:
         return only(kind, self.events)
@@ -172,8 +178,12 @@ def check(training: Training, calm: Path) -> None:
 
 def calm_run(folder: Path) -> Path:
     """The run of a training without faults, in this process."""
-    training = Training(folder, 0)
-    training.join()
+    with pytest.MonkeyPatch.context() as patch:
+        stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
+        patch.setattr(trainer, "signals_ask", lambda tell: contextlib.nullcontext(stop.exists))
+        training = Training(folder, 0)
+        training.wait(lambda events: training.step >= CALM_STEPS)
+        training.stop()
     return training.run_dir
 
 
