@@ -225,7 +225,9 @@ class Roster:
         _, beat = self._beats[uid]
         if uid in self._gone or uid in self._waiting or beat is None:
             return -1.0
-        if beat.phase == "exchanging" and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
+        furthest = max(other.step for _, other in map(self._beats.__getitem__, self._members) if other)
+        waits = beat.phase == "exchanging" and beat.step == furthest  # or it is stuck behind an exchange that is over
+        if waits and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
             return -1.0
         return self._idle(uid) - beat.limit
 

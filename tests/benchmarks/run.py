@@ -8,7 +8,8 @@ from pathlib import Path
 
 BENCHMARKS = {"workers": "tests.benchmarks.workers", "evolve": "tests.benchmarks.evolve_simulation",
               "peers": "tests.benchmarks.peers", "exchange": "tests.benchmarks.exchange",
-              "same_as_peer": "tests.benchmarks.same_as_peer", "data": "tests.benchmarks.data"}
+              "same_as_peer": "tests.benchmarks.same_as_peer", "data": "tests.benchmarks.data",
+              "chaos": "tests.benchmarks.chaos"}
 
 
 def main(argv: list[str]) -> int:

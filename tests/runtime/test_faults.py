@@ -1,6 +1,7 @@
 """What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/faults.md.
 
-Seconds until the others train without the lost worker, and until their next step; steps that were done again.
+What is printed: seconds until the others train without the lost worker, and until their next step; steps done again.
+Nodes come first, while there is no other training.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,49 @@ def nodes() -> Iterator[Cluster]:
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "train_in_place", breakable_worker)
         yield found
+
+
+def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, "2-3", max_failures=0)
+    training.wait_for_workers(3)
+    fault = drain(node.node_id)
+    training.wait_for_workers(2, steps=1)
+    print("drained", training.cost(fault))
+    assert training.told(StartEvent)[-1].regrouped
+    assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    nodes.remove_node(node)
+    node = nodes.add_node(num_cpus=1)
+    training.wait_for_workers(3)
+    training.stop()
+    check(training, calm)
+    nodes.remove_node(node)
+
+
+def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, 3)
+    training.wait_for_workers(3)
+    fault = time.time()
+    nodes.remove_node(node, allow_graceful=False)
+    training.wait_for_workers(2, steps=1)
+    print("node lost", training.cost(fault))
+    here = next(number for number, pid in training.pids().items() if Path(f"/proc/{pid}").exists())
+    training.hit(here)
+    training.wait_for_workers(1, steps=1)
+    training.wait_for_workers(2, steps=1)
+    training.stop()
+    check(training, calm)
+    assert left_over(2) == ""
+
+
+def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "train_in_place", dies_at_once)
+    Training(tmp_path, 2).join(LostWorkersError)
+    assert left_over(2) == ""
 
 
 @pytest.fixture(scope="module")
@@ -112,53 +157,14 @@ def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, 
     check(training, calm)
 
 
-def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
-    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
-    node = nodes.add_node(num_cpus=1)
-    training = Training(tmp_path, "2-3", max_failures=0)
-    training.wait_for_workers(3)
-    drain(node.node_id)
-    training.wait_for_workers(2, steps=1)
-    assert training.told(StartEvent)[-1].regrouped
-    assert training.told(WarningEvent)[-1].message.endswith("will be taken away: its workers leave after the step")
-    nodes.remove_node(node)
-    node = nodes.add_node(num_cpus=1)
-    training.wait_for_workers(3)
-    training.stop()
-    check(training, calm)
-    nodes.remove_node(node)
-
-
-def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
-    """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
-    node = nodes.add_node(num_cpus=1)
-    training = Training(tmp_path, 3)
-    training.wait_for_workers(3)
-    nodes.remove_node(node, allow_graceful=False)
-    training.wait_for_workers(2, steps=1)
-    here = next(number for number, pid in training.pids().items() if Path(f"/proc/{pid}").exists())
-    training.hit(here)
-    training.wait_for_workers(1, steps=1)
-    training.wait_for_workers(2, steps=1)
-    training.stop()
-    check(training, calm)
-    assert left_over(2) == ""
-
-
-def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "train_in_place", dies_at_once)
-    Training(tmp_path, 2).join(LostWorkersError)
-    assert left_over(2) == ""
-
-
 def dies_at_once(config: object, number: int) -> None:
     signal.raise_signal(signal.SIGKILL)
 
 
-def drain(node_id: str) -> None:
-    """What a cloud does before it takes a node back."""
+def drain(node_id: str) -> float:
+    """What a cloud does before it takes a node back. Returns when."""
     address = ray.get_runtime_context().gcs_address
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
     subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
                     "--node-id", node_id, *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+    return time.time()

@@ -234,6 +234,17 @@ def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str,
     assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
 
 
+def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() -> None:
+    desk = started()
+    for seconds in range(20, 31):
+        desk.now += 1.0
+        desk.beat("ac")
+        desk.beat("b", Beat("exchanging", 2, float(seconds), 30.0))
+        assert accused(desk) is None
+    desk.beat("b", Beat("exchanging", 2, 31.0, 30.0))
+    assert accused(desk) == "worker 1 on node7 (process 42) has not moved for 34 s (exchanging, after step 2)"
+
+
 def test_nobody_is_named_while_nobody_waits() -> None:
     desk = started()
     busy = Beat("computing", 3, 0.5, 30.0)

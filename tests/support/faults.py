@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.engine import checkpoint
 from ray_yolo.engine.session import Session
 from ray_yolo.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
 from ray_yolo.runlog.event_log import read_events, surviving
@@ -32,7 +34,7 @@ from tests.support.jobs import make_config
 from tests.support.run_log import only
 
 STEP_SECONDS = 0.7
-EPOCHS, CALM_STEPS = 400, 240  # three steps each; nothing trains to the end
+EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
@@ -40,8 +42,15 @@ _train_in_place = own_worker.train_in_place
 
 
 def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
-    """A worker whose steps take their time, and that breaks after one as `Training.tell` says."""
-    after_step, run_dir = Session.after_step, Path(config["job"]["run_dir"])
+    """A worker whose steps take their time, and that breaks after one as `Training.tell` says; its disk is full as long
+    as there is a file of that name.
+    """
+    after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["job"]["run_dir"])
+
+    def save_if_there_is_room(*given: Any) -> Path:
+        if (run_dir / "full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(*given)
 
     def slowly(session: Session, *given: Any) -> None:
         time.sleep(STEP_SECONDS)
@@ -53,7 +62,7 @@ def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
                 _BREAKS[kind](session)
         after_step(session, *given)
 
-    Session.after_step = slowly
+    Session.after_step, checkpoint.save_checkpoint = slowly, save_if_there_is_room
     return _train_in_place(config, number)
 
 
@@ -82,17 +91,19 @@ class Seconds(NamedTuple):
 class Training:
     """A training in a thread of this process."""
 
-    def __init__(self, folder: Path, num_workers: Any, **placement: Any) -> None:
+    def __init__(self, folder: Path, num_workers: Any, *, begin: bool = True, **placement: Any) -> None:
         self.run_dir = folder / "runs" / "train" / "exp"
         given = {"cpus_per_worker": 1, "stall_seconds": 4, "max_failures": 1, **placement}
-        self._config: RunConfig = make_config(folder, num_workers, given, **EXACT)
+        self.config: RunConfig = make_config(folder, num_workers, given, **EXACT)
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self.run, daemon=True)
+        if begin:
+            self._thread.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Train, or go on."""
         try:
-            trainer.fit(self._config, quiet=True)
+            trainer.fit(self.config, quiet=True)
         except BaseException as error:
             self.error = error
 
@@ -112,7 +123,7 @@ class Training:
         """The log, once it says so."""
         deadline = time.monotonic() + PATIENCE
         while not until(events := self.events):
-            assert self._thread.is_alive(), self.error
+            assert self.error is None, self.error
             assert time.monotonic() < deadline, [event for event in events if not isinstance(event, StepEvent)][-12:]
             time.sleep(0.05)
         return events
@@ -176,13 +187,14 @@ def check(training: Training, calm: Path) -> None:
     assert set(range(1, max(steps) + 1)) - set(steps) <= starts
 
 
-def calm_run(folder: Path) -> Path:
-    """The run of a training without faults, in this process."""
+def calm_run(folder: Path, steps: int = CALM_STEPS) -> Path:
+    """The run of a training without faults, in this process, for so many steps."""
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
         patch.setattr(trainer, "signals_ask", lambda tell: contextlib.nullcontext(stop.exists))
         training = Training(folder, 0)
-        training.wait(lambda events: training.step >= CALM_STEPS)
+        training.wait(lambda events: training.step >= steps)
         training.stop()
     return training.run_dir
 
