@@ -17,6 +17,13 @@ RAY_SETTINGS = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For two processes side by side (`make test`): one begins with all tests of Ray, and no file is in both."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One small Ray for all tests that need one: starting it takes longer than most of them."""

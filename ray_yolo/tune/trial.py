@@ -45,7 +45,7 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHa
         wire: what is the same for all trials, as plain JSON.
         crew: the sweep's workers; None: each trial starts its own.
     """
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # for this thread, before the next trial's
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
     run_config = trial_config(wire, number, config["genes"])
     search = Search.model_validate(wire["search"])

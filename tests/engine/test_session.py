@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import os
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +189,29 @@ def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: 
     assert second["ended"] == 8
     assert_same(second["state"], calm["state"])
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
+
+
+def held() -> tuple[int, int, set[str]]:
+    """What this process holds: threads, open files, child processes (but for those that make others)."""
+    gc.collect()
+    pids = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+    children = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
+    return (threading.active_count(), len(os.listdir("/proc/self/fd")),
+            {command for command in children if "forkserver" not in command and "resource_tracker" not in command})
+
+
+def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(calm: dict[str, Any], tmp_path: Path) -> None:
+    """A crew's worker trains one after the other: bits, threads, files and processes are as if it were the first."""
+    others = [{"seed": 5, "exact": True, "threads": 2, "optimizer": {"name": "AdamW"}, "image_weights": True},
+              {"seed": 6, "precision": "bf16", "multi_scale": True}]
+    before = None
+    for number, recipe in enumerate(others):
+        job = make_job(tmp_path / str(number), **{"epochs": 1, **recipe})
+        run_session(job, Host(loader_processes=1, cache="ram"), Placement(), lambda event: None)
+        before = before or held()
+    assert held() == before
+    job = make_job(tmp_path / "last", **EXACT)
+    assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
 
 
 class Losing(FixedMembers):

@@ -63,7 +63,7 @@ class Trained:
         self.begun = begun
         wire = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {},
                 "placement": {"project": str(self.folder.parent)}, "search": SEARCH.model_dump(mode="json")}
-        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, wire)
+        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, wire, None)
         return [report.get("epoch") for report in self.reports]
 
 

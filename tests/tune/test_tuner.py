@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,13 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
     return config.model_copy(update={"placement": config.placement.model_copy(update=placement)})
 
 
-def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
+    """Have trials done by a function that needs no workers."""
+    monkeypatch.setattr(tuner, "train_trial", trial)
+    monkeypatch.setattr(tuner.in_place, "can_replace", lambda gpus: False)
+
+
+def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
     """A trial without a training: its curve follows from its genes. Stands in for `train_trial`."""
     import ray.tune
 
@@ -93,7 +99,7 @@ def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
         ray.tune.report({"fitness": end * epoch / 9, "epoch": epoch, "row": '{"metrics": {}, "losses": {}}'})
 
 
-def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
     """A trial that fails with a reason, or whose process dies without one."""
     import os
 
@@ -116,7 +122,7 @@ def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
 ], ids=["asha", "random", "grid", "tpe", "median"])
 def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, asked: int, trials: int) -> None:
-    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    stand_in(monkeypatch, formula_trial)
     config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=asked)
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * trials
@@ -132,7 +138,7 @@ def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
 @pytest.mark.usefixtures("ray_session")
 def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    stand_in(monkeypatch, formula_trial)
 
     def tune(trials: int, space: str = SPACE) -> tuple[Trial, ...]:
         config = make_sweep(tmp_path, space, trials=trials)
@@ -157,7 +163,7 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "train_trial", failing_trial)
+    stand_in(monkeypatch, failing_trial)
     with pytest.raises(TrainingError, match=r"all 3 trials failed: .*the loss stays non-finite; its process died"):
         search(placed(make_sweep(tmp_path, trials=3), max_failures=1), quiet=True)
     [folder] = (tmp_path / "runs" / "evolve").iterdir()
@@ -167,7 +173,7 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
 
 
-def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
+def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
     """A trial whose first attempt dies, and whose second finds no room."""
     import os
 
@@ -182,14 +188,14 @@ def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any]) -> None:
     if attempts.stat().st_size == 2:
         ray.tune.report({"lost": "ResourcesError: no room", "lacking": True})
         raise RuntimeError
-    formula_trial(config, wire)
+    formula_trial(config, wire, crew)
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_what_is_not_a_recipes_fault_is_queued_again_and_a_sweep_without_room_ends_and_goes_on(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "train_trial", unlucky_trial)
+    stand_in(monkeypatch, unlucky_trial)
     config = placed(make_sweep(tmp_path, trials=2, max_concurrent=1), max_failures=1)
     with pytest.raises(ResourcesError, match="no room; the same command continues"):
         search(config, quiet=True)
@@ -219,7 +225,7 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
             search(config)
     assert "interrupted; the same command continues" in capsys.readouterr().out
     assert tracked_states(tmp_path) == {"KILLED": 1}
-    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    stand_in(monkeypatch, formula_trial)
     result = search(config, quiet=True)
     assert [trial.attempts for trial in result.trials] == [2, 1]
     assert tracked_states(tmp_path) == {"FINISHED": 1}
@@ -229,7 +235,7 @@ def test_an_interrupted_sweep_has_not_ended_and_goes_on(
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_twenty_trials_on_four_slots_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "train_trial", formula_trial)
+    stand_in(monkeypatch, formula_trial)
     result = search(make_sweep(tmp_path, trials=20), quiet=True)
     assert sum(trial.state == "finished" for trial in result.trials) == 20
 

@@ -1,0 +1,89 @@
+"""A sweep's crew on Ray: workers and trials that are lost cost nobody a row, and jobs leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events, surviving
+from ray_yolo.tune.ledger import read_ledger, verify
+from ray_yolo.tune.tuner import search
+from tests.support.checkpoints import newest
+from tests.support.run_log import only
+from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep
+
+pytestmark = pytest.mark.ray
+
+EPOCHS, TRIALS = 60, 5
+
+
+def sweep(folder: Path) -> Path:
+    """A sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
+    folder.mkdir()
+    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": EPOCHS}, trials=TRIALS,
+                        workers_per_trial=2, keep_weights=True)
+    return search(config, quiet=True).folder
+
+
+def workers_at(trial: Path, least_steps: int) -> list[int]:
+    """The processes that train a trial, once they have taken some steps; none before that and after its end."""
+    events = read_events(trial / EVENTS_FILE) if (trial / EVENTS_FILE).exists() else []
+    if (trial / "finished").exists() or len(only(StepEvent, events)) < least_steps:
+        return []
+    pids = {event.worker: event.pid for event in only(WorkerEvent, events)}
+    return [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+
+
+def churn(trials: Path, hits: dict[str, Callable[[list[int]], None]], done: list[str]) -> None:
+    """Hit each of these trials once while it is trained."""
+    while len(done) < len(hits):
+        for name in hits.keys() - set(done):
+            if len(pids := workers_at(trials / name, 10)) >= 2:
+                hits[name](pids)
+                done.append(name)
+        time.sleep(0.02)
+
+
+def kill_one(pids: list[int]) -> None:
+    os.kill(pids[0], signal.SIGKILL)
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_a_trials_process(pids: list[int]) -> None:
+    """One of those that Tune has started."""
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ImplicitFunc" in path.read_bytes()]
+    os.kill(int(found[0].parent.name), signal.SIGKILL)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_whose_workers_and_trials_are_killed_has_the_calm_ones_rows(tmp_path: Path) -> None:
+    calm, done = sweep(tmp_path / "calm"), []
+    hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
+    trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
+    threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
+    churned = sweep(tmp_path / "churned")
+    assert sorted(done) == sorted(hits)
+    assert verify(read_ledger(churned / "ledger.jsonl")) == []
+    for number in range(TRIALS):
+        ours, theirs = (newest(folder / "trials" / f"trial{number}")["ema"] for folder in (churned, calm))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), number
+        events = surviving(read_events(churned / "trials" / f"trial{number}" / EVENTS_FILE))
+        steps = [event.step for event in only(StepEvent, events)]
+        assert sorted(set(steps)) == steps
+    regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))
+    assert regrouped[1].regrouped
+    assert_cpus_return()
