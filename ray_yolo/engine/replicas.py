@@ -149,7 +149,7 @@ def bare(replica: nn.Module) -> nn.Module:
     return replica.module if isinstance(replica, DistributedDataParallel) else replica
 
 
-def ddp_options() -> dict[str, bool]:
+def ddp_options() -> dict[str, Any]:
     """How DDP must wrap a model: it must not overwrite the other workers' BatchNorm buffers (the loop combines the
     statistics itself), and gradients live in its buckets."""
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

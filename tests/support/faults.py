@@ -173,7 +173,7 @@ class Training:
         step = next(event for event in after if isinstance(event, StepEvent) and event.step > start.step
                     and event.time > start.time)
         done = max(event.step for event in events if isinstance(event, StepEvent) and event.time < start.time)
-        return Seconds(start.time - fault, step.time - fault, done - start.step)
+        return Seconds(start.time - fault, step.time - fault, max(done - start.step, 0))
 
 
 def check(training: Training, calm: Path) -> None:
