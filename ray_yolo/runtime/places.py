@@ -154,6 +154,8 @@ class _Keeper:
             if summary:
                 return summary
         self._watch_nodes()
+        if failed:
+            answer(self._roster.lose.remote(list(failed)))
         if counted := {number: error for number, error in failed.items() if number not in self._leaving}:
             self._judge.decide(counted, others_go_on=self._present() > 0)
         self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed)}

@@ -157,6 +157,12 @@ class Roster:
         self._gone.add(uid)
         self._waiting.pop(uid, None)
 
+    def lose(self, workers: Collection[int]) -> None:
+        """The processes of workers, by their numbers, have ended, as their driver knows."""
+        there = {**self._members, **self._waiting}
+        for uid in [uid for uid, arrival in there.items() if arrival.worker in workers]:
+            self.leave(uid)
+
     def end(self, summary: Summary) -> None:
         """Training has ended."""
         self._ended = summary

@@ -67,6 +67,7 @@ class Desk:
         self.filled: list[int] = []
         self.judged: list[tuple[dict[int, Exception], bool]] = []
         self.outcome: tuple[dict[int, Any], dict[int, Exception]] = ({}, {})
+        self.gone: list[int] = []
         self.draining: set[str] = set()
         self.on_nodes: dict[int, str] = {}
         self.here, self.lacking = 2, ""
@@ -77,6 +78,9 @@ class Desk:
 
             class present:  # noqa: N801
                 remote = staticmethod(lambda: desk.here)
+
+            class lose:  # noqa: N801
+                remote = staticmethod(lambda workers: desk.gone.extend(workers))
 
             class part_from:  # noqa: N801
                 remote = staticmethod(lambda nodes: {number: node for number, node in desk.on_nodes.items()
@@ -117,7 +121,7 @@ def test_a_lost_worker_is_judged_and_replaced(desk: Desk) -> None:
     desk.outcome = ({}, {0: LOST, 2: LOST})
     assert desk.keeper.turn() is None
     assert desk.judged == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
-    assert desk.filled == [0, 2]
+    assert desk.filled == desk.gone == [0, 2]
     desk.here, desk.outcome = 0, ({}, {1: LOST})
     desk.keeper.turn()
     assert desk.judged[1:] == [({1: LOST}, False)]

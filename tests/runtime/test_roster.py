@@ -182,6 +182,15 @@ def test_all_workers_of_a_node_are_told_to_part() -> None:
     assert desk.roster.part_from({"right"}) == {}
 
 
+def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
+    desk = started()
+    desk.beat("b", Beat("loading", 3, 40.0, 30.0))
+    desk.roster.lose([1])
+    desk.arrive("ac", 5)
+    assert accused(desk) is None
+    assert desk.members("ac") == [0, 1]
+
+
 def test_present_is_who_has_come_and_not_gone() -> None:
     desk = started()
     assert desk.roster.present() == 3
