@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ import ray.train
 import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray._private.state import state as cluster_state
+from ray.autoscaler.sdk import request_resources
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -205,16 +207,27 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
 def wait_for_room(placement: Placement, gpus: float) -> None:
     """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
 
-    After `wait_for_resources` seconds a ResourcesError says what is missing.
+    Where nodes are added as they are needed, they are asked for. After `wait_for_resources` seconds a ResourcesError
+    says what is missing.
     """
-    deadline = time.monotonic() + placement.wait_for_resources
-    while lacking := lacks(placement, placement.min_workers, gpus):
-        if time.monotonic() >= deadline:
-            room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
-            raise ResourcesError(f"{lacking}; use " + (
-                "fewer --num-workers, --gpus-per-worker 0, or add nodes" if " GPU," in lacking else
-                f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
-        time.sleep(0.5)
+    deadline, asked = time.monotonic() + placement.wait_for_resources, False
+    try:
+        while lacking := lacks(placement, placement.min_workers, gpus):
+            if time.monotonic() >= deadline:
+                room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
+                raise ResourcesError(f"{lacking}; use " + (
+                    "fewer --num-workers, --gpus-per-worker 0, or add nodes" if " GPU," in lacking else
+                    f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits "
+                    "longer)"))
+            if not asked:
+                asked = True
+                request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
+                print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
+                      f"{lacking}", file=sys.stderr)
+            time.sleep(0.5)
+    finally:
+        if asked:
+            request_resources(bundles=[])  # the workers will ask themselves
 
 
 def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
@@ -223,17 +236,6 @@ def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
     needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
     return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
                      for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9)
-
-
-def check_storage(folder: Path) -> None:
-    """Refuse a run folder that some node of the cluster does not see: an InputError names the node."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) < 2:
-        return
-    for node, seen in zip(nodes, _ask_nodes(nodes, os.path.exists, str(folder)), strict=True):
-        if not seen:
-            raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
-                             "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
 
 
 def least_room_for_images() -> int:

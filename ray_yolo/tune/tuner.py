@@ -36,7 +36,7 @@ from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster, in_place
 from ray_yolo.runtime.leases import standing_crew
-from ray_yolo.runtime.preflight import check_early, check_model, check_storage, decide, foreseen, read_dataset
+from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune.console import SweepDisplay
@@ -74,7 +74,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     try:
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
-        check_storage(config.placement, run)
+        for concern in check_cluster(config.placement, run, train):
+            print(f"warning: {concern}", file=sys.stderr)
         resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, SweepRecord(
