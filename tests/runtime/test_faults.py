@@ -141,9 +141,9 @@ def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, calm:
     for number in range(3):
         fault = training.hit(number)
     training.wait(lambda events: any(isinstance(event, StartEvent) and event.time > fault for event in events))
+    training.wait_for_workers(3)
     print("all killed", training.cost(fault))
     assert training.cost(fault).lost <= 3  # an epoch
-    training.wait_for_workers(3)
     check(training, calm)
 
 
