@@ -61,7 +61,7 @@ ELSEWHERE = {
     "--wait-for-resources":  # starts Ray
         "runtime/test_trainer.py::test_workers_that_the_cluster_can_never_hold_are_refused_with_advice",
     "--stall-seconds":  # freezes a worker
-        "runtime/test_members.py::test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on",
+        "runtime/test_faults.py::test_a_process_that_is_killed_crashes_or_is_frozen",
     "--help":  # needs a process of its own
         "test_cli.py::test_help_is_fast_and_loads_no_library",
 }

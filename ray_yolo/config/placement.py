@@ -115,6 +115,11 @@ class Placement(Frozen):
         return max(1, self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers)
 
     @property
+    def min_workers(self) -> int:
+        """The number of workers that training begins with, at least 1."""
+        return max(1, self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers)
+
+    @property
     def cpus(self) -> float:
         """CPUs of each worker; the fewest, 1, while that is open."""
         return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker

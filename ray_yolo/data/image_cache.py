@@ -14,11 +14,12 @@ import mmap
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import cv2
 import numpy as np
@@ -35,6 +36,7 @@ FORMAT = 2  # of the kept file; raise it when a pixel of it would change
 RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _MARGIN = 1.1  # of free space, so that others can breathe
+_LOCK_SECONDS = 3600.0  # for another process to decode a large data set
 _log = logging.getLogger(__name__)
 
 
@@ -221,14 +223,27 @@ def _is_private(folder: Path) -> bool:
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
     with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, fcntl.LOCK_EX)
         yield
+
+
+def _lock(file: IO[Any], kind: int) -> None:
+    """Wait for a lock that another process has, but not for ever: it may be frozen. Then a TimeoutError."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{file.name}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that "
+                                   "one, or use --cache none") from None
+            time.sleep(0.05)
 
 
 def _map(path: Path) -> np.ndarray:
     """The file's bytes, read-only. A shared lock, as long-lived as the mapping, tells others that it is in use."""
     with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        _lock(file, fcntl.LOCK_SH)
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 

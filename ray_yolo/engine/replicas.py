@@ -132,9 +132,10 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
     return Replicas(worker, num_workers)
 
 
-def in_group() -> bool:
-    """Whether this worker has others to talk to."""
-    return dist.is_initialized() and dist.get_world_size() > 1
+def wrapped(model: nn.Module) -> nn.Module:
+    """A model on CPUs in DDP's wrapper, if this worker is in a group with others."""
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    return model if alone else DistributedDataParallel(model, **ddp_options())
 
 
 def leave_group() -> None:
@@ -148,7 +149,7 @@ def bare(replica: nn.Module) -> nn.Module:
     return replica.module if isinstance(replica, DistributedDataParallel) else replica
 
 
-def ddp_options() -> dict[str, bool]:
+def ddp_options() -> dict[str, Any]:
     """How DDP must wrap a model: it must not overwrite the other workers' BatchNorm buffers (the loop combines the
     statistics itself), and gradients live in its buckets."""
     newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

@@ -15,6 +15,7 @@ from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
 
 MAX_MISSED_SAVES = 3
+WRITE_SECONDS = 600.0  # storage that takes longer is taken for lost, as if it were full
 
 
 class Saver:
@@ -62,11 +63,12 @@ class Saver:
         pending, self._pending = self._pending, None
         try:
             if pending:
-                pending.result()
+                pending.result(WRITE_SECONDS)
                 self._missed = 0
         except OSError as error:
             self._missed += 1
-            problem = f"the checkpoint at step {self.step} could not be written ({error})"
+            reason = str(error) or f"the storage has not answered for {WRITE_SECONDS:g} s"
+            problem = f"the checkpoint at step {self.step} could not be written ({reason})"
             self._emit(WarningEvent(message=problem))
             if needed or self._missed >= MAX_MISSED_SAVES:
                 raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "

@@ -161,6 +161,7 @@ class Session:
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Record a step, and save where `save_steps` asks for it (an epoch's last step is saved with the epoch)."""
         progress, clock = self.state.progress, self.clock
+        self.host.pulse.enter("computing")  # nobody is waited for any more
         seconds = clock.stop_step(result, len(step.images))
         if self.records and clock.tells(progress.step, result):
             self._emit(clock.step_event(progress, step, rates, result, seconds))
@@ -225,8 +226,10 @@ class Session:
         Raises:
             WrongWeightsError: on workers that do not belong to a majority. They are as good as lost.
         """
+        self.host.pulse.enter("exchanging")
         found = self.host.replicas.gather_rows(fingerprint(self.parts)[None, None],
                                                [1] * self.host.replicas.num_workers).flatten().tolist()
+        self.host.pulse.enter("computing")
         if 2 * found.count(found[self.host.replicas.worker]) <= len(found) > 1:
             raise WrongWeightsError(f"the weights after step {self.state.progress.step} are not those of the other "
                                     "workers: memory or arithmetic that is broken, or a processor of another kind")

@@ -24,6 +24,7 @@ STOP_REQUEST = ".stop"
 """File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
 
 # Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
+_START_SECONDS = 120.0  # for its process, on a busy machine
 _MAX_PENDING_CALLS = 10_000
 
 _logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def start_recorder(path: str) -> ActorHandle[Recorder]:
         num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS,
         scheduling_strategy=here)
     recorder = cast("ActorHandle[Recorder]", actor.remote(path))
-    ray.get(recorder.ready.remote())
+    ray.get(recorder.ready.remote(), timeout=_START_SECONDS)
     return recorder
 
 

@@ -23,6 +23,7 @@ import ray.exceptions
 import ray.train
 import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
+from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -46,6 +47,7 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 10.0
+_NODES_SECONDS = 120.0  # for every node to start a process, and look at its storage
 _DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
@@ -110,6 +112,11 @@ def free_nodes(placement: Placement) -> list[Node]:
             if not placement.accelerator_type or kind in there]
 
 
+def free_cpus() -> float:
+    """CPUs that nobody has."""
+    return ray.available_resources().get("CPU", 0.0)
+
+
 def foreseen_gpus(placement: Placement) -> float | None:
     """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
     if placement.num_workers == 0:
@@ -168,7 +175,7 @@ def _silence(address: str) -> str | None:
     return None
 
 
-def _resources(placement: Placement, gpus: float) -> dict[str, float]:
+def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
     """What one worker is given."""
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
@@ -178,7 +185,7 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
     if gpus is None:
         gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=_resources(placement, gpus),
+        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
 
 
@@ -206,30 +213,32 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
     Where nodes are added as they are needed, they are asked for. After `wait_for_resources` seconds a ResourcesError
     says what is missing.
     """
-    fewest = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
-    needed = {kind: amount * fewest for kind, amount in _resources(placement, gpus).items()}
     deadline, asked = time.monotonic() + placement.wait_for_resources, False
-    while True:
-        there = ray.cluster_resources()
-        missing = {kind: amount for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9}
-        expired = time.monotonic() >= deadline
-        if asked and (expired or not missing):
+    try:
+        while lacking := lacks(placement, placement.min_workers, gpus):
+            if time.monotonic() >= deadline:
+                room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
+                raise ResourcesError(f"{lacking}; use " + (
+                    "fewer --num-workers, --gpus-per-worker 0, or add nodes" if " GPU," in lacking else
+                    f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits "
+                    "longer)"))
+            if not asked:
+                asked = True
+                request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
+                print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
+                      f"{lacking}", file=sys.stderr)
+            time.sleep(0.5)
+    finally:
+        if asked:
             request_resources(bundles=[])  # the workers will ask themselves
-        if not missing:
-            return
-        lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
-                          for kind, amount in missing.items())
-        if expired:
-            room = math.floor(there.get("CPU", 0) / placement.cpus)
-            raise ResourcesError(f"{lacks}; use " + (
-                "fewer --num-workers, --gpus-per-worker 0, or add nodes" if "GPU" in missing else
-                f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
-        if not asked:
-            asked = True
-            request_resources(bundles=[_resources(placement, gpus)] * fewest)
-            print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): {lacks}",
-                  file=sys.stderr)
-        time.sleep(0.5)
+
+
+def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
+    """What the cluster has too little of for so many workers, if everything else left it; '': nothing."""
+    there = ray.cluster_resources()
+    needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
+    return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
+                     for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9)
 
 
 def least_room_for_images() -> int:
@@ -244,35 +253,53 @@ def _ask_nodes(nodes: Sequence[dict[str, Any]], function: Callable[..., T], *arg
     """What a function returns on each node."""
     ask = ray.remote(num_cpus=0)(function)
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
-    answers: list[T] = ray.get([ask.options(scheduling_strategy=place).remote(*arguments) for place in places])
+    asked = [ask.options(scheduling_strategy=place).remote(*arguments) for place in places]
+    try:
+        answers: list[T] = ray.get(asked, timeout=_NODES_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        silent = {node["NodeManagerHostname"] for node, answer in zip(nodes, asked, strict=True)
+                  if not ray.wait([answer], timeout=0)[0]}
+        raise ResourcesError(f"node {', '.join(sorted(silent))} has not answered for {_NODES_SECONDS:g} seconds; take "
+                             "it out of the cluster, or try again") from None
     return answers
 
 
-def held_by(run_dir: Path) -> str | None:
-    """The placement group that a training's workers were given last; None if it has ended by itself, or never began."""
+def held_by(run_dir: Path) -> list[str]:
+    """The placement groups that a training's workers were given; none if it has ended by itself, or never began."""
     groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
-    return groups[-1] if groups and not (run_dir / "finished").exists() else None
+    return [] if (run_dir / "finished").exists() else groups
 
 
-def free(group: str) -> None:
-    """Give back what a placement group holds; nothing happens if it is gone already."""
-    remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
+def free(groups: Sequence[str]) -> None:
+    """Give back what placement groups hold; nothing happens where one is gone already."""
+    for group in groups:
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
 
 
 def stop_workers(run_dir: Path) -> None:
     """End a training's workers, whatever they do, while its log can still take down what they have done."""
-    if group := held_by(run_dir):
-        free(group)
+    if groups := held_by(run_dir):
+        free(groups)
         time.sleep(_DYING_SECONDS)
+
+
+def draining_nodes() -> set[str]:
+    """The ids of the nodes that are about to be taken away, as Ray was told."""
+    return set(cluster_state.get_draining_nodes())
+
+
+def name_of(node: str) -> str:
+    """The host name of a node, by its id."""
+    return next((there["NodeManagerHostname"] for there in ray.nodes() if there["NodeID"] == node), node)
 
 
 def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
                      gpus: float) -> list[Any]:
     """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
 
-    A ResourcesError says that they were not free for the placement's `timeout_seconds`.
+    A ResourcesError says that they were not free, or did not answer, for the placement's `timeout_seconds`.
     """
-    group = placement_group([_resources(placement, gpus)] * placement.max_workers,
+    group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)
     try:
         if not group.wait(placement.timeout_seconds):
@@ -281,7 +308,11 @@ def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], p
         remote = ray.remote(function).options(
             num_cpus=placement.cpus, num_gpus=gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group))
-        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)])
+        return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)],
+                       timeout=placement.timeout_seconds)
+    except ray.exceptions.GetTimeoutError:
+        raise ResourcesError(f"{placement.max_workers} workers have not all answered for {placement.timeout_seconds:g} "
+                             "seconds; use --timeout-seconds to wait longer") from None
     finally:
         remove_placement_group(group)
 

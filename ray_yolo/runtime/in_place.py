@@ -7,8 +7,6 @@ from typing import Any
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
-from ray_yolo.config.placement import Placement
-
 
 class _Backend(_TorchBackend):
     """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
@@ -27,14 +25,6 @@ class InPlaceConfig(TorchConfig):
     def backend_cls(self) -> type[_TorchBackend]:
         """Asked for by Ray."""
         return _Backend
-
-
-def replaces_in_place(placement: Placement, gpus: float) -> bool:
-    """Whether a lost worker is replaced while the others go on: where Ray can, and collectives end by themselves.
-
-    With a range of workers Ray starts all of them again; NCCL waits for the lost one until its watchdog aborts.
-    """
-    return isinstance(placement.num_workers, int) and placement.num_workers > 1 and can_replace(gpus)
 
 
 def can_replace(gpus: float) -> bool:

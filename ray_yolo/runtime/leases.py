@@ -97,7 +97,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
     """
     name, wanted = uuid.uuid4().hex, placement.max_workers
     reference = [ray.put(config)]  # in a list: the crew itself has no need to open it
-    judge = Judge(job.run_dir, placement.max_failures, config["recorder"], in_place=wanted)
+    judge = Judge(job.run_dir, placement.max_failures, config["recorder"])
     try:
         while True:
             news: News | str | None = _answer(crew.news.remote(name))
@@ -106,8 +106,8 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
             if news is None:
                 _answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
             elif news.failures:
-                judge.after_exception(None, {number: error or ray.exceptions.WorkerCrashedError()
-                                             for number, error in news.failures})
+                lost = {number: error or ray.exceptions.WorkerCrashedError() for number, error in news.failures}
+                judge.decide(lost, others_go_on=len(lost) < wanted)
             elif news.summary:
                 return news.summary
             time.sleep(_ASK_SECONDS)

@@ -64,9 +64,10 @@ class RosterMembers:
         leave_group()
         host = get_node_ip_address()
         store = offer_store(host)
-        arrival = Arrival(self._worker, own_process(), (host, store.port), progress)
-        _answer(self._roster.arrive.remote(self._uid, arrival))
-        while (found := _answer(self._roster.formed.remote(self._uid))) is None:
+        node = ray.get_runtime_context().get_node_id()
+        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, node)
+        answer(self._roster.arrive.remote(self._uid, arrival))
+        while (found := answer(self._roster.formed.remote(self._uid))) is None:
             time.sleep(_ASK_SECONDS)
         self._regroups = False
         if not isinstance(found, Formed):
@@ -80,11 +81,11 @@ class RosterMembers:
 
     def rescues(self) -> bool:
         """Asks the roster."""
-        return cast(bool, _answer(self._roster.rescues.remote()))
+        return cast(bool, answer(self._roster.rescues.remote()))
 
     def finish(self, summary: Summary) -> None:
         """Tells the roster."""
-        _answer(self._roster.leave.remote(self._uid, summary))
+        answer(self._roster.end.remote(summary))
 
     def close(self) -> None:
         """Leave the others, who are told by their connections and by the roster."""
@@ -97,14 +98,14 @@ class RosterMembers:
         while not self._left.wait(_BEAT_SECONDS):
             beat = Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
             with contextlib.suppress(ray.exceptions.RayError):
-                reply: Reply = _answer(self._roster.beat.remote(self._uid, beat))
+                reply: Reply = answer(self._roster.beat.remote(self._uid, beat))
                 self._regroups = reply.regroups
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
 
 
-def _answer(reference: Any) -> Any:
+def answer(reference: Any) -> Any:
     """What the roster answers, within a limit."""
     return ray.get(reference, timeout=_ANSWER_SECONDS)
 
@@ -117,7 +118,7 @@ def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> 
     def watch(roster: ActorHandle[Roster]) -> None:
         while not over.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                stalled: Stalled | None = _answer(roster.stalled.remote())
+                stalled: Stalled | None = answer(roster.stalled.remote())
                 if stalled:
                     tell(f"{stalled.text}: it is ended, and the others go on")
                     end(stalled.process)
@@ -138,7 +139,7 @@ def end(process: Process) -> None:
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        _answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
+        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
 
 
 def _kill(pid: int) -> None:

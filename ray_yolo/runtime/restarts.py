@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray.exceptions
 import ray.train
@@ -26,6 +26,8 @@ PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryEr
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
+
+T = TypeVar("T")
 
 
 class Restarts:
@@ -50,27 +52,26 @@ class Judge(ray.train.UserCallback):
     """Ray's controller asks it about workers that have failed, before it starts them again.
 
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
-
-    Args:
-        in_place: workers that can go on when one is lost; 0: none, all are started again.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None,
-                 in_place: int = 0) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
         self.restarts = Restarts(max_failures)
-        self._run_dir, self._recorder, self._in_place = run_dir, recorder, in_place
+        self._run_dir, self._recorder = run_dir, recorder
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
-        """Called by Ray, which knows it by these names."""
+        """Called by Ray, which knows it by these names, and will start all workers again."""
+        self.decide(worker_exceptions, others_go_on=False)
+
+    def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
+        """Put up with workers that have failed together, or raise."""
         events = read_events(self._run_dir / EVENTS_FILE)
-        worker, error = cause_of(worker_exceptions)
+        worker, error = cause_of(failures)
         told = f"{place_of(worker, events)}: {summary(error)}"
         if isinstance(error, PERMANENT):
             raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
-        others_go_on = len(worker_exceptions) < self._in_place
         step = reached_step(events) if others_go_on else saved_step(events)
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
-                    for each in worker_exceptions.values())
+                    for each in failures.values())
         if not (taken or self.restarts.allow(step)):
             lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
@@ -89,28 +90,17 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
     """What `function(config)` returns on the first of the placement's workers; `work` is the word for what they do.
 
     Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
-    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue. A signal
-    ends workers in order where it can, see `ask_to_stop`.
+    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
 
     Raises:
         RayYoloError: as the `Judge` says of workers that have failed.
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
-    in_place = placement.max_workers if config.get("roster") else 0
-    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder, in_place)
-
-    def before_end(outcome: Future[ray.train.Result]) -> None:
-        try:
-            ask_to_stop([folder], judge.tell, outcome.done)
-        finally:
-            if not outcome.done():
-                cluster.stop_workers(folder)  # or they would train on, and nobody would record it
-
+    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
     while True:
         try:
-            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge,
-                                            in_place=in_place > 0)
-            return run_aside(trainer.fit, before_end).return_value
+            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
+            return in_order(trainer.fit, folder, judge.tell).return_value
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)
             if isinstance(judgement, RayYoloError):
@@ -118,6 +108,18 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
             if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
             judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
+
+
+def in_order(work: Callable[[], T], folder: Path, tell: Callable[[str], None]) -> T:
+    """What `work` returns, whose workers a signal ends in order where it can; see `ask_to_stop`."""
+    def before_end(outcome: Future[T]) -> None:
+        try:
+            ask_to_stop([folder], tell, outcome.done)
+        finally:
+            if not outcome.done():
+                cluster.stop_workers(folder)  # or they would train on, and nobody would record it
+
+    return run_aside(work, before_end)
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:

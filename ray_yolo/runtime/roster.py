@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -51,6 +51,7 @@ class Arrival(NamedTuple):
     process: Process
     address: tuple[str, int]  # where the others can meet it
     progress: Progress | None  # between which steps it stands; None: it has no state
+    node: str = ""  # Ray's id of it
 
 
 class Formed(NamedTuple):
@@ -144,11 +145,31 @@ class Roster:
         """Have a worker leave after the step in hand, in order; one stays until another has its state."""
         self._parting.add(uid)
 
-    def leave(self, uid: str, summary: Summary | None = None) -> None:
-        """A worker asks for no other generation: training has ended, or it has failed (no summary)."""
+    def part_from(self, nodes: Collection[str]) -> dict[int, str]:
+        """The same for all workers on some nodes. Returns the node of each, by its number."""
+        there = {uid: arrival for uid, arrival in {**self._members, **self._waiting}.items()
+                 if arrival.node in nodes and uid not in self._gone}
+        self._parting |= there.keys()
+        return {arrival.worker: arrival.node for arrival in there.values()}
+
+    def leave(self, uid: str) -> None:
+        """A worker asks for no other generation."""
         self._gone.add(uid)
         self._waiting.pop(uid, None)
-        self._ended = summary or self._ended
+
+    def lose(self, workers: Collection[int]) -> None:
+        """The processes of workers, by their numbers, have ended, as their driver knows."""
+        there = {**self._members, **self._waiting}
+        for uid in [uid for uid, arrival in there.items() if arrival.worker in workers]:
+            self.leave(uid)
+
+    def end(self, summary: Summary) -> None:
+        """Training has ended."""
+        self._ended = summary
+
+    def present(self) -> int:
+        """How many have come and not left."""
+        return sum(self._is_alive(uid) for uid in self._waiting.keys() | self._members.keys())
 
     def rescues(self) -> bool:
         """Whether the caller is the first of its generation to ask."""
@@ -158,7 +179,7 @@ class Roster:
     def stalled(self) -> Stalled | None:
         """The member that others have waited for the longest beyond its limit, once everybody has told its stacks."""
         uid = max(self._members, key=self._lateness, default="")
-        if not uid or self._lateness(uid) <= 0 or not self._somebody_waits(uid):
+        if self._ended or not uid or self._lateness(uid) <= 0 or not self._somebody_waits(uid):
             self._accused = ""
             return None
         if uid != self._accused:
@@ -210,7 +231,9 @@ class Roster:
         _, beat = self._beats[uid]
         if uid in self._gone or uid in self._waiting or beat is None:
             return -1.0
-        if beat.phase == "exchanging" and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
+        furthest = max(other.step for _, other in map(self._beats.__getitem__, self._members) if other)
+        waits = beat.phase == "exchanging" and beat.step == furthest  # or it is stuck behind an exchange that is over
+        if waits and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
             return -1.0
         return self._idle(uid) - beat.limit
 

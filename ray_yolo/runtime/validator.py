@@ -173,5 +173,5 @@ def _worker(wire: dict[str, Any]) -> Evaluation:
     context = ray.train.get_context()
     torch.set_num_threads(config.placement.threads)
     replicas = Replicas(context.get_world_rank(), context.get_world_size())
-    return _evaluate(load_trained(Path(wire["weights"])), config, ray.get(wire["index"]), replicas,
-                     ray.train.torch.get_device())
+    index = ray.get(wire["index"], timeout=config.placement.timeout_seconds)
+    return _evaluate(load_trained(Path(wire["weights"])), config, index, replicas, ray.train.torch.get_device())

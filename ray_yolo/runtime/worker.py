@@ -1,32 +1,35 @@
-"""What runs on every Ray Train worker: JSON becomes a job, Ray's helpers are handed in, the session is run."""
+"""What runs on every worker: JSON becomes a job, what surrounds it is handed in, the session is run."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 import traceback
 import uuid
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray.train
-import ray.train.torch
 import torch
 from ray.util import get_current_placement_group
-from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
-from ray_yolo.engine.replicas import Replicas, ddp_options, in_group
+from ray_yolo.engine.replicas import Replicas, ddp_options, wrapped
 from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
+
+_INDEX_SECONDS = 600.0  # for the labels of a large data set to come from the driver's node
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -37,18 +40,28 @@ def to_wire(job: Job) -> dict[str, Any]:
 
 def from_wire(wire: dict[str, Any]) -> Job:
     """The job that `to_wire` sent."""
-    train, val = ray.get([wire["train"], wire["val"]])
+    train, val = ray.get([wire["train"], wire["val"]], timeout=_INDEX_SECONDS)
     recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
     return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
 
 
 def train_worker(config: dict[str, Any]) -> Summary | None:
     """Ray Train's train function. Returns the session's summary."""
-    context, group = ray.train.get_context(), get_current_placement_group()
-    placement, worker = Placement.model_validate(config["placement"]), context.get_world_rank()
+    import ray.train  # here, as below: it takes seconds, and workers in places of their own need none
+
+    placement, worker = Placement.model_validate(config["placement"]), ray.train.get_context().get_world_rank()
+    group = get_current_placement_group()
     if group is not None and worker == 0:
         emitter(config["recorder"])(PlacementEvent(group=group.id.hex()))
     return train_job(config, placement, worker, Pulse(placement.stall_seconds), uuid.uuid4().hex)
+
+
+def train_in_place(config: dict[str, Any], worker: int) -> Summary | None:
+    """What a worker does in a place of its own. Returns the session's summary; None: it was told to leave before."""
+    placement, uid = Placement.model_validate(config["placement"]), uuid.uuid4().hex
+    part = partial(threading.Thread, target=config["roster"].part.remote, args=(uid,))  # a handler must not call Ray
+    signal.signal(signal.SIGTERM, lambda *_: part().start())  # the node will be taken away
+    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uid)
 
 
 def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: Pulse, uid: str) -> Summary | None:
@@ -71,11 +84,10 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init:
-            host = Host(
-                replicas=Replicas() if roster else Replicas(worker, ray.train.get_context().get_world_size()),
-                device=ray.train.torch.get_device(), prepare_model=_prepare_model,
-                prepare_loader=ray.train.torch.prepare_data_loader, loader_processes=placement.loader_processes,
-                loader_init=init, threads=placement.threads, cache=placement.image_cache, pulse=pulse)
+            host = replace(
+                Host(prepare_model=wrapped) if roster else _host_of_train(worker),
+                loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
+                cache=placement.image_cache, pulse=pulse)
             torch.set_num_threads(host.threads)
             return run_session(from_wire(config["job"]), host, placement, emit, members,
                                driver_asks(config["recorder"], worker, placement.max_workers))
@@ -88,7 +100,11 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def _prepare_model(model: nn.Module) -> nn.Module:
-    """Ray's, which would wrap for as many workers as it has started."""
-    return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
-                                         parallel_strategy_kwargs=ddp_options())
+def _host_of_train(worker: int) -> Host:
+    """What Ray Train surrounds a worker with."""
+    import ray.train.torch
+
+    replicas = Replicas(worker, ray.train.get_context().get_world_size())
+    return Host(replicas, ray.train.torch.get_device(),
+                partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                ray.train.torch.prepare_data_loader)

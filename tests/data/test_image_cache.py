@@ -284,3 +284,14 @@ def test_a_lock_held_by_another_builder_is_waited_for(index: AnnotationIndex) ->
         assert not waiting.done()
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert waiting.result().load(0).shape == (48, 64, 3)
+
+
+def test_a_lock_is_not_waited_for_for_ever(index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ImageStore(index, 64, "disk")
+    assert store.file is not None
+    store.file.unlink()
+    monkeypatch.setattr(image_cache, "_LOCK_SECONDS", 0.1)
+    with store.file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"\.lock: another process has kept it locked for 0.1 s; .*--cache none"):
+            ImageStore(index, 64, "disk")

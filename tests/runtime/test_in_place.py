@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from ray.train.torch import TorchConfig
 
-from ray_yolo.config.placement import Placement
 from ray_yolo.runtime import in_place
-from ray_yolo.runtime.in_place import InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.in_place import InPlaceConfig, can_replace
 
 
-@pytest.mark.parametrize(("num_workers", "gpus", "expected"), [
-    (2, 0.0, True), (1, 0.0, False), ((2, 4), 0.0, False), (2, 1.0, False)])
-def test_a_fixed_number_of_several_workers_on_cpus_can(num_workers: Any, gpus: float, expected: bool) -> None:
-    assert replaces_in_place(Placement(num_workers=num_workers), gpus) is expected
-
-
-def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_ray_and_gpus_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_replace(0.0)
+    assert not can_replace(1.0)
     monkeypatch.setattr(in_place, "_TorchBackend", object)
-    assert not replaces_in_place(Placement(num_workers=2), 0.0)
+    assert not can_replace(0.0)
 
 
 def test_ray_is_told_and_forms_no_group_of_its_own() -> None:

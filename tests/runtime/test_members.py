@@ -1,99 +1,13 @@
-"""Workers that are lost, or hang, while others go on: real processes on Ray, and the bits of the calm training."""
+"""What a worker tells of itself, and how it is ended. Lost ones: test_faults.py, test_trainer.py."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
-import time
-from pathlib import Path
 
-import pytest
-import torch
-
-from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, WarningEvent, WorkerEvent
-from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import members
 from ray_yolo.runtime.roster import own_process
-from tests.runtime.test_kill import command, finish, log_of, start, tensors
-from tests.support.run_log import only
-
-pytestmark = pytest.mark.ray
-
-SHORT, LONG = 60, 300  # epochs of three steps; in the long one a replacement has time to come up, twice
-STALL_SECONDS = 4
-
-
-def argv_of(folder: Path, num_workers: int, epochs: int) -> list[str]:
-    return [*command(folder, folder, num_workers), "--epochs", str(epochs), "--set", "augment.mosaic=0", "--mlflow-uri",
-            "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
-
-
-def calm(folder: Path, epochs: int) -> Path:
-    """The same training without a fault, in one process."""
-    folder.mkdir()
-    finish(start(argv_of(folder, 0, epochs), folder))
-    return folder
-
-
-def wait_for_steps(process: subprocess.Popen[bytes], folder: Path, generation: int) -> list[Event]:
-    """The log, once a generation (from 1) has taken some steps."""
-    while True:
-        events = read_events(log_of(folder))
-        places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
-        if len(places) >= generation and len(only(StepEvent, events[places[generation - 1]:])) > 5:
-            return events
-        assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.02)
-
-
-def hit(events: list[Event], worker: int, signum: int) -> int:
-    """Send a signal to a worker. Returns its process id."""
-    pid = next(event.pid for event in only(WorkerEvent, events) if event.worker == worker)
-    os.kill(pid, signum)
-    return pid
-
-
-def check(folder: Path, calm: Path, epochs: int) -> list[Event]:
-    """Same bits, and no step missing or done twice. Returns the log.
-
-    What the recording worker had to say of its last step may end with it: each generation says where it goes on.
-    """
-    events, expected = read_events(log_of(folder)), tensors(calm)
-    assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
-    starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, surviving(events))]
-    assert len(set(steps)) == len(steps)
-    assert set(range(1, 3 * epochs + 1)) - set(steps) <= {start.step for start in starts}
-    assert only(EndEvent, events)[-1].status == "done"
-    assert all(after.step > before.step for before, after in itertools.pairwise(starts))
-    return events
-
-
-def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: Path) -> None:
-    process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
-    hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
-    finish(process)
-    events = check(tmp_path, calm(tmp_path / "calm", SHORT), SHORT)
-    assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
-    [told] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
-    assert told.startswith("worker 0 on ")
-
-
-@pytest.mark.faults
-def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_path: Path) -> None:
-    process = start(argv_of(tmp_path, 3, LONG), tmp_path)
-    hit(wait_for_steps(process, tmp_path, 1), 1, signal.SIGKILL)
-    frozen = hit(wait_for_steps(process, tmp_path, 3), 0, signal.SIGSTOP)
-    wait_for_steps(process, tmp_path, 5)  # its successor has its number, and no state
-    finish(process)
-    events = check(tmp_path, calm(tmp_path / "calm", LONG), LONG)
-    assert [event.num_workers for event in only(StartEvent, events)] == [3, 2, 3, 2, 3]
-    told = [event.message for event in only(WarningEvent, events)]
-    assert sum("it is replaced, and the others go on" in text for text in told) == 2
-    assert sum(f"(process {frozen}) has not moved for" in text for text in told) == 1
-    assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
-    assert "MainThread" in only(StacksEvent, events)[0].stacks
 
 
 def test_a_process_that_is_frozen_can_be_ended() -> None:

@@ -59,12 +59,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def judge(folder: Path, *events: Event, max_failures: int = 1, in_place: int = 0) -> Judge:
+def judge(folder: Path, *events: Event, max_failures: int = 1) -> Judge:
     log = EventLog(folder / EVENTS_FILE)
     for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
         log.append(event)
     recorder: Any = object()
-    return Judge(folder, max_failures, recorder, in_place)
+    return Judge(folder, max_failures, recorder)
 
 
 def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
@@ -80,15 +80,15 @@ def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path
 
 def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: Path, told: list[str]) -> None:
     """Also without a checkpoint; but those before whose replacement no step was taken do, and so do all together."""
-    some = judge(tmp_path, run_log.step(3), in_place=3)
-    some.after_exception(run_context=None, worker_exceptions={1: DEAD})
+    some = judge(tmp_path, run_log.step(3))
+    some.decide({1: DEAD}, others_go_on=True)
     EventLog(tmp_path / EVENTS_FILE).append(run_log.step(4))
-    some.after_exception(run_context=None, worker_exceptions={0: DEAD, 1: DEAD})
+    some.decide({0: DEAD, 1: DEAD}, others_go_on=True)
     assert [text.rpartition("; ")[2] for text in told] == ["it is replaced, and the others go on"] * 2
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
-        some.after_exception(run_context=None, worker_exceptions={1: DEAD})
+        some.decide({1: DEAD}, others_go_on=True)
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
-        some.after_exception(run_context=None, worker_exceptions=dict.fromkeys(range(3), DEAD))
+        some.decide(dict.fromkeys(range(3), DEAD), others_go_on=False)
 
 
 @pytest.mark.parametrize(("error", "kind"), [

@@ -171,6 +171,38 @@ def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
     assert desk.beat("abc") == [False] * 3
 
 
+def test_all_workers_of_a_node_are_told_to_part() -> None:
+    desk = started()
+    for name, node in zip("ab", ("left", "right"), strict=True):
+        desk.roster.arrive(name, Arrival("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), node))
+    assert desk.roster.part_from({"right", "up"}) == {1: "right"}
+    desk.arrive("c", 5)
+    assert [desk.roster.formed(name) for name in "abc"] == [
+        Formed(2, 0, 2, ("a", 1), 0, False), "parted", Formed(2, 1, 2, ("a", 1), 0, False)]
+    assert desk.roster.part_from({"right"}) == {}
+
+
+def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
+    desk = started()
+    desk.beat("b", Beat("loading", 3, 40.0, 30.0))
+    desk.roster.lose([1])
+    desk.arrive("ac", 5)
+    assert accused(desk) is None
+    assert desk.members("ac") == [0, 1]
+
+
+def test_present_is_who_has_come_and_not_gone() -> None:
+    desk = started()
+    assert desk.roster.present() == 3
+    desk.arrive("d", None)
+    desk.roster.leave("a")
+    desk.pass_by(4, "bd")
+    assert desk.roster.present() == 2
+    desk.roster.end(ENDED)
+    assert desk.roster.present() == 2
+    assert desk.roster.formed("d") == ENDED
+
+
 def test_one_of_a_generation_rescues_its_last_step() -> None:
     desk = started()
     assert [desk.roster.rescues() for _ in range(3)] == [True, False, False]
@@ -181,8 +213,7 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
 
 def test_who_comes_when_training_has_ended_is_told_how() -> None:
     desk = started()
-    for name in "abc":
-        desk.roster.leave(name, ENDED)
+    desk.roster.end(ENDED)
     desk.arrive("d", None)
     assert desk.roster.formed("d") == ENDED
 
@@ -210,6 +241,17 @@ def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str,
                              f"({phase}, after step 3)")
     desk.arrive("ac", 3)
     assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
+
+
+def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() -> None:
+    desk = started()
+    for seconds in range(20, 31):
+        desk.now += 1.0
+        desk.beat("ac")
+        desk.beat("b", Beat("exchanging", 2, float(seconds), 30.0))
+        assert accused(desk) is None
+    desk.beat("b", Beat("exchanging", 2, 31.0, 30.0))
+    assert accused(desk) == "worker 1 on node7 (process 42) has not moved for 34 s (exchanging, after step 2)"
 
 
 def test_nobody_is_named_while_nobody_waits() -> None:

@@ -1,0 +1,193 @@
+"""Workers of a roster: each is a Ray task in a place of its own, which gets another worker when it has lost one.
+
+A place is a bundle of a placement group: room that Ray gives when there is some, and again elsewhere when its node is
+lost. The fewest workers have theirs together, as the placement strategy says; each further one has a group for itself,
+which waits for room without holding anybody up. So nothing has to be known of nodes that leave and come, or of other
+jobs: a place is filled or it waits, and the roster says who trains together.
+
+Ray Train would start all workers again when their number changes, stand still until a lost place is there again, and
+give up when two are lost in one moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+from ray.actor import ActorHandle
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.errors import LostWorkersError, ResourcesError
+from ray_yolo.events import Summary
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.restarts import Judge
+from ray_yolo.runtime.roster import Roster
+
+_POLL_SECONDS = 1.0
+_MOMENT_SECONDS = 1.0  # workers that are lost within it are lost together
+_END_SECONDS = 15.0  # for the others, when the first worker has come to the end
+_SILENT_SECONDS = 10.0  # until it is told that there is no room
+
+Work = Callable[[dict[str, Any], int], Summary | None]
+
+
+def has_places(placement: Placement, gpus: float) -> bool:
+    """Whether workers come and go each for itself: where collectives end by themselves when one is lost.
+
+    NCCL waits for the lost one until its watchdog aborts. A strict strategy is about all workers of a range.
+    """
+    ranged = isinstance(placement.num_workers, tuple)
+    return placement.max_workers > 1 and not gpus and not (ranged and placement.placement_strategy.startswith("STRICT"))
+
+
+class Places:
+    """The places of a training's workers. Use as a context: they are given back at its end, with whoever is in them.
+
+    Args:
+        work: called with `config` and the place's number.
+    """
+
+    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement) -> None:
+        few, bundle = placement.min_workers, cluster.resources_of(placement)
+        bundle |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
+        self.groups = [placement_group([bundle] * few, strategy=placement.placement_strategy),
+                       *(placement_group([bundle]) for _ in range(few, placement.max_workers))]
+        self._rooms = [(group, index) for group in self.groups for index in range(group.bundle_count)]
+        self._config = ray.put(dict(config))
+        self._task = ray.remote(  # max_calls: a process for each
+            max_calls=1, max_retries=0, num_cpus=placement.cpus,
+            runtime_env={"env_vars": cluster.worker_environment(placement)})(work)
+        self._running: dict[Any, int] = {}
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        cluster.free([group.id.hex() for group in self.groups])
+
+    def __len__(self) -> int:
+        return len(self._rooms)
+
+    def fill(self, number: int) -> None:
+        """Have a worker begin as soon as the place is there."""
+        group, index = self._rooms[number]
+        there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        self._running[self._task.options(scheduling_strategy=there).remote(self._config, number)] = number
+
+    def ended(self, seconds: float) -> tuple[dict[int, Summary | None], dict[int, Exception]]:
+        """What the workers that have ended returned, and what ended the others; waits so long for the first of them.
+
+        Raises:
+            LostWorkersError: if places have been given back by somebody else.
+        """
+        returned: dict[int, Summary | None] = {}
+        failed: dict[int, Exception] = {}
+        if self.wait(seconds, 1):
+            for task in self.wait(_MOMENT_SECONDS):
+                number = self._running.pop(task)
+                try:
+                    returned[number] = ray.get(task, timeout=_END_SECONDS)
+                except ray.exceptions.TaskPlacementGroupRemoved as error:
+                    raise LostWorkersError("the workers' room was taken away from them") from error
+                except ray.exceptions.RayTaskError as error:
+                    failed[number] = cast(Exception, error.cause or error)
+                except ray.exceptions.RayError as error:
+                    failed[number] = error
+        return returned, failed
+
+    def wait(self, seconds: float, number: int = 0) -> list[Any]:
+        """The tasks that have ended, once there are so many (0: all), or after so long."""
+        if not self._running:
+            time.sleep(seconds)
+            return []
+        return ray.wait(list(self._running), num_returns=number or len(self._running), timeout=seconds)[0]
+
+
+def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement, judge: Judge,
+                    placed: Callable[[str], None]) -> Summary:
+    """How the training of a roster's workers, `work(config, number)`, ended.
+
+    Args:
+        judge: of failures.
+        placed: called with the id of each placement group.
+
+    Raises:
+        RayYoloError: as the `Judge` says of workers that have failed.
+        ResourcesError: if the cluster has no room for any worker, for as long as is waited for resources.
+    """
+    roster: ActorHandle[Roster] = config["roster"]
+    with Places(work, config, placement) as places:
+        for group in places.groups:
+            placed(group.id.hex())
+        for number in range(len(places)):
+            places.fill(number)
+        keeper = _Keeper(places, roster, placement, judge)
+        if not places.groups[0].wait(_SILENT_SECONDS):
+            judge.tell(f"there is no room yet for {placement.min_workers} workers of {placement.cpus:g} CPU "
+                       f"({cluster.free_cpus():g} are free): waiting for it")
+        while (summary := keeper.turn()) is None:
+            pass
+        keeper.wait_for_the_others()
+        return summary
+
+
+class _Keeper:
+    """Keeps the places filled."""
+
+    def __init__(self, places: Places, roster: ActorHandle[Roster], placement: Placement, judge: Judge) -> None:
+        self._places, self._roster, self._placement, self._judge = places, roster, placement, judge
+        self._draining: set[str] = set()  # nodes
+        self._leaving: dict[int, str] = {}  # workers on such nodes: whatever ends them is no failure
+        self._held: dict[int, str] = {}  # places that are empty, and go elsewhere when their node is gone
+        self._hopeful = time.monotonic()  # when somebody trained, or could have
+
+    def turn(self) -> Summary | None:
+        """Look after all places once. Returns how training ended, if it has."""
+        returned, failed = self._places.ended(_POLL_SECONDS)
+        for summary in returned.values():
+            if summary:
+                return summary
+        self._watch_nodes()
+        if failed:
+            answer(self._roster.lose.remote(list(failed)))
+        if counted := {number: error for number, error in failed.items() if number not in self._leaving}:
+            self._judge.decide(counted, others_go_on=self._present() > 0)
+        self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed)}
+        for number in [number for number, node in self._held.items() if node not in self._draining]:
+            del self._held[number]
+            self._places.fill(number)
+        self._check_room()
+        return None
+
+    def wait_for_the_others(self) -> None:
+        """Let those who train come to the end, too; a worker that is just starting has nothing to end."""
+        deadline = time.monotonic() + _END_SECONDS
+        while self._present() and time.monotonic() < deadline:
+            self._places.wait(_POLL_SECONDS)
+        self._places.wait(_POLL_SECONDS)  # what they have told is on its way
+
+    def _watch_nodes(self) -> None:
+        """Have workers leave the nodes that are about to be taken away, after the step in hand."""
+        draining = cluster.draining_nodes()
+        if draining:
+            self._leaving |= answer(self._roster.part_from.remote(draining))
+        for node in draining - self._draining:
+            self._judge.tell(f"node {cluster.name_of(node)} will be taken away: its workers leave after the step")
+        self._draining = draining
+
+    def _check_room(self) -> None:
+        """Give up when nobody trains and nobody can: a ResourcesError."""
+        lacks = "" if self._present() else cluster.lacks(self._placement, 1)
+        now = time.monotonic()
+        self._hopeful = self._hopeful if lacks else now
+        if now > self._hopeful + self._placement.wait_for_resources:
+            raise ResourcesError(f"nobody trains any more: {lacks}; the same command goes on when there are nodes")
+
+    def _present(self) -> int:
+        return cast(int, answer(self._roster.present.remote()))

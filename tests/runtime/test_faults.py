@@ -1,0 +1,170 @@
+"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/faults.md.
+
+What is printed: seconds until the others train without the lost worker, and until their next step; steps done again.
+Nodes come first, while there is no other training.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from ray_yolo.errors import LostWorkersError
+from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
+from ray_yolo.runtime import worker
+from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, left_over, ray_nodes
+
+pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return calm_run(tmp_path_factory.mktemp("calm"))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """Room for two workers beside the driver, and for one on a node that can be taken away."""
+    with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "train_in_place", breakable_worker)
+        yield found
+
+
+def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, "2-3", max_failures=0)
+    training.wait_for_workers(3)
+    fault = drain(node.node_id)
+    training.wait_for_workers(2, steps=1)
+    print("drained", training.cost(fault))
+    assert training.told(StartEvent)[-1].regrouped
+    assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    nodes.remove_node(node)
+    node = nodes.add_node(num_cpus=1)
+    training.wait_for_workers(3)
+    training.stop()
+    check(training, calm)
+    nodes.remove_node(node)
+
+
+def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, 3)
+    training.wait_for_workers(3)
+    fault = time.time()
+    nodes.remove_node(node, allow_graceful=False)
+    training.wait_for_workers(2, steps=1)
+    print("node lost", training.cost(fault))
+    here = next(number for number, pid in training.pids().items() if Path(f"/proc/{pid}").exists())
+    training.hit(here)
+    training.wait_for_workers(1, steps=1)
+    training.wait_for_workers(2, steps=1)
+    training.stop()
+    check(training, calm)
+    assert left_over(2) == ""
+
+
+def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "train_in_place", dies_at_once)
+    Training(tmp_path, 2).join(LostWorkersError)
+    assert left_over(2) == ""
+
+
+@pytest.fixture(scope="module")
+def trainings(nodes: Cluster) -> Iterator[list[Training]]:
+    """The one that goes on through many faults, if there is one."""
+    node = nodes.add_node(num_cpus=1)
+    found: list[Training] = []
+    yield found
+    for training in found:
+        training.stop()
+    nodes.remove_node(node)
+    assert left_over(2) == ""
+
+
+@pytest.fixture
+def training(calm: Path, trainings: list[Training], tmp_path: Path) -> Training:
+    """It, as long as the calm one has been where it is; and not after a test that it has failed."""
+    if trainings and (trainings[0].error or trainings[0].step > CALM_STEPS - 80):
+        trainings.pop().stop()
+    if not trainings:
+        trainings.append(Training(tmp_path, 3))
+    return trainings[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+def test_a_process_that_is_killed_crashes_or_is_frozen(training: Training, calm: Path, signum: signal.Signals) -> None:
+    training.wait_for_workers(3)
+    fault = training.hit(1, signum)
+    training.wait_for_workers(2, steps=1)
+    training.wait_for_workers(3)
+    print(signum.name, training.cost(fault))
+    assert training.cost(fault).lost == 0
+    check(training, calm)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang in native code", "fail", "wrong"])
+def test_a_worker_that_hangs_fails_or_computes_wrongly(training: Training, calm: Path, kind: str) -> None:
+    training.wait_for_workers(3)
+    fault = training.tell(0, kind)
+    training.wait_for_workers(2, steps=1)
+    training.wait_for_workers(3)
+    print(kind, training.cost(fault))
+    stacks = "\n".join(event.stacks for event in training.told(StacksEvent) if event.worker == 0)
+    assert kind != "hang" or "breakable_worker" in stacks or "slowly" in stacks
+    check(training, calm)
+
+
+def test_two_that_are_killed_in_one_moment(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    training.hit(0)
+    fault = training.hit(2)
+    training.wait_for_workers(1, steps=1)
+    training.wait_for_workers(3)
+    print("two killed", training.cost(fault))
+    check(training, calm)
+
+
+def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    for number in range(3):
+        fault = training.hit(number)
+    training.wait(lambda events: any(isinstance(event, StartEvent) and event.time > fault for event in events))
+    training.wait_for_workers(3)
+    print("all killed", training.cost(fault))
+    assert training.cost(fault).lost <= 3  # an epoch
+    check(training, calm)
+
+
+def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, calm: Path) -> None:
+    training.wait_for_workers(3)
+    fault = training.hit(2, signal.SIGTERM)
+    training.wait_for_workers(2, steps=1)
+    print("SIGTERM", training.cost(fault))
+    assert training.cost(fault).lost == 0
+    training.wait_for_workers(3)
+    check(training, calm)
+
+
+def dies_at_once(config: object, number: int) -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def drain(node_id: str) -> float:
+    """What a cloud does before it takes a node back. Returns when."""
+    address = ray.get_runtime_context().gcs_address
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
+                    "--node-id", node_id, *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+    return time.time()

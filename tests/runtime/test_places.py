@@ -1,0 +1,161 @@
+"""Places that are filled, and filled again when they have lost their worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray.exceptions
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.errors import LostWorkersError, ResourcesError
+from ray_yolo.events import Summary
+from ray_yolo.runtime import cluster, places
+from ray_yolo.runtime.places import Places, has_places
+
+ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+LOST = ray.exceptions.WorkerCrashedError()
+
+
+@pytest.mark.parametrize(("num_workers", "gpus", "strategy", "expected"), [
+    (2, 0.0, "PACK", True), (1, 0.0, "PACK", False), ((2, 4), 0.0, "SPREAD", True), ((1, 2), 0.0, "PACK", True),
+    (2, 1.0, "PACK", False), (2, 0.0, "STRICT_SPREAD", True), ((2, 4), 0.0, "STRICT_SPREAD", False)])
+def test_several_workers_on_cpus_have_places(num_workers: Any, gpus: float, strategy: Any, expected: bool) -> None:
+    assert has_places(Placement(num_workers=num_workers, placement_strategy=strategy), gpus) is expected
+
+
+def work(config: dict[str, Any], number: int) -> Any:
+    """What each worker does is its number's."""
+    if number == 1:
+        signal.raise_signal(signal.SIGKILL)
+    if number == 2:
+        raise ValueError("odd")
+    return config["answer"], os.environ["OMP_NUM_THREADS"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
+    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0, accelerator_type="")
+    with Places(work, {"answer": 42}, given) as found:
+        assert [group.bundle_count for group in found.groups] == [2, 1]
+        returned: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        for number in range(len(found)):
+            found.fill(number)
+        deadline = time.monotonic() + 60
+        while len(returned) + len(failed) < 3:
+            some, others = found.ended(1.0)
+            returned, failed = returned | some, failed | others
+            assert time.monotonic() < deadline
+        assert returned == {0: (42, "1")}
+        assert isinstance(failed[1], ray.exceptions.WorkerCrashedError)
+        assert type(failed[2]) is ValueError
+    found.fill(0)
+    with pytest.raises(LostWorkersError, match="taken away"):
+        found.ended(60.0)
+
+
+class Desk:
+    """A keeper whose places, roster, nodes and judge are lists of the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.filled: list[int] = []
+        self.judged: list[tuple[dict[int, Exception], bool]] = []
+        self.outcome: tuple[dict[int, Any], dict[int, Exception]] = ({}, {})
+        self.gone: list[int] = []
+        self.draining: set[str] = set()
+        self.on_nodes: dict[int, str] = {}
+        self.here, self.lacking = 2, ""
+        desk = self
+
+        class Roster:
+            """Answers at once."""
+
+            class present:  # noqa: N801
+                remote = staticmethod(lambda: desk.here)
+
+            class lose:  # noqa: N801
+                remote = staticmethod(lambda workers: desk.gone.extend(workers))
+
+            class part_from:  # noqa: N801
+                remote = staticmethod(lambda nodes: {number: node for number, node in desk.on_nodes.items()
+                                                     if node in nodes})
+
+        class Judge:
+            """Takes down what it is asked."""
+
+            def tell(self, text: str) -> None: ...
+            def decide(self, failures: dict[int, Exception], *, others_go_on: bool) -> None:
+                desk.judged.append((failures, others_go_on))
+
+        monkeypatch.setattr(places, "answer", lambda found: found)
+        monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
+        monkeypatch.setattr(cluster, "name_of", str)
+        monkeypatch.setattr(cluster, "lacks", lambda placement, workers: self.lacking)
+        room: Any = self
+        roster: Any = Roster
+        judge: Any = Judge()
+        self.keeper = places._Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), judge)
+
+    def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Once, what the test has put there."""
+        found, self.outcome = self.outcome, ({}, {})
+        return found
+
+    def fill(self, number: int) -> None:
+        """A place gets another worker."""
+        self.filled.append(number)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    return Desk(monkeypatch)
+
+
+def test_a_lost_worker_is_judged_and_replaced(desk: Desk) -> None:
+    desk.outcome = ({}, {0: LOST, 2: LOST})
+    assert desk.keeper.turn() is None
+    assert desk.judged == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
+    assert desk.filled == desk.gone == [0, 2]
+    desk.here, desk.outcome = 0, ({}, {1: LOST})
+    desk.keeper.turn()
+    assert desk.judged[1:] == [({1: LOST}, False)]
+
+
+def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
+    desk.draining, desk.on_nodes = {"left"}, {1: "left"}
+    desk.keeper.turn()
+    desk.outcome = ({}, {1: LOST, 2: LOST})
+    desk.keeper.turn()
+    assert desk.judged == [({2: LOST}, True)]
+    assert desk.filled == [2]
+    desk.draining, desk.on_nodes = set(), {}
+    desk.keeper.turn()
+    assert desk.filled == [2, 1]
+    desk.outcome = ({0: None}, {})  # told to leave by somebody else
+    desk.keeper.turn()
+    assert desk.filled == [2, 1, 0]
+    assert len(desk.judged) == 1
+
+
+def test_the_first_summary_is_the_end(desk: Desk) -> None:
+    desk.outcome = ({0: None, 1: ENDED}, {2: LOST})
+    assert desk.keeper.turn() == ENDED
+    assert not desk.judged
+
+
+def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:
+    desk.lacking = "1 workers need 1 CPU, the cluster has 0"
+    desk.keeper.turn()
+    time.sleep(0.3)
+    desk.keeper.turn()  # some train still
+    desk.here = 0
+    desk.keeper.turn()
+    time.sleep(0.3)
+    with pytest.raises(ResourcesError, match=r"nobody trains any more: 1 workers need 1 CPU, .*the same command"):
+        desk.keeper.turn()

@@ -1,0 +1,227 @@
+"""Trainings on several Ray nodes of this machine, whose workers, nodes and storage a test breaks while they train.
+
+Steps are slowed down, so that few of them pass while a process starts; the calm training, in one process, is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.engine import checkpoint
+from ray_yolo.engine.session import Session
+from ray_yolo.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
+from ray_yolo.runlog.event_log import read_events, surviving
+from ray_yolo.runlog.recorder import STOP_REQUEST
+from ray_yolo.runlog.verification import compare_runs
+from ray_yolo.runtime import cluster as own_cluster
+from ray_yolo.runtime import trainer
+from ray_yolo.runtime import worker as own_worker
+from tests.support.jobs import make_config
+from tests.support.run_log import only
+
+STEP_SECONDS = 0.7
+EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
+EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
+PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
+
+_train_in_place = own_worker.train_in_place
+
+
+def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
+    """A worker whose steps take their time, and that breaks after one as `Training.tell` says; its disk is full as long
+    as there is a file of that name.
+    """
+    after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["job"]["run_dir"])
+
+    def save_if_there_is_room(*given: Any) -> Path:
+        if (run_dir / "full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(*given)
+
+    def slowly(session: Session, *given: Any) -> None:
+        time.sleep(STEP_SECONDS)
+        with contextlib.suppress(FileNotFoundError):
+            order = run_dir / f"order-{number}"
+            kind = order.read_text()
+            if kind != "wrong" or session.state.progress.step % 3 == 0:  # before others have had wrong gradients of it
+                order.unlink()
+                _BREAKS[kind](session)
+        after_step(session, *given)
+
+    Session.after_step, checkpoint.save_checkpoint = slowly, save_if_there_is_room
+    return _train_in_place(config, number)
+
+
+def _fail(session: Session) -> None:
+    raise OSError("odd")
+
+
+def _flip_a_bit(session: Session) -> None:
+    next(session.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+
+
+_BREAKS: dict[str, Callable[[Session], object]] = {
+    "hang": lambda session: time.sleep(1e9),
+    "hang in native code": lambda session: ctypes.PyDLL(None).sleep(1_000_000),  # no other thread gets the interpreter
+    "fail": _fail, "wrong": _flip_a_bit}
+
+
+class Seconds(NamedTuple):
+    """What a fault cost."""
+
+    detected: float  # until the others train without the lost worker, or told of it
+    training: float  # until the next step
+    lost: int  # steps that were done again
+
+
+class Training:
+    """A training in a thread of this process."""
+
+    def __init__(self, folder: Path, num_workers: Any, *, begin: bool = True, **placement: Any) -> None:
+        self.run_dir = folder / "runs" / "train" / "exp"
+        given = {"cpus_per_worker": 1, "stall_seconds": 4, "max_failures": 1, **placement}
+        self.config: RunConfig = make_config(folder, num_workers, given, **EXACT)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self.run, daemon=True)
+        if begin:
+            self._thread.start()
+
+    def run(self) -> None:
+        """Train, or go on."""
+        try:
+            trainer.fit(self.config, quiet=True)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def events(self) -> list[Event]:
+        return read_events(self.run_dir / "events.jsonl")
+
+    @property
+    def step(self) -> int:
+        """The newest."""
+        return max((event.step for event in self.told(StepEvent)), default=0)
+
+    def told(self, kind: type) -> list[Any]:
+        return only(kind, self.events)
+
+    def wait(self, until: Callable[[list[Event]], object]) -> list[Event]:
+        """The log, once it says so."""
+        deadline = time.monotonic() + PATIENCE
+        while not until(events := self.events):
+            assert self.error is None, self.error
+            assert time.monotonic() < deadline, [event for event in events if not isinstance(event, StepEvent)][-12:]
+            time.sleep(0.05)
+        return events
+
+    def wait_for_workers(self, number: int, steps: int = 3) -> list[Event]:
+        """The log, once so many train together and have done some steps."""
+        def trained(events: list[Event]) -> bool:
+            places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
+            return bool(places) and (events[places[-1]].num_workers == number
+                                     and len(only(StepEvent, events[places[-1]:])) >= steps)
+
+        return self.wait(trained)
+
+    def pids(self) -> dict[int, int]:
+        """Of the newest worker in each place."""
+        return {event.worker: event.pid for event in self.told(WorkerEvent)}
+
+    def hit(self, worker: int, signum: int = signal.SIGKILL) -> float:
+        """Send a signal to a worker. Returns when."""
+        os.kill(self.pids()[worker], signum)
+        return time.time()
+
+    def tell(self, worker: int, kind: str) -> float:
+        """Have a worker break after the step in hand. Returns when that was told."""
+        order = self.run_dir / f"order-{worker}"
+        order.with_suffix(".new").write_text(kind)
+        order.with_suffix(".new").rename(order)
+        while order.exists():
+            time.sleep(0.01)
+        return time.time()
+
+    def stop(self) -> None:
+        """Have it stop after the step in hand."""
+        (self.run_dir / STOP_REQUEST).touch()
+        self.join(KeyboardInterrupt)
+
+    def join(self, error: type[BaseException] | None = None) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        assert (error is None and self.error is None) or isinstance(self.error, error or ()), repr(self.error)
+
+    def cost(self, fault: float) -> Seconds:
+        """Of a fault at a time."""
+        events = self.events
+        after = [event for event in events if event.time > fault]
+        start = next(event for event in after if isinstance(event, StartEvent))
+        step = next(event for event in after if isinstance(event, StepEvent) and event.step > start.step
+                    and event.time > start.time)
+        done = max(event.step for event in events if isinstance(event, StepEvent) and event.time < start.time)
+        return Seconds(start.time - fault, step.time - fault, max(done - start.step, 0))
+
+
+def check(training: Training, calm: Path) -> None:
+    """Same bits at every common step, and no step missing or done twice."""
+    found = compare_runs(training.run_dir, calm)
+    assert len(found) > 2
+    assert not [finding for finding in found if finding.problem]
+    steps = [event.step for event in only(StepEvent, surviving(training.events))]
+    starts = {start.step for start in training.told(StartEvent)}  # a lost worker may not have told of its last step
+    assert len(set(steps)) == len(steps)
+    assert set(range(1, max(steps) + 1)) - set(steps) <= starts
+
+
+def calm_run(folder: Path, steps: int = CALM_STEPS) -> Path:
+    """The run of a training without faults, in this process, for so many steps."""
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
+        patch.setattr(trainer, "signals_ask", lambda tell: contextlib.nullcontext(stop.exists))
+        training = Training(folder, 0)
+        training.wait(lambda events: training.step >= steps)
+        training.stop()
+    return training.run_dir
+
+
+@contextlib.contextmanager
+def ray_nodes(cpus: int) -> Iterator[Cluster]:
+    """A Ray cluster on this machine; its head, where the driver is, has room for so many workers."""
+    os.environ.update({**own_cluster.DRIVER_ENVIRONMENT, "RAY_health_check_period_ms": "500",
+                       "RAY_health_check_failure_threshold": "4"})
+    own_cluster.own_token()
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    ray.init(address=nodes.address, log_to_driver=False)
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def left_over(cpus: float) -> str:
+    """What of a training that has ended still holds CPUs or runs; '': nothing, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        groups = [group["name"] or group["state"] for group in ray.util.placement_group_table().values()
+                  if group["state"] != "REMOVED"]
+        free = ray.available_resources().get("CPU", 0.0)
+        if not groups and free == cpus:
+            return ""
+        time.sleep(0.2)
+    return f"{groups}, {free:g} CPUs free"
