@@ -132,10 +132,14 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
     return Replicas(worker, num_workers)
 
 
+def in_group() -> bool:
+    """Whether this worker has others to talk to."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 def wrapped(model: nn.Module) -> nn.Module:
     """A model on CPUs in DDP's wrapper, if this worker is in a group with others."""
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    return model if alone else DistributedDataParallel(model, **ddp_options())
+    return DistributedDataParallel(model, **ddp_options()) if in_group() else model
 
 
 def leave_group() -> None:

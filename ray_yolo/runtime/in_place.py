@@ -7,6 +7,8 @@ from typing import Any
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
+from ray_yolo.config.placement import Placement
+
 
 class _Backend(_TorchBackend):
     """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
@@ -25,6 +27,11 @@ class InPlaceConfig(TorchConfig):
     def backend_cls(self) -> type[_TorchBackend]:
         """Asked for by Ray."""
         return _Backend
+
+
+def replaces_in_place(placement: Placement, gpus: float) -> bool:
+    """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
+    return isinstance(placement.num_workers, int) and placement.num_workers > 1 and can_replace(gpus)
 
 
 def can_replace(gpus: float) -> bool:

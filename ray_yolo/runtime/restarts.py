@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
+from ray.train.torch import TorchTrainer
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
@@ -19,6 +23,8 @@ from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
 # They would come again: input that is not as it has to be, or a defect of the program.
@@ -26,6 +32,9 @@ PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryEr
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
+_POLL_SECONDS = 1.0
+_END_SECONDS = 15.0  # for Ray to end when training has
+_EMPTY_SECONDS = 240.0  # without any worker: more than Ray's own limit for starting them
 
 T = TypeVar("T")
 
@@ -52,15 +61,19 @@ class Judge(ray.train.UserCallback):
     """Ray's controller asks it about workers that have failed, before it starts them again.
 
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
+
+    Args:
+        in_place: workers of which Ray replaces one while the others go on; 0: it starts all again.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None,
+                 in_place: int = 0) -> None:
         self.restarts = Restarts(max_failures)
-        self._run_dir, self._recorder = run_dir, recorder
+        self._run_dir, self._recorder, self._in_place = run_dir, recorder, in_place
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
-        """Called by Ray, which knows it by these names, and will start all workers again."""
-        self.decide(worker_exceptions, others_go_on=False)
+        """Called by Ray, which knows it by these names."""
+        self.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._in_place)
 
     def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
         """Put up with workers that have failed together, or raise."""
@@ -96,11 +109,12 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
         RayYoloError: as the `Judge` says of workers that have failed.
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
-    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
+    roster, restarts = config.get("roster"), Restarts(placement.max_failures)
+    judge = Judge(folder, placement.max_failures, recorder, placement.max_workers if roster else 0)
     while True:
         try:
-            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge)
-            return in_order(trainer.fit, folder, judge.tell).return_value
+            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge, in_place=bool(roster))
+            return in_order(partial(_until_the_end, trainer, roster, folder), folder, judge.tell)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)
             if isinstance(judgement, RayYoloError):
@@ -108,6 +122,36 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
             if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
             judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
+
+
+def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path) -> Any:
+    """What the trainer's first worker returns; or, once the roster knows it, how training ended.
+
+    Ray's controller stands still as long as the place of a lost worker is not there again: then nobody waits for it.
+    """
+    fitted: Future[Any] = Future()
+
+    def fit() -> None:
+        try:
+            fitted.set_result(trainer.fit().return_value)
+        except BaseException as error:
+            fitted.set_exception(error)
+
+    threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
+    ended, alone = None, time.monotonic()
+    while not wait([fitted], _POLL_SECONDS).done and roster:
+        now = time.monotonic()
+        if answer(roster.present.remote()):
+            alone = now
+        ended = ended or (now if answer(roster.outcome.remote()) else None)
+        if now > alone + _EMPTY_SECONDS or (ended and now > ended + _END_SECONDS):
+            cluster.stop_workers(folder)
+            break
+    if roster and (summary := answer(roster.outcome.remote())):
+        return summary
+    if roster and not wait([fitted], _END_SECONDS).done:
+        raise LostWorkersError(f"no worker was there for {_EMPTY_SECONDS:g} s, and Ray does not end")
+    return fitted.result()
 
 
 def in_order(work: Callable[[], T], folder: Path, tell: Callable[[str], None]) -> T:

@@ -167,6 +167,10 @@ class Roster:
         """Training has ended."""
         self._ended = summary
 
+    def outcome(self) -> Summary | None:
+        """How training has ended, if it has."""
+        return self._ended
+
     def present(self) -> int:
         """How many have come and not left."""
         return sum(self._is_alive(uid) for uid in self._waiting.keys() | self._members.keys())

@@ -1,4 +1,4 @@
-"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/faults.md.
+"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/fault_costs.md.
 
 What is printed: seconds until the others train without the lost worker, and until their next step; steps done again.
 Nodes come first, while there is no other training.
@@ -59,7 +59,7 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tm
 def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
     """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
     node = nodes.add_node(num_cpus=1)
-    training = Training(tmp_path, 3)
+    training = Training(tmp_path, "2-3")
     training.wait_for_workers(3)
     fault = time.time()
     nodes.remove_node(node, allow_graceful=False)
@@ -77,7 +77,7 @@ def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path
 def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train_in_place", dies_at_once)
-    Training(tmp_path, 2).join(LostWorkersError)
+    Training(tmp_path, "1-2").join(LostWorkersError)
     assert left_over(2) == ""
 
 
@@ -99,7 +99,7 @@ def training(calm: Path, trainings: list[Training], tmp_path: Path) -> Training:
     if trainings and (trainings[0].error or trainings[0].step > CALM_STEPS - 80):
         trainings.pop().stop()
     if not trainings:
-        trainings.append(Training(tmp_path, 3))
+        trainings.append(Training(tmp_path, "2-3"))
     return trainings[0]
 
 
