@@ -1,5 +1,5 @@
-"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: told to stop, queued again, and in the end
-equal to a training that nobody disturbed.
+"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: told to stop, queued again, and at its
+end equal to a training that nobody disturbed.
 """
 
 import os
@@ -22,7 +22,7 @@ log=runs/train/slurm-$job/events.jsonl
 saves() { grep -c '"checkpoint"' "$log" 2>/dev/null || true; }
 two_more() {
     local least=$(( $(saves) + 2 ))
-    until (( $(saves) >= least )); do [[ -n $(squeue -h -j "$job") ]]; sleep 0.5; done  # -e: a job that is gone ends this
+    until (( $(saves) >= least )); do [[ $(squeue -h -j "$job") ]]; sleep 0.5; done  # a job that is gone ends this
 }
 two_more; scancel --batch --signal=USR1 "$job"  # as SLURM does before the time limit
 until [[ $(squeue -h -j "$job" -o %T) == PENDING ]]; do sleep 0.5; done
