@@ -24,6 +24,8 @@ os.execvp(argv[command], argv[command:])
 """
 # Ray starts nothing, runs the command of the head node and passes its exit status on, as the real one does.
 RAY = """
+if argv[0] == "stop":
+    sys.exit()
 note()
 sys.exit(subprocess.run(argv[argv.index("--") + 1:]).returncode)
 """
