@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ import ray.exceptions
 import ray.train
 import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
+from ray.autoscaler.sdk import request_resources
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -62,12 +64,13 @@ DRIVER_ENVIRONMENT = {
 }
 
 
-def connect(placement: Placement) -> float:
+def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
     Raises:
         InputError: for an address that is none.
-        ResourcesError: if there is no cluster at the address, or it does not let us in.
+        ResourcesError: if there is no cluster at the address, or it does not let us in; without `start` also if there
+            is none here.
     """
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
@@ -75,6 +78,8 @@ def connect(placement: Placement) -> float:
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
+        if address == "local" and not start:
+            raise ResourcesError("address: no cluster runs here; give --address or RAY_ADDRESS, or `ray start --head`")
         own: dict[str, Any] = {}
         if address == "local":
             own_token()
@@ -198,35 +203,33 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
 def wait_for_room(placement: Placement, gpus: float) -> None:
     """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
 
-    After `wait_for_resources` seconds a ResourcesError says what is missing.
+    Where nodes are added as they are needed, they are asked for. After `wait_for_resources` seconds a ResourcesError
+    says what is missing.
     """
     fewest = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
     needed = {kind: amount * fewest for kind, amount in _resources(placement, gpus).items()}
-    deadline = time.monotonic() + placement.wait_for_resources
+    deadline, asked = time.monotonic() + placement.wait_for_resources, False
     while True:
         there = ray.cluster_resources()
         missing = {kind: amount for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9}
+        expired = time.monotonic() >= deadline
+        if asked and (expired or not missing):
+            request_resources(bundles=[])  # the workers will ask themselves
         if not missing:
             return
-        if time.monotonic() >= deadline:
-            lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
-                              for kind, amount in missing.items())
+        lacks = "; ".join(f"{fewest} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
+                          for kind, amount in missing.items())
+        if expired:
             room = math.floor(there.get("CPU", 0) / placement.cpus)
             raise ResourcesError(f"{lacks}; use " + (
                 "fewer --num-workers, --gpus-per-worker 0, or add nodes" if "GPU" in missing else
                 f"--num-workers {room}, a smaller --cpus-per-worker, or add nodes (--wait-for-resources waits longer)"))
+        if not asked:
+            asked = True
+            request_resources(bundles=[_resources(placement, gpus)] * fewest)
+            print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): {lacks}",
+                  file=sys.stderr)
         time.sleep(0.5)
-
-
-def check_storage(folder: Path) -> None:
-    """Refuse a run folder that some node of the cluster does not see: an InputError names the node."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if len(nodes) < 2:
-        return
-    for node, seen in zip(nodes, _ask_nodes(nodes, os.path.exists, str(folder)), strict=True):
-        if not seen:
-            raise InputError(f"storage_path: node {node['NodeManagerHostname']} does not see {folder}; give a folder "
-                             "that every node mounts under the same path (NFS, Lustre, a bucket through its driver)")
 
 
 def least_room_for_images() -> int:

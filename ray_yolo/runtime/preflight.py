@@ -142,12 +142,12 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
-def check_storage(placement: Placement, run: Run | None) -> None:
-    """`cluster.check_storage` of a run, or of where a new one would lie."""
-    from ray_yolo.runtime import cluster
+def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationIndex) -> list[str]:
+    """`nodes.check_nodes` of a run, or of where a new one would lie."""
+    from ray_yolo.runtime import nodes
 
     with nullcontext(run.folder) if run else storage_probe(placement) as place:
-        cluster.check_storage(place)
+        return nodes.check_nodes(place, *indices)
 
 
 def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> RunRecord:

@@ -31,8 +31,9 @@ from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runtime.preflight import check_early, check_storage, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.preflight import check_cluster, check_early, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.stopping import signals_ask
+from ray_yolo.structures import AnnotationIndex
 
 if TYPE_CHECKING:
     from ray_yolo.runtime.leases import CrewHandle
@@ -72,7 +73,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     run = find_run(config.recipe, placement)
     try:
         _, train, val = read_dataset(run.training.recipe if run else config.recipe)
-        gpus = _join(placement, run)
+        gpus = _join(placement, run, crew, train, val)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         resources = _share_out(placement, gpus, job)
@@ -114,14 +115,15 @@ def foresee(config: RunConfig) -> Recipe:
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
 
 
-def _join(placement: Placement, run: Run | None) -> float:
-    """The GPUs of each worker, once there are as many workers as were asked for, and all see where `run` is stored."""
+def _join(placement: Placement, run: Run | None, crew: CrewHandle | None, *indices: AnnotationIndex) -> float:
+    """The GPUs of each worker, once there are as many as were asked for, and all can train `run` on this data."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds, and a training without it needs none
 
     gpus = cluster.join(placement)
-    check_storage(placement, run)
+    for concern in [] if crew else check_cluster(placement, run, *indices):  # a crew's nodes were looked at before
+        _complain(f"warning: {concern}")
     return gpus
 
 

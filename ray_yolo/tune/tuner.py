@@ -36,7 +36,7 @@ from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
 from ray_yolo.runtime import cluster, in_place
 from ray_yolo.runtime.leases import standing_crew
-from ray_yolo.runtime.preflight import check_early, check_model, check_storage, decide, foreseen, read_dataset
+from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune.console import SweepDisplay
@@ -74,7 +74,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     try:
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
-        check_storage(config.placement, run)
+        for concern in check_cluster(config.placement, run, train):
+            print(f"warning: {concern}", file=sys.stderr)
         resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, SweepRecord(
@@ -148,8 +149,6 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     except BaseException as error:
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
         if interrupted:
-            running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
-            ask_to_stop([folder / "trials" / name for name in running], display.say)
             display.say("interrupted; the same command continues")
         if parent:
             _track(config, folder, ledger.trials, "KILLED" if interrupted else "FAILED")
@@ -179,7 +178,12 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     ready = int(crewed and config.sweep.max_concurrent == "auto" and not isinstance(space.search.scheduler, Pbt))
     with standing_crew(workers, folder) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
-        _tune(config, space, ledger, folder, slots + ready, trainable, display)
+        try:
+            _tune(config, space, ledger, folder, slots + ready, trainable, display)
+        except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
+            running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
+            ask_to_stop([folder / "trials" / name for name in running], display.say)
+            raise
 
 
 def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, trainable: Any,

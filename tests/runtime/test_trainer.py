@@ -37,7 +37,7 @@ from ray_yolo.events import (
 )
 from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
-from ray_yolo.runtime import cluster, trainer
+from ray_yolo.runtime import cluster, nodes, trainer
 from ray_yolo.runtime.preflight import job_of
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
@@ -234,12 +234,17 @@ def kill_a_worker_after_an_epoch(log: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_workers_that_the_cluster_can_never_hold_are_refused_with_advice(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever adds nodes as they are needed hears of it, and that they are needed no more."""
+    began, asked = time.monotonic(), []
+    monkeypatch.setattr(cluster, "request_resources", lambda bundles: asked.append(bundles))
     config = make_config(tmp_path, 4, {"cpus_per_worker": 2, "wait_for_resources": 1})
     with pytest.raises(ResourcesError, match=r"4 workers need 8 CPU, the cluster has 4; use --num-workers"):
         fit(config, quiet=True)
     assert time.monotonic() - began < 30
+    assert asked == [[{"CPU": 2}] * 4, []]
+    assert "waiting for nodes, at most 1 s (--wait-for-resources): 4 workers need 8 CPU" in capsys.readouterr().err
 
 
 @pytest.mark.ray
@@ -259,15 +264,16 @@ def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_
 
 
 @pytest.mark.parametrize("name", ["", "mine"])
-@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_storage", "ask_every_worker"])
+@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_nodes", "ask_every_worker"])
 def test_a_start_that_the_cluster_refuses_leaves_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
     def refuse(*_: object) -> None:
         raise ResourcesError(check)
 
-    for passed in ("connect", "wait_for_room", "check_storage"):
+    for passed in ("connect", "wait_for_room"):
         monkeypatch.setattr(cluster, passed, lambda *_: 0.0)
-    monkeypatch.setattr(cluster, check, refuse)
+    monkeypatch.setattr(nodes, "check_nodes", lambda *_: [])
+    monkeypatch.setattr(nodes if check == "check_nodes" else cluster, check, refuse)
     config = make_config(tmp_path, 2, {"name": name, "mlflow_uri": ""}, batch_size=-1, microbatch=None)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ResourcesError, match=check):
@@ -278,14 +284,14 @@ def test_a_start_that_the_cluster_refuses_leaves_nothing(
 def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
 
-    def look(place: Path) -> None:
+    def look(place: Path, *_: object) -> None:
         assert place.exists()
         tried.append(place)
         raise InputError("seen")
 
     monkeypatch.setattr(cluster, "connect", lambda _: 0.0)
     monkeypatch.setattr(cluster, "wait_for_room", lambda *_: None)
-    monkeypatch.setattr(cluster, "check_storage", look)
+    monkeypatch.setattr(nodes, "check_nodes", look)
     with pytest.raises(InputError, match="seen"):
         fit(make_config(tmp_path, 1), quiet=True)
     assert tried[0].parent == tmp_path

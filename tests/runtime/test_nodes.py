@@ -1,0 +1,97 @@
+"""What a node of a cluster is refused for, before anything begins there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from ray_yolo.errors import InputError, ResourcesError
+from ray_yolo.runtime import nodes
+from ray_yolo.runtime.nodes import Report, check_nodes, concerns, describe_cluster, faults, report, sample, versions
+from tests.support.jobs import make_index
+
+OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
+SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12)
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), [
+    ({"versions": {**OURS, "torch": "2.8.0"}}, ResourcesError, "node n1 has torch 2.8.0, the driver 2.9.0: results"),
+    ({"versions": {}}, ResourcesError, r"node n1 has ray_yolo \(none\), the driver 0.2.0 \(aaaaaaaa\)"),
+    ({"versions": {**OURS, "ray_yolo": "0.2.0 (bbbbbbbb)"}}, ResourcesError, r"has ray_yolo 0.2.0 \(bbbbbbbb\)"),
+    ({"unseen": True}, InputError, "storage_path: node n1 does not see /runs"),
+    ({"refuses": "Read-only file system"}, InputError, "n1 cannot write to /runs: Read-only file system"),
+    ({"lacks": ("/data/1.jpg",)}, InputError, r"data: node n1 lacks /data/1.jpg, .* \(1 of 32 looked at\)"),
+])
+def test_a_node_is_refused_with_its_name_and_what_to_do(
+        change: dict[str, object], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        raise next(faults("n1", SOUND._replace(**change), OURS, "/runs", 32))
+
+
+def test_a_sound_node_is_not_and_small_things_are_told() -> None:
+    assert list(faults("n1", SOUND, OURS, "/runs", 32)) == []
+    assert list(concerns("n1", SOUND, 1.0)) == []
+    assert list(concerns("n1", SOUND._replace(free=10**9), -9.4)) == [
+        "node n1: its clock is 9 s behind: times in logs will be", "node n1: only 1.0 GB free for temporary files"]
+
+
+def test_a_node_reports_what_it_finds(tmp_path: Path) -> None:
+    index = make_index(tmp_path, 40)
+    files = sample(index, index)
+    assert len(files) == 32
+    assert {Path(path).stat().st_size == size for path, size in files} == {True}
+    assert report(str(tmp_path), files)._replace(clock=0.0, free=0) == Report(versions(), False, "", (), 0.0, 0)
+    Path(files[3][0]).unlink()
+    Path(files[5][0]).write_bytes(b"another picture")
+    assert report(str(tmp_path / files[0][0]), files).lacks == (files[3][0], files[5][0])
+    assert report(str(tmp_path / "gone"), ()).unseen
+    assert list(tmp_path.rglob(".ray_yolo*")) == []
+
+
+def test_storage_that_cannot_be_written_to_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(nodes.os, "fsync", refuse)
+    assert "Read-only file system" in report(str(tmp_path), ()).refuses
+
+
+def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("a", "gain = 0.05"), ("b", "gain = 0.5")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    found = []
+    for name in "aab":
+        monkeypatch.setattr(nodes.ray_yolo, "__file__", str(tmp_path / name / "__init__.py"))
+        found.append(versions()["ray_yolo"])
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = make_index(tmp_path, 5)
+    assert check_nodes(tmp_path / "gone", index) == []  # one node: its own disk will do
+    monkeypatch.setattr(nodes, "other_nodes", lambda: {ray.get_runtime_context().get_node_id(): "n1"})
+    assert check_nodes(tmp_path, index) == []
+    with pytest.raises(InputError, match=r"node n1 does not see .*gone; give a folder that every node mounts"):
+        check_nodes(tmp_path / "gone", index)
+    monkeypatch.setattr(nodes, "other_nodes", lambda: {"0" * 56: "n2"})
+    with pytest.raises(ResourcesError, match="node n2 "):
+        check_nodes(tmp_path, index)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    [driver, node], fit = describe_cluster("")
+    assert fit
+    assert driver.startswith("driver: Python 3.")
+    assert node.endswith(": 4 of 4 CPU free")
+    monkeypatch.setattr(nodes, "other_nodes", lambda: {each["NodeID"]: nodes._name(each) for each in ray.nodes()})
+    monkeypatch.setattr(nodes, "versions", lambda: OURS)
+    lines, fit = describe_cluster("")
+    assert not fit
+    assert "the driver 0.2.0 (aaaaaaaa): results would differ" in lines[2]
