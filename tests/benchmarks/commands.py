@@ -43,14 +43,14 @@ def follow(command: Sequence[str], count: Callable[[], int], folder: Path) -> li
         SystemExit: if it fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    began, found = time.perf_counter(), []
+    began, found, last = time.perf_counter(), [], {"wall": 0.0, "cpu": 0.0}
     with (folder / "said").open("w+") as said:
         process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said, env=environment())
         while process.poll() is None:
             time.sleep(0.05)
             taken = {"wall": time.perf_counter() - began, "cpu": tree_seconds(process.pid)}
             found += [taken] * (count() - len(found))
-            last = taken if taken["cpu"] else found[-1]
+            last = taken if taken["cpu"] else last  # it may just have ended
         if process.returncode:
             raise SystemExit(f"{' '.join(command)}\n{(folder / 'said').read_text()[-3000:]}")
     return [*found, {"wall": time.perf_counter() - began, "cpu": last["cpu"]}]
