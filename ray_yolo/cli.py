@@ -23,7 +23,7 @@ from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.sources import describe
-from ray_yolo.errors import InputError, RayYoloError
+from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.ops.machine import SPINS
 from ray_yolo.redact import printable, redact
 from ray_yolo.tune.search import SweepConfig, TuneConfig
@@ -205,9 +205,29 @@ def verify(argv: Sequence[str] | None = None) -> int:
     return 3 if any(found.problem for found in findings) else 0
 
 
+def status(argv: Sequence[str] | None = None) -> int:
+    """Tell what a run or sweep is doing now, or what a cluster's nodes are fit for."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.status", description=(
+        "What a training or a sweep is doing now, by its folder; without one, which nodes a cluster has and whether "
+        "each of them could train."))
+    parser.add_argument("run_dir", type=Path, nargs="?", help="folder of a run or sweep, such as runs/train/exp")
+    parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
+    options = parser.parse_args(argv)
+    if options.run_dir is None:
+        from ray_yolo.runtime.nodes import describe_cluster
+
+        lines, fit = describe_cluster(options.address)
+        print("\n".join(lines))
+        return 0 if fit else ResourcesError.exit_code
+    from ray_yolo.tune.status import describe
+
+    print("\n".join(describe(options.run_dir)))
+    return 0
+
+
 def console() -> int:
     """`ray_yolo COMMAND ...`, which is `python -m ray_yolo.COMMAND ...`: what the installed program calls."""
-    commands = {command.__name__: command for command in (train, val, predict, export, tune, sync, verify)}
+    commands = {command.__name__: command for command in (train, val, predict, export, tune, sync, verify, status)}
     name, *words = sys.argv[1:] or ["--help"]
 
     def start() -> int:

@@ -223,7 +223,7 @@ def _go_on_from(folder: Path) -> str:
 
 def is_held(folder: Path) -> bool:
     """Whether a living process holds this run folder."""
-    if not folder.exists():
+    if not (folder / ".lock").exists():
         return False
     with (folder / ".lock").open("a") as lock:
         return not lock_file(lock)

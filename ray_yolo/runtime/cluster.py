@@ -67,12 +67,13 @@ DRIVER_ENVIRONMENT = {
 }
 
 
-def connect(placement: Placement) -> float:
+def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
     Raises:
         InputError: for an address that is none.
-        ResourcesError: if there is no cluster at the address, or it does not let us in.
+        ResourcesError: if there is no cluster at the address, or it does not let us in; without `start` also if there
+            is none here.
     """
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
@@ -80,6 +81,8 @@ def connect(placement: Placement) -> float:
         if fault := _silence(address):
             raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
+        if address == "local" and not start:
+            raise ResourcesError("address: no cluster runs here; give --address or RAY_ADDRESS, or `ray start --head`")
         own: dict[str, Any] = {}
         if address == "local":
             own_token()

@@ -9,19 +9,22 @@ import hashlib
 import os
 import platform
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_yolo
+from ray_yolo.config.placement import Placement
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
 
 SAMPLE = 32  # images that every node is asked for
@@ -129,10 +132,38 @@ def check_nodes(folder: Path, *indices: AnnotationIndex) -> list[str]:
     return [text for name, (told, skew) in answers.items() for text in concerns(name, told, skew)]
 
 
+def describe_cluster(address: str) -> tuple[list[str], bool]:
+    """What each node has and whether it could train, line by line, and whether all that have CPUs could.
+
+    Raises:
+        RayYoloError: as `cluster.connect` does.
+    """
+    cluster.connect(Placement(address=address), start=False)
+    free, ours = cluster.available_resources_per_node(), versions()
+    others = other_nodes()
+    answers = _ask(others, tempfile.gettempdir(), ())
+    lines, fit = [f"driver: {', '.join(f'{name} {found}' for name, found in ours.items())}"], True
+    for node in filter(lambda node: node["Alive"], ray.nodes()):
+        name, has = _name(node), {kind: node["Resources"].get(kind, 0) for kind in ("CPU", "GPU")}
+        amounts = ", ".join(f"{free.get(node['NodeID'], {}).get(kind, 0):g} of {amount:g} {kind} free"
+                            for kind, amount in has.items() if amount)
+        lines.append(f"node {name}: {amounts or 'takes no workers'}")
+        if node["NodeID"] in others:
+            told, skew = answers[name]
+            wrong = [str(fault) for fault in faults(name, told, ours, tempfile.gettempdir(), 0)]
+            lines += [f"  {text}" for text in (*wrong, *concerns(name, told, skew))]
+            fit = fit and not wrong
+    return lines, fit
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
 def other_nodes() -> dict[str, str]:
     """{id: name} of the nodes but this one that have CPUs for workers."""
     here = ray.get_runtime_context().get_node_id()
-    return {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in ray.nodes()
+    return {node["NodeID"]: _name(node) for node in ray.nodes()
             if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")}
 
 

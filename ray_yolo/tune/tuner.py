@@ -149,8 +149,6 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     except BaseException as error:
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
         if interrupted:
-            running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
-            ask_to_stop([folder / "trials" / name for name in running], display.say)
             display.say("interrupted; the same command continues")
         if parent:
             _track(config, folder, ledger.trials, "KILLED" if interrupted else "FAILED")
@@ -180,7 +178,12 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     ready = int(crewed and config.sweep.max_concurrent == "auto" and not isinstance(space.search.scheduler, Pbt))
     with standing_crew(workers, folder) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
-        _tune(config, space, ledger, folder, slots + ready, trainable, display)
+        try:
+            _tune(config, space, ledger, folder, slots + ready, trainable, display)
+        except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
+            running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
+            ask_to_stop([folder / "trials" / name for name in running], display.say)
+            raise
 
 
 def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, trainable: Any,

@@ -9,7 +9,7 @@ import ray
 
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import nodes
-from ray_yolo.runtime.nodes import Report, check_nodes, concerns, faults, report, sample, versions
+from ray_yolo.runtime.nodes import Report, check_nodes, concerns, describe_cluster, faults, report, sample, versions
 from tests.support.jobs import make_index
 
 OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
@@ -81,3 +81,17 @@ def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nodes, "other_nodes", lambda: {"0" * 56: "n2"})
     with pytest.raises(ResourcesError, match="node n2 "):
         check_nodes(tmp_path, index)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    [driver, node], fit = describe_cluster("")
+    assert fit
+    assert driver.startswith("driver: Python 3.")
+    assert node.endswith(": 4 of 4 CPU free")
+    monkeypatch.setattr(nodes, "other_nodes", lambda: {each["NodeID"]: nodes._name(each) for each in ray.nodes()})
+    monkeypatch.setattr(nodes, "versions", lambda: OURS)
+    lines, fit = describe_cluster("")
+    assert not fit
+    assert "the driver 0.2.0 (aaaaaaaa): results would differ" in lines[2]

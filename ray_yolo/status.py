@@ -1,0 +1,9 @@
+"""`python -m ray_yolo.status`: what a run or sweep is doing now, or what a cluster's nodes are fit for."""
+
+import sys
+
+from ray_yolo.cli import run
+from ray_yolo.cli import status as main
+
+if __name__ == "__main__":
+    sys.exit(run(main))
