@@ -223,11 +223,11 @@ def _is_private(folder: Path) -> bool:
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
     with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
-        _lock(file, fcntl.LOCK_EX)
+        _lock(lock, file, fcntl.LOCK_EX)
         yield
 
 
-def _lock(file: IO[Any], kind: int) -> None:
+def _lock(path: Path, file: IO[Any], kind: int) -> None:
     """Wait for a lock that another process has, but not for ever: it may be frozen. Then a TimeoutError."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -235,7 +235,7 @@ def _lock(file: IO[Any], kind: int) -> None:
             return fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{file.name}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that "
+                raise TimeoutError(f"{path}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that "
                                    "one, or use --cache none") from None
             time.sleep(0.05)
 
@@ -243,7 +243,7 @@ def _lock(file: IO[Any], kind: int) -> None:
 def _map(path: Path) -> np.ndarray:
     """The file's bytes, read-only. A shared lock, as long-lived as the mapping, tells others that it is in use."""
     with path.open("rb") as file:
-        _lock(file, fcntl.LOCK_SH)
+        _lock(path, file, fcntl.LOCK_SH)
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 

@@ -59,6 +59,7 @@ DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of workers that end with their places, when training has ended
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them

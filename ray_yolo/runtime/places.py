@@ -18,7 +18,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
@@ -75,17 +75,19 @@ class Places:
         return len(self._rooms)
 
     def fill(self, number: int) -> None:
-        """Have a worker begin as soon as the place is there."""
+        """Have a worker begin as soon as the place is there.
+
+        Raises:
+            LostWorkersError: if somebody else has given it back, as whoever stops a training does: it never will be.
+        """
         group, index = self._rooms[number]
+        if placement_group_table(group)["state"] == "REMOVED":
+            raise LostWorkersError("the workers' room was taken away from them")
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         self._running[self._task.options(scheduling_strategy=there).remote(self._config, number)] = number
 
     def ended(self, seconds: float) -> tuple[dict[int, Summary | None], dict[int, Exception]]:
-        """What the workers that have ended returned, and what ended the others; waits so long for the first of them.
-
-        Raises:
-            LostWorkersError: if places have been given back by somebody else.
-        """
+        """What the workers that have ended returned, and what ended the others; waits so long for the first of them."""
         returned: dict[int, Summary | None] = {}
         failed: dict[int, Exception] = {}
         if self.wait(seconds, 1):
@@ -93,8 +95,6 @@ class Places:
                 number = self._running.pop(task)
                 try:
                     returned[number] = ray.get(task, timeout=_END_SECONDS)
-                except ray.exceptions.TaskPlacementGroupRemoved as error:
-                    raise LostWorkersError("the workers' room was taken away from them") from error
                 except ray.exceptions.RayTaskError as error:
                     failed[number] = cast(Exception, error.cause or error)
                 except ray.exceptions.RayError as error:

@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps({"benchmark": "chaos", "minutes": given.minutes, "faults": dict(chaos.faults),
                           "steps": chaos.training.step, "restarts": cost.restarts, "regroupings": cost.regroupings,
                           "steps_repeated": cost.steps_repeated, "idle_seconds": round(cost.idle_seconds, 1),
-                          "goodput": round(cost.goodput, 3), "bits": "equal", "left_over": left_over(2)}))
+                          "goodput": round(cost.goodput, 3), "bits": "equal", "left_over": left_over()}))
 
 
 if __name__ == "__main__":

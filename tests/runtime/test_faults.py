@@ -71,14 +71,14 @@ def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path
     training.wait_for_workers(2, steps=1)
     training.stop()
     check(training, calm)
-    assert left_over(2) == ""
+    assert left_over() == ""
 
 
 def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train_in_place", dies_at_once)
     Training(tmp_path, "1-2").join(LostWorkersError)
-    assert left_over(2) == ""
+    assert left_over() == ""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def trainings(nodes: Cluster) -> Iterator[list[Training]]:
     for training in found:
         training.stop()
     nodes.remove_node(node)
-    assert left_over(2) == ""
+    assert left_over() == ""
 
 
 @pytest.fixture

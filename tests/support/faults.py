@@ -214,14 +214,14 @@ def ray_nodes(cpus: int) -> Iterator[Cluster]:
         nodes.shutdown()
 
 
-def left_over(cpus: float) -> str:
+def left_over() -> str:
     """What of a training that has ended still holds CPUs or runs; '': nothing, within ten seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         groups = [group["name"] or group["state"] for group in ray.util.placement_group_table().values()
                   if group["state"] != "REMOVED"]
-        free = ray.available_resources().get("CPU", 0.0)
-        if not groups and free == cpus:
+        held = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0)
+        if not groups and not held:
             return ""
         time.sleep(0.2)
-    return f"{groups}, {free:g} CPUs free"
+    return f"{groups}, {held:g} CPUs"
