@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -20,7 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_yolo.engine.membership import Generation, Pulse
 from ray_yolo.engine.replicas import form_group, leave_group, offer_store
 from ray_yolo.events import Summary
-from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Stalled, own_process
+from ray_yolo.runlog.status import Member, write_members
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Seen, Stalled, own_process
 from ray_yolo.structures import Progress
 
 _BEAT_SECONDS = 1.0
@@ -111,13 +113,19 @@ def answer(reference: Any) -> Any:
 
 
 @contextlib.contextmanager
-def watched(roster: ActorHandle[Roster] | None, tell: Callable[[str], None]) -> Iterator[None]:
-    """Context in which the driver ends workers for which others wait in vain."""
+def watched(roster: ActorHandle[Roster] | None, run_dir: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Context in which the driver tells for whom others wait, ends those for whom they wait in vain, and leaves in the
+    run folder what it sees of the workers."""
     over = threading.Event()
 
     def watch(roster: ActorHandle[Roster]) -> None:
         while not over.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
+                seen: tuple[Seen, ...] = answer(roster.seen.remote())
+                write_members(run_dir, [Member(node=each.process.node, pid=each.process.pid, **each._asdict())
+                                        for each in seen])
+                if held_up := answer(roster.held_up.remote()):
+                    tell(held_up)
                 stalled: Stalled | None = answer(roster.stalled.remote())
                 if stalled:
                     tell(f"{stalled.text}: it is ended, and the others go on")

@@ -21,6 +21,7 @@ from ray_yolo.events import Summary
 from ray_yolo.structures import Progress
 
 SILENCE_SECONDS = 3.0  # without a beat, of which there is one a second: not alive, for those who wait to go on
+TOLD_SECONDS = 8.0  # without a step: it is told who is waited for
 STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
 SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
 
@@ -88,6 +89,17 @@ class Stalled(NamedTuple):
     text: str
 
 
+class Seen(NamedTuple):
+    """A worker, for who looks on."""
+
+    worker: int
+    process: Process
+    phase: str
+    step: int
+    seconds: float  # in this phase
+    waits: bool  # for others
+
+
 class Roster:
     """The list. Every call returns at once.
 
@@ -106,6 +118,7 @@ class Roster:
         self._beats: dict[str, tuple[float, Beat | None]] = {}
         self._number = self._rescued = 0
         self._accused, self._accused_at, self._accusations = "", 0.0, 0
+        self._told: tuple[str, int] | None = None  # of whom, after which step, it was told that he is waited for
         self._ended: Summary | None = None
 
     def arrive(self, uid: str, arrival: Arrival) -> None:
@@ -175,6 +188,32 @@ class Roster:
         """How many have come and not left."""
         return sum(self._is_alive(uid) for uid in self._waiting.keys() | self._members.keys())
 
+    def seen(self) -> tuple[Seen, ...]:
+        """The members and who waits to be one, in the order of their numbers."""
+        there = {uid: arrival for uid, arrival in {**self._members, **self._waiting}.items() if uid not in self._gone}
+        found = []
+        for uid, arrival in there.items():
+            beat = self._beats[uid][1]
+            waits = uid in self._waiting or (beat is not None and self._is_waiting(uid, beat))
+            found.append(Seen(arrival.worker, arrival.process, beat.phase if beat else "joining",
+                              beat.step if beat else 0, self._idle(uid), waits))
+        return tuple(sorted(found))
+
+    def held_up(self) -> str | None:
+        """Said once of each step that does not come: for whom the others wait, and have waited for some seconds."""
+        busy = {uid: beat for uid in self._members.keys() - self._gone - self._waiting.keys()
+                if (beat := self._beats[uid][1]) and not self._is_waiting(uid, beat)}
+        uid = max(busy, key=self._idle, default="")
+        if self._ended or not uid or len(self._members) == 1 or self._told == (uid, busy[uid].step):
+            return None
+        if self._idle(uid) < max(TOLD_SECONDS, busy[uid].limit / 4) or not self._somebody_waits(uid):
+            return None
+        self._told = uid, busy[uid].step
+        arrival = self._members[uid]
+        return (f"nothing moves: {len(self._members) - len(busy)} of {len(self._members)} workers wait for worker "
+                f"{arrival.worker} on {arrival.process.node} (process {arrival.process.pid}), {busy[uid].phase} for "
+                f"{self._idle(uid):.0f} s after step {busy[uid].step}")
+
     def rescues(self) -> bool:
         """Whether the caller is the first of its generation to ask."""
         first, self._rescued = self._number > self._rescued, self._number
@@ -235,11 +274,13 @@ class Roster:
         _, beat = self._beats[uid]
         if uid in self._gone or uid in self._waiting or beat is None:
             return -1.0
-        furthest = max(other.step for _, other in map(self._beats.__getitem__, self._members) if other)
-        waits = beat.phase == "exchanging" and beat.step == furthest  # or it is stuck behind an exchange that is over
-        if waits and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS:
-            return -1.0
-        return self._idle(uid) - beat.limit
+        return -1.0 if self._is_waiting(uid, beat) else self._idle(uid) - beat.limit
+
+    def _is_waiting(self, uid: str, beat: Beat) -> bool:
+        """Whether a member waits for others, alive; or it is stuck behind an exchange that is over."""
+        furthest = max((other.step for _, other in map(self._beats.__getitem__, self._members) if other), default=0)
+        return (beat.phase == "exchanging" and beat.step == furthest
+                and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS)
 
     def _somebody_waits(self, uid: str) -> bool:
         """Whether another member is alive and waits, or there is none: then it is the user who does."""

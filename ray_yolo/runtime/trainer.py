@@ -175,7 +175,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     roster = None if alone and not in_places else start_roster(placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster, "in_places": in_places}
-    with watched(roster, books.warn):
+    with watched(roster, job.run_dir, books.warn):
         if crew:
             return leases.train(crew, config, placement, job)
         if in_places:

@@ -276,6 +276,26 @@ def test_one_who_trains_alone_is_named_for_the_user_waits() -> None:
     assert accused(desk, "") is not None
 
 
+def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
+    desk = started()
+    desk.beat("b", Beat("loading", 3, 0.0, 30.0))
+    desk.pass_by(7, "ac")
+    assert desk.roster.held_up() is None
+    desk.pass_by(1, "ac")
+    assert desk.roster.held_up() == (
+        "nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
+    desk.pass_by(5, "ac")
+    assert desk.roster.held_up() is None
+    desk.beat("b", Beat("loading", 4, 9.0, 30.0))
+    desk.beat("ac", Beat("exchanging", 4, 9.0, 30.0))
+    assert desk.roster.held_up() is not None
+    desk.beat("ac", Beat("computing", 4, 0.0, 30.0))
+    assert [(each.worker, each.phase, each.waits) for each in desk.roster.seen()] == [
+        (0, "computing", False), (1, "loading", False), (2, "computing", False)]
+    desk.arrive("d", None)
+    assert [(each.worker, each.phase, each.waits) for each in desk.roster.seen()][-1] == (3, "joining", True)
+
+
 def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
     desk = started()
     before = desk.roster.beat("a", EXCHANGING).accusations
