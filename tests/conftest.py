@@ -17,6 +17,7 @@ RAY_SETTINGS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For two processes side by side (`make test`): one begins with all tests of Ray, and no file is in both."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)

