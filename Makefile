@@ -21,7 +21,7 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 	    --set augment.scale=0.3 --project runs/demo
 
 test: $(VENV)/.dev  ## all tests that need nothing outside the clone
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,6 +12,7 @@ from hypothesis import settings
 settings.register_profile("untimed", deadline=None)  # on a busy machine any example may take long
 settings.load_profile("untimed")
 
+ROOT = Path(__file__).parents[1]
 RAY_SETTINGS = {
     "RAY_worker_niceness": "0",  # 15 otherwise, which loses against everything else on a small machine
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # every report waits for this poll
@@ -17,12 +21,30 @@ RAY_SETTINGS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For two processes side by side (`make test`): one begins with all tests of Ray, and no file is in both."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else item.path.name))
+    """The files with tests of Ray come first: they take the longest."""
+    items.sort(key=lambda item: scope_of(item.nodeid) != "ray")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For two processes side by side (`make test`): no file is in both, and those with tests of Ray are in one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        _split_scope = staticmethod(scope_of)
+
+    return ByFile(config, log)
+
+
+@cache
+def _file_scope(file: str) -> str:
+    return "ray" if "mark.ray" in (ROOT / file).read_text() else file
+
+
+def scope_of(nodeid: str) -> str:
+    """What a test is kept together with."""
+    return _file_scope(nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")
