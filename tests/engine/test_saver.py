@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.engine import checkpoint, state_files
+from ray_yolo.engine import checkpoint, saver, state_files
 from ray_yolo.engine.saver import Saver, copied
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Event, WarningEvent
@@ -107,3 +107,14 @@ def test_a_copy_shares_nothing() -> None:
     assert copy["a"]["b"].tolist() == [1.0, 1.0]
     assert not copy["a"]["b"].requires_grad
     assert copy["c"] == "text"
+
+
+def test_storage_that_does_not_answer_is_as_good_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, slow=True)
+    monkeypatch.setattr(saver, "WRITE_SECONDS", 0.1)
+    desk.save(1)
+    desk.saver.wait()
+    [event] = desk.events
+    assert isinstance(event, WarningEvent)
+    assert "step 1 could not be written (the storage has not answered for 0.1 s)" in event.message
+    desk.go.set()
