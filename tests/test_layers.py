@@ -16,7 +16,7 @@ FLOORS = (  # lowest first; modules of the package that are not named here stand
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher"))
-DOORS = {"ray": ("runtime/", "runlog/recorder.py", "serve.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
+DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
          "torch.distributed": ("engine/replicas.py", "engine/gradients.py")}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}

@@ -13,23 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import yaml
 from PIL import Image
+from ray import serve as ray_serve
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ServeConfig
 from ray_yolo.errors import ConfigError
+from ray_yolo.runtime import serving
 from tests.support.pictures import smooth_picture
 from tests.support.weights import make_weights
 
-pytest.importorskip("grpc_reflection", reason="needs ray_yolo[serve]")
-
-import ray
-from ray import serve as ray_serve
-
-from ray_yolo import serve
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +54,7 @@ def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
 
 def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) -> None:
     settings = ServeConfig(weights=str(weights), batch_size=1, confidence=0.1).model_dump()
-    model = serve.Model(settings)
+    model = serving.Model(settings)
     yolo, seen = YOLO(weights), 0
     for path in pictures:
         [answer] = model.look([path.read_bytes()])
@@ -74,9 +70,9 @@ def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypa
     def fail(_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    model = serve.Model(ServeConfig(weights=str(weights)).model_dump())
+    model = serving.Model(ServeConfig(weights=str(weights)).model_dump())
     model.check_health()
-    monkeypatch.setattr(serve, "read_picture", fail)
+    monkeypatch.setattr(serving, "read_picture", fail)
     with pytest.raises(RuntimeError, match="illegal"):
         model.look([b""])
     with pytest.raises(RuntimeError, match="illegal"):
@@ -86,11 +82,11 @@ def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypa
 def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_WEIGHTS", "other.pt")
     monkeypatch.setenv("RAY_YOLO_IOU", "0.6")
-    made = serve.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
+    made = serving.app({"weights": "best.pt", "num_replicas": "2"})._bound_deployment.init_args[0]
     assert (made["weights"], made["iou"], made["num_replicas"]) == ("best.pt", 0.6, 2)
     monkeypatch.delenv("RAY_YOLO_WEIGHTS")
     with pytest.raises(ConfigError, match=r"iou: .* less than or equal to 1; weights: Field required \(settings: "):
-        serve.app({"iou": 2})
+        serving.app({"iou": 2})
 
 
 def test_the_file_for_a_cluster_has_settings_that_are_accepted() -> None:
@@ -99,7 +95,7 @@ def test_the_file_for_a_cluster_has_settings_that_are_accepted() -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "cluster" / "serve.yaml").read_text()))
     [application] = config.applications
     assert application.import_path == "ray_yolo.serve:app"
-    assert serve.app(application.args)
+    assert serving.app(application.args)
     assert config.http_options.host == "127.0.0.1"
 
 
@@ -125,7 +121,7 @@ def client(ray_session: None, weights: Path) -> Iterator[Client]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ray_serve.start(http_options={"port": port})
-    ray_serve.run(serve.app({"weights": str(weights), "confidence": 0.1, "num_replicas": 2, "batch_size": 4,
+    ray_serve.run(serving.app({"weights": str(weights), "confidence": 0.1, "num_replicas": 2, "batch_size": 4,
                              "max_bytes": 100_000, "max_pixels": 250_000, "max_waiting": 1000}), name="ray_yolo")
     yield Client(port)
     ray_serve.shutdown()

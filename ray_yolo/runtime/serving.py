@@ -1,0 +1,195 @@
+"""Trained weights behind HTTP: the Ray Serve application `ray_yolo.serve:app`.
+
+    serve run ray_yolo.serve:app weights=runs/train/exp/weights/best.pt
+    curl --data-binary @picture.jpg http://127.0.0.1:8000/predict
+
+A `Door` reads requests and refuses what is too large or no picture; `Model` replicas detect, several images at a time.
+The door keeps a request until it is answered: one whose replica is lost goes to another one, which the client does not
+see. Settings are those of `ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ray_yolo.config.commands import ServeConfig
+from ray_yolo.data.images import UnreadableImageError, check_image, read_image
+from ray_yolo.engine.build import local_device
+from ray_yolo.engine.predict import build_predictor, check_classes, load_trained
+from ray_yolo.errors import ConfigError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+VARIABLE = "RAY_YOLO_"
+MOST_ASKED = 5  # replicas for one image: more that are lost in a row are lost because of it
+
+_logger = logging.getLogger("ray.serve")
+
+
+class RefusedError(Exception):
+    """A request that is not answered; the status and what to do about it."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def app(args: Mapping[str, Any]) -> serve.Application:
+    """The application of these settings; those left out are taken from the environment, then from `ServeConfig`.
+
+    Raises:
+        ConfigError: naming the settings that cannot be used.
+    """
+    known = ServeConfig.model_fields
+    given = {name: os.environ[VARIABLE + name.upper()] for name in known if VARIABLE + name.upper() in os.environ}
+    try:
+        config = ServeConfig.model_validate(given | dict(args))
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"ray_yolo.serve: {told} (settings: {', '.join(known)})") from None
+    # Made here: a class that is a deployment by its decorator would travel by value, with everything that it names.
+    model = serve.deployment(
+        num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
+        max_queued_requests=config.max_waiting,
+        ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
+    door = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Door)
+    return door.bind(config.model_dump(), model.bind(config.model_dump()))
+
+
+class Model:
+    """A replica: the weights, ready to be used.
+
+    Args:
+        settings: of `ServeConfig`.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        config = ServeConfig.model_validate(settings)
+        torch.set_num_threads(config.cpus_per_replica)
+        trained = load_trained(Path(config.weights))
+        check_classes(config.classes, trained.names)
+        self._predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
+                                          device=local_device(config.gpus_per_replica))
+        self._broken = ""
+        self.detect.set_max_batch_size(config.batch_size)
+        self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)
+        _logger.info("%s is ready on %s", config.weights, self._predictor.device)
+
+    @serve.batch
+    async def detect(self, files: list[bytes]) -> list[dict[str, Any] | str]:
+        """`look`, at pictures that requests have brought one by one."""
+        return await asyncio.to_thread(self.look, files)
+
+    def look(self, files: Sequence[bytes]) -> list[dict[str, Any] | str]:
+        """What is in each picture, or why it cannot be read."""
+        try:
+            answers = [read_picture(content) for content in files]
+            pictures = [one for one in answers if not isinstance(one, str)]
+            found = iter(self._predictor.detect(pictures) if pictures else ())
+        except Exception as error:  # of the device or the model: whoever comes next would meet it too
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        return [one if isinstance(one, str) else self._answer(one.shape, next(found).detections.tolist())
+                for one in answers]
+
+    def check_health(self) -> None:
+        """Asked by Serve every few seconds: a replica that has failed once is replaced."""
+        if self._broken:
+            raise RuntimeError(self._broken)
+
+    def _answer(self, shape: Sequence[int], rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+        return {"height": shape[0], "width": shape[1], "detections": [
+            {"box": row[:4], "confidence": row[4], "class": int(row[5]), "name": self._predictor.names[int(row[5])]}
+            for row in rows]}
+
+
+class Door:
+    """HTTP: POST /predict with a picture file as the body, GET /health."""
+
+    def __init__(self, settings: dict[str, Any], model: DeploymentHandle) -> None:
+        self._config, self._model = ServeConfig.model_validate(settings), model
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer to a request, or JSON with `error`: 4xx is the request's fault, 503 may be tried again."""
+        try:
+            match request.method, request.url.path.rstrip("/").rpartition("/")[2]:
+                case "GET", "health":
+                    return JSONResponse({"status": "ok"})
+                case "POST", "predict":
+                    return JSONResponse(await self._ask(await self._read(request)))
+                case _, "health" | "predict":
+                    raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "use POST /predict, GET /health")
+            raise RefusedError(HTTPStatus.NOT_FOUND, "there are POST /predict and GET /health")
+        except RefusedError as error:
+            again = {"Retry-After": "1"} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+            return JSONResponse({"error": str(error)}, error.status, again)
+
+    async def _read(self, request: Request) -> bytes:
+        """The body, which is read no further than it may be long."""
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > self._config.max_bytes:
+                raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                                   f"the file has more than {self._config.max_bytes:,} bytes")
+        check_header(content, self._config.max_pixels)
+        return bytes(content)
+
+    async def _ask(self, content: bytes) -> dict[str, Any]:
+        """What a replica finds. To look at a picture again does no harm, so that a lost one is followed by another."""
+        for _ in range(MOST_ASKED):
+            try:
+                found = await self._model.detect.remote(content)
+            except RayActorError:
+                continue
+            except BackPressureError:
+                raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
+            if isinstance(found, str):
+                raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {found}")
+            return found
+        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_ASKED} replicas were lost with this picture")
+
+
+def check_header(content: bytes | bytearray, max_pixels: int) -> None:
+    """Refuse what is no picture, or too large a one, before anything is decoded: a RefusedError says why."""
+    if not content:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is empty; send a picture file as it is")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as file:
+            width, height = file.size
+    except Image.DecompressionBombError:
+        width = height = 1 << 16
+    except Exception:  # Pillow's plugins raise many kinds for what others sent
+        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                           f"the body is none of {', '.join(FORMATS)}; send a picture file as it is") from None
+    if width * height > max_pixels:
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the picture has more than {max_pixels:,} pixels")
+
+
+def read_picture(content: bytes) -> Any:
+    """The pixels of a picture file, checked and decoded as `predict` does; or, as text, why there are none."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        try:
+            check_image(file.name)
+            return read_image(file.name)
+        except UnreadableImageError as error:
+            return str(error)
