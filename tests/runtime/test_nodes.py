@@ -11,6 +11,7 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import nodes
 from ray_yolo.runtime.nodes import Report, check_nodes, concerns, describe_cluster, faults, report, sample, versions
 from tests.support.jobs import make_index
+from tests.support.sweeps import assert_cpus_return
 
 OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
 SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12)
@@ -86,10 +87,11 @@ def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_cpus_return()
     [driver, node], fit = describe_cluster("")
     assert fit
     assert driver.startswith("driver: Python 3.")
-    assert node.endswith(" of 4 CPU free")
+    assert node.endswith(": 4 of 4 CPU free")
     monkeypatch.setattr(nodes, "other_nodes", lambda: {each["NodeID"]: nodes._name(each) for each in ray.nodes()})
     monkeypatch.setattr(nodes, "versions", lambda: OURS)
     lines, fit = describe_cluster("")

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,18 +73,11 @@ class Desk:
         self.here, self.lacking = 2, ""
         desk = self
 
-        class Roster:
-            """Answers at once."""
-
-            class present:  # noqa: N801
-                remote = staticmethod(lambda: desk.here)
-
-            class lose:  # noqa: N801
-                remote = staticmethod(lambda workers: desk.gone.extend(workers))
-
-            class part_from:  # noqa: N801
-                remote = staticmethod(lambda nodes: {number: node for number, node in desk.on_nodes.items()
-                                                     if node in nodes})
+        roster: Any = SimpleNamespace(  # answers at once
+            present=SimpleNamespace(remote=lambda: desk.here),
+            lose=SimpleNamespace(remote=lambda workers: desk.gone.extend(workers)),
+            part_from=SimpleNamespace(remote=lambda nodes: {
+                number: node for number, node in desk.on_nodes.items() if node in nodes}))
 
         class Judge:
             """Takes down what it is asked."""
@@ -97,7 +91,6 @@ class Desk:
         monkeypatch.setattr(cluster, "name_of", str)
         monkeypatch.setattr(cluster, "lacks", lambda placement, workers: self.lacking)
         room: Any = self
-        roster: Any = Roster
         judge: Any = Judge()
         self.keeper = places._Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), judge)
 
