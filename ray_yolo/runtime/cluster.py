@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -27,11 +27,10 @@ from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.resources import Node
-from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
@@ -44,10 +43,7 @@ from ray_yolo.runtime.in_place import InPlaceConfig
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
-T = TypeVar("T")
-
 _ANSWER_SECONDS = 10.0
-_NODES_SECONDS = 120.0  # for every node to start a process, and look at its storage
 _DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
 # Read by the driver before Ray starts; what the user has set stands.
@@ -240,29 +236,6 @@ def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
     needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
     return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
                      for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9)
-
-
-def least_room_for_images() -> int:
-    """Bytes of memory that each node with CPUs has for images, at least."""
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    if all(node["NodeManagerHostname"] == socket.gethostname() for node in nodes):
-        return room_for_images()
-    return min(_ask_nodes(nodes, room_for_images))
-
-
-def _ask_nodes(nodes: Sequence[dict[str, Any]], function: Callable[..., T], *arguments: Any) -> list[T]:
-    """What a function returns on each node."""
-    ask = ray.remote(num_cpus=0)(function)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=True) for node in nodes]
-    asked = [ask.options(scheduling_strategy=place).remote(*arguments) for place in places]
-    try:
-        answers: list[T] = ray.get(asked, timeout=_NODES_SECONDS)
-    except ray.exceptions.GetTimeoutError:
-        silent = {node["NodeManagerHostname"] for node, answer in zip(nodes, asked, strict=True)
-                  if not ray.wait([answer], timeout=0)[0]}
-        raise ResourcesError(f"node {', '.join(sorted(silent))} has not answered for {_NODES_SECONDS:g} seconds; take "
-                             "it out of the cluster, or try again") from None
-    return answers
 
 
 def held_by(run_dir: Path) -> list[str]:

@@ -9,13 +9,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import ray
 import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import most_workers
@@ -25,13 +24,13 @@ from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.crew import Crew, Lease, News
+from ray_yolo.runtime.members import answer, start_here
 from ray_yolo.runtime.restarts import Judge, Restarts
 from ray_yolo.runtime.roster import own_process
 from ray_yolo.runtime.worker import train_job
 
 _ASK_SECONDS = 0.1
 _BEAT_SECONDS = 1.0
-_ANSWER_SECONDS = 60.0
 _END_SECONDS = 10.0  # in which a crew that has no more work ends by itself
 
 CrewHandle: TypeAlias = "ActorHandle[Crew]"
@@ -43,16 +42,14 @@ CrewHandle: TypeAlias = "ActorHandle[Crew]"
 @contextlib.contextmanager
 def standing_crew(placement: Placement, folder: Path) -> Iterator[CrewHandle]:
     """Context in which the workers of a placement are there, on CPUs, and train what is offered to them."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(Crew).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
-    crew = cast("CrewHandle", actor.remote())
+    crew = start_here(Crew)
     keeper = threading.Thread(target=_keep, args=(crew, placement, folder), name="ray_yolo crew", daemon=True)
     keeper.start()
     try:
         yield crew
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            _answer(crew.close.remote("the sweep has ended"))
+            answer(crew.close.remote("the sweep has ended"))
         keeper.join(_END_SECONDS)
 
 
@@ -68,8 +65,8 @@ def _keep(crew: CrewHandle, placement: Placement, folder: Path) -> None:
             return
         except Exception as error:  # Ray's own kinds: its controller gives up when two workers are lost at once
             with contextlib.suppress(ray.exceptions.RayError):
-                if not restarts.allow(_answer(crew.steps.remote())):
-                    _answer(crew.close.remote(f"the sweep's workers could not be kept: {error}"))
+                if not restarts.allow(answer(crew.steps.remote())):
+                    answer(crew.close.remote(f"the sweep's workers could not be kept: {error}"))
                     return
 
 
@@ -81,7 +78,7 @@ class _CrewJudge(ray.train.UserCallback):
 
     def after_exception(self, run_context: object, worker_exceptions: object) -> None:
         """Called by Ray, which knows it by these names."""
-        if not self._restarts.allow(_answer(self._crew.steps.remote())):
+        if not self._restarts.allow(answer(self._crew.steps.remote())):
             raise LostWorkersError(f"given up after {self._restarts.limit} restarts in which nothing was trained")
 
 
@@ -100,11 +97,11 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
     judge = Judge(job.run_dir, placement.max_failures, config["recorder"])
     try:
         while True:
-            news: News | str | None = _answer(crew.news.remote(name))
+            news: News | str | None = answer(crew.news.remote(name))
             if isinstance(news, str):
                 raise LostWorkersError(news)
             if news is None:
-                _answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
+                answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
             elif news.failures:
                 lost = {number: error or ray.exceptions.WorkerCrashedError() for number, error in news.failures}
                 judge.decide(lost, others_go_on=len(lost) < wanted)
@@ -113,7 +110,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
             time.sleep(_ASK_SECONDS)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            _answer(crew.withdraw.remote(name))
+            answer(crew.withdraw.remote(name))
 
 
 # A worker's side
@@ -126,7 +123,7 @@ def crew_worker(config: dict[str, Any]) -> None:
         Exception: what a job has ended by, if that may lie in this process: another one takes its place.
     """
     crew, uid = config["crew"], uuid.uuid4().hex
-    while (lease := _answer(crew.ask.remote(uid, own_process()))) != "over":
+    while (lease := answer(crew.ask.remote(uid, own_process()))) != "over":
         if lease is None:
             time.sleep(_ASK_SECONDS)
             continue
@@ -136,14 +133,14 @@ def crew_worker(config: dict[str, Any]) -> None:
         except Exception as error:
             outcome = error
         gc.collect()  # loaders, their processes and DDP are parts of circles
-        _answer(crew.ended.remote(uid, own_process(), lease[:2], outcome))
+        answer(crew.ended.remote(uid, own_process(), lease[:2], outcome))
         if isinstance(outcome, Exception) and not isinstance(outcome, (RayYoloError, ray.exceptions.RayError)):
             raise outcome
 
 
 def _work(crew: CrewHandle, uid: str, lease: Lease) -> Summary | None:
     """Train a job to its end, or until this worker is told to leave it."""
-    config = ray.get(lease.config[0], timeout=_ANSWER_SECONDS)
+    config = answer(lease.config[0])
     placement, over = Placement.model_validate(config["placement"]), threading.Event()
     pulse, member = Pulse(placement.stall_seconds), uuid.uuid4().hex  # another one each time, who may come back
 
@@ -152,7 +149,7 @@ def _work(crew: CrewHandle, uid: str, lease: Lease) -> Summary | None:
         while not over.wait(_BEAT_SECONDS):
             moved, step = pulse.step > step, pulse.step
             with contextlib.suppress(ray.exceptions.RayError):
-                if _answer(crew.beat.remote(uid, own_process(), lease[:2], moved)):
+                if answer(crew.beat.remote(uid, own_process(), lease[:2], moved)):
                     config["roster"].part.remote(member)
 
     threading.Thread(target=beat, name="ray_yolo lease", daemon=True).start()
@@ -160,8 +157,3 @@ def _work(crew: CrewHandle, uid: str, lease: Lease) -> Summary | None:
         return train_job(config, placement, lease.number, pulse, member)
     finally:
         over.set()
-
-
-def _answer(reference: Any) -> Any:
-    """What an actor answers, within a limit."""
-    return ray.get(reference, timeout=_ANSWER_SECONDS)

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -29,12 +29,14 @@ _BEAT_SECONDS = 1.0
 _ASK_SECONDS = 0.05
 _ANSWER_SECONDS = 60.0
 
+T = TypeVar("T")
 
-def start_roster(wanted: int) -> ActorHandle[Roster]:
-    """The roster of a training of `wanted` workers, on this node and costing no CPU of it."""
+
+def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
+    """An actor on this node that costs no CPU of it, and is started again, empty, if its process dies."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(Roster).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
-    return cast("ActorHandle[Roster]", actor.remote(wanted))
+    actor = ray.remote(kind).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    return cast("ActorHandle[T]", actor.remote(*arguments))
 
 
 class RosterMembers:

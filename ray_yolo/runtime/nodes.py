@@ -9,13 +9,14 @@ import hashlib
 import os
 import platform
 import shutil
+import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import ray
 import ray.exceptions
@@ -23,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_yolo
 from ray_yolo.config.placement import Placement
+from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.structures import AnnotationIndex
@@ -33,6 +35,7 @@ SKEW_SECONDS = 5.0
 LEAST_BYTES = 2 * 1024**3  # free for what Ray and torch put aside
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
 
+T = TypeVar("T")
 Files = tuple[tuple[str, int], ...]
 
 
@@ -62,10 +65,10 @@ def versions() -> dict[str, str]:
 
 
 def sample(*indices: AnnotationIndex) -> Files:
-    """(path, bytes) of some images of each index, at equal distances."""
+    """(path, bytes) of some images of each index, at equal distances, that are here."""
     paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices
              for number in range(min(SAMPLE, len(index)))]
-    return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths))
+    return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths) if os.path.isfile(path))
 
 
 def report(folder: str, files: Files) -> Report:
@@ -125,11 +128,11 @@ def check_nodes(folder: Path, *indices: AnnotationIndex) -> list[str]:
     if not nodes:
         return []
     files, ours = sample(*indices), versions()
-    answers = _ask(nodes, str(folder), files)
+    answers = _ask(nodes, report, str(folder), files)
     for name, (told, _) in answers.items():
         for fault in faults(name, told, ours, str(folder), len(files)):
             raise fault
-    return [text for name, (told, skew) in answers.items() for text in concerns(name, told, skew)]
+    return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
 
 
 def describe_cluster(address: str) -> tuple[list[str], bool]:
@@ -141,7 +144,7 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
     cluster.connect(Placement(address=address), start=False)
     free, ours = cluster.available_resources_per_node(), versions()
     others = other_nodes()
-    answers = _ask(others, tempfile.gettempdir(), ())
+    answers = _ask(others, report, tempfile.gettempdir(), ())
     lines, fit = [f"driver: {', '.join(f'{name} {found}' for name, found in ours.items())}"], True
     for node in filter(lambda node: node["Alive"], ray.nodes()):
         name, has = _name(node), {kind: node["Resources"].get(kind, 0) for kind in ("CPU", "GPU")}
@@ -149,9 +152,9 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
                             for kind, amount in has.items() if amount)
         lines.append(f"node {name}: {amounts or 'takes no workers'}")
         if node["NodeID"] in others:
-            told, skew = answers[name]
+            told, now = answers[name]
             wrong = [str(fault) for fault in faults(name, told, ours, tempfile.gettempdir(), 0)]
-            lines += [f"  {text}" for text in (*wrong, *concerns(name, told, skew))]
+            lines += [f"  {text}" for text in (*wrong, *concerns(name, told, told.clock - now))]
             fit = fit and not wrong
     return lines, fit
 
@@ -167,11 +170,24 @@ def other_nodes() -> dict[str, str]:
             if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")}
 
 
-def _ask(nodes: Mapping[str, str], folder: str, files: Files) -> dict[str, tuple[Report, float]]:
-    """What each node says, by its name, and how many seconds its clock is ahead of ours."""
-    ask = ray.remote(num_cpus=0, max_retries=0)(report)
-    asked = {ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(folder, files):
-             name for node, name in nodes.items()}
+def least_room_for_images() -> int:
+    """Bytes of memory that each node with CPUs has for images, at least."""
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+    away = {number: _name(node) for number, node in nodes.items()
+            if node["NodeManagerHostname"] != socket.gethostname()}  # those of one machine share its memory
+    rooms = [room for room, _ in _ask(away, room_for_images).values()]
+    return min(rooms if rooms and len(away) == len(nodes) else [*rooms, room_for_images()])
+
+
+def _ask(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any) -> dict[str, tuple[T, float]]:
+    """What a function returns on each node, by the node's name, and the moment at which it was there.
+
+    Raises:
+        ResourcesError: if one does not answer, or cannot run it.
+    """
+    ask = ray.remote(num_cpus=0, max_retries=0)(function)
+    asked = {ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments): name
+             for node, name in nodes.items()}
     pending, found, deadline = list(asked), {}, time.monotonic() + ANSWER_SECONDS
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
@@ -179,12 +195,10 @@ def _ask(nodes: Mapping[str, str], folder: str, files: Files) -> dict[str, tuple
         if not ready:
             raise ResourcesError(f"node {asked[pending[0]]} has not answered for {ANSWER_SECONDS:g} s; check it with "
                                  "`ray status`, or take it out of the cluster")
-        name = asked[ready[0]]
         try:
-            told: Report = ray.get(ready[0])
+            found[asked[ready[0]]] = cast(T, ray.get(ready[0])), now
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ResourcesError(f"node {name} cannot run ray_yolo {ray_yolo.__version__}: {reason}; give all nodes "
-                                 "one environment") from None
-        found[name] = told, told.clock - now
+            raise ResourcesError(f"node {asked[ready[0]]} cannot run ray_yolo {ray_yolo.__version__}: {reason}; "
+                                 "give all nodes one environment") from None
     return {name: found[name] for name in nodes.values()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray.exceptions
 import ray.train
@@ -18,7 +18,7 @@ from ray.train.torch import TorchTrainer
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
-from ray_yolo.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
+from ray_yolo.events import CheckpointEvent, Event, StepEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
@@ -34,7 +34,6 @@ _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process g
 _LONGEST = 400  # characters of a reason
 _POLL_SECONDS = 1.0
 _END_SECONDS = 15.0  # for Ray to end when training has
-_EMPTY_SECONDS = 240.0  # without any worker: more than Ray's own limit for starting them
 
 T = TypeVar("T")
 
@@ -63,17 +62,19 @@ class Judge(ray.train.UserCallback):
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
 
     Args:
-        in_place: workers of which Ray replaces one while the others go on; 0: it starts all again.
+        workers: of which Ray replaces one while the others go on; 0: it starts all again.
+        roster: of these workers. What ends them once their training has ended is nobody's business.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None,
-                 in_place: int = 0) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None, workers: int = 0,
+                 roster: ActorHandle[Roster] | None = None) -> None:
         self.restarts = Restarts(max_failures)
-        self._run_dir, self._recorder, self._in_place = run_dir, recorder, in_place
+        self._run_dir, self._recorder, self._workers, self._roster = run_dir, recorder, workers, roster
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
-        self.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._in_place)
+        if self._roster is None or not outcome_of(self._roster):
+            self.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
 
     def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
         """Put up with workers that have failed together, or raise."""
@@ -110,7 +111,7 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
     roster, restarts = config.get("roster"), Restarts(placement.max_failures)
-    judge = Judge(folder, placement.max_failures, recorder, placement.max_workers if roster else 0)
+    judge = Judge(folder, placement.max_failures, recorder, placement.max_workers if roster else 0, roster)
     while True:
         try:
             trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge, in_place=bool(roster))
@@ -138,20 +139,19 @@ def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, fo
             fitted.set_exception(error)
 
     threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
-    ended, alone = None, time.monotonic()
-    while not wait([fitted], _POLL_SECONDS).done and roster:
-        now = time.monotonic()
-        if answer(roster.present.remote()):
-            alone = now
-        ended = ended or (now if answer(roster.outcome.remote()) else None)
-        if now > alone + _EMPTY_SECONDS or (ended and now > ended + _END_SECONDS):
-            cluster.stop_workers(folder)
-            break
-    if roster and (summary := answer(roster.outcome.remote())):
-        return summary
-    if roster and not wait([fitted], _END_SECONDS).done:
-        raise LostWorkersError(f"no worker was there for {_EMPTY_SECONDS:g} s, and Ray does not end")
-    return fitted.result()
+    while roster and not wait([fitted], _POLL_SECONDS).done:
+        if summary := outcome_of(roster):
+            if not wait([fitted], _END_SECONDS).done:
+                cluster.stop_workers(folder)
+            return summary
+    return (roster and outcome_of(roster)) or fitted.result()
+
+
+def outcome_of(roster: ActorHandle[Roster]) -> Summary | None:
+    """How training has ended, as far as its roster knows, and answers."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        return cast("Summary | None", answer(roster.outcome.remote()))
+    return None
 
 
 def in_order(work: Callable[[], T], folder: Path, tell: Callable[[str], None]) -> T:

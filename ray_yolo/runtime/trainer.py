@@ -136,8 +136,9 @@ def _share_out(placement: Placement, gpus: float, job: Job) -> Resources:
             placement = placement.model_copy(update={"workers": 0})
     else:
         from ray_yolo.runtime import cluster
+        from ray_yolo.runtime.nodes import least_room_for_images
 
-        nodes, room = cluster.free_nodes(placement), cluster.least_room_for_images()
+        nodes, room = cluster.free_nodes(placement), least_room_for_images()
     return share_out(placement, gpus, nodes, job.recipe.threads, Images(num_bytes, room))
 
 
@@ -166,13 +167,14 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     """The session on workers of Ray: those of a crew, or its own."""
     from ray_yolo.runtime import leases
     from ray_yolo.runtime.in_place import replaces_in_place
-    from ray_yolo.runtime.members import start_roster, watched
+    from ray_yolo.runtime.members import start_here, watched
     from ray_yolo.runtime.places import has_places, train_in_places
     from ray_yolo.runtime.restarts import Judge, in_order, run_workers
+    from ray_yolo.runtime.roster import Roster
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
     in_places, alone = has_places(placement, gpus), not (crew or replaces_in_place(placement, gpus))
-    roster = None if alone and not in_places else start_roster(placement.min_workers)
+    roster = None if alone and not in_places else start_here(Roster, placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster, "in_places": in_places}
     with watched(roster, job.run_dir, books.warn):

@@ -20,6 +20,7 @@ from ray_yolo.config.resources import Node
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.nodes import least_room_for_images
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_nodes_have_free_what_nobody_has_taken() -> None:
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())
         time.sleep(0.2)
     assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
-    assert cluster.least_room_for_images() == pytest.approx(room_for_images(), rel=0.2)
+    assert least_room_for_images() == pytest.approx(room_for_images(), rel=0.2)
     group = ray.util.placement_group([{"CPU": 3}])
     try:
         assert group.wait(30)
