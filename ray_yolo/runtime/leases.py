@@ -22,9 +22,9 @@ from ray_yolo.engine.build import Job
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
-from ray_yolo.runtime import cluster
 from ray_yolo.runtime.crew import Crew, Lease, News
 from ray_yolo.runtime.members import answer, start_here
+from ray_yolo.runtime.ray_train import build_trainer
 from ray_yolo.runtime.restarts import Judge, Restarts
 from ray_yolo.runtime.roster import own_process
 from ray_yolo.runtime.worker import train_job
@@ -59,8 +59,8 @@ def _keep(crew: CrewHandle, placement: Placement, folder: Path) -> None:
     config = {"crew": crew, "roster": None}
     while True:
         try:
-            trainer = cluster.build_trainer(crew_worker, config, placement, 0.0, folder,
-                                            _CrewJudge(crew, placement.max_failures), in_place=True)
+            trainer = build_trainer(crew_worker, config, placement, 0.0, folder,
+                                    _CrewJudge(crew, placement.max_failures), in_place=True)
             trainer.fit()
             return
         except Exception as error:  # Ray's own kinds: its controller gives up when two workers are lost at once

@@ -165,26 +165,28 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
-    from ray_yolo.runtime import leases
-    from ray_yolo.runtime.in_place import replaces_in_place
     from ray_yolo.runtime.members import start_here, watched
     from ray_yolo.runtime.places import has_places, train_in_places
-    from ray_yolo.runtime.restarts import Judge, in_order, run_workers
+    from ray_yolo.runtime.restarts import Judge, in_order
     from ray_yolo.runtime.roster import Roster
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    in_places, alone = has_places(placement, gpus), not (crew or replaces_in_place(placement, gpus))
-    roster = None if alone and not in_places else start_here(Roster, placement.min_workers)
+    in_places = has_places(placement, gpus)
+    roster = start_here(Roster, placement.min_workers) if crew or in_places else None
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster, "in_places": in_places}
+              "roster": roster}
     with watched(roster, job.run_dir, books.warn):
         if crew:
+            from ray_yolo.runtime import leases  # here, as below: Ray Train takes seconds more
+
             return leases.train(crew, config, placement, job)
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(
                 train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
                 job.run_dir, judge.tell)
+        from ray_yolo.runtime.ray_train import run_workers
+
         summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
     return summary
 

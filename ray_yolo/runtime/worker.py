@@ -16,13 +16,12 @@ from typing import Any
 import ray
 import torch
 from ray.util import get_current_placement_group
-from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
-from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
+from ray_yolo.engine.replicas import Replicas, ddp_options, wrapped
 from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
@@ -86,7 +85,7 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     try:
         with warnings_told(tell, placement.loader_processes) as init:
             host = replace(
-                Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),
+                Host(prepare_model=wrapped) if roster else _host_of_train(worker),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, pulse=pulse)
             torch.set_num_threads(host.threads)
@@ -101,14 +100,10 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def _host_of_train(worker: int, comes_and_goes: bool) -> Host:
-    """What Ray Train surrounds a worker with, whose group is its own business where it comes and goes."""
+def _host_of_train(worker: int) -> Host:
+    """What Ray Train surrounds a worker with."""
     import ray.train.torch
 
-    def prepare_model(model: nn.Module) -> nn.Module:
-        """Ray's, which would wrap for as many workers as it has started."""
-        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
-                                             parallel_strategy_kwargs=ddp_options())
-
-    replicas = Replicas() if comes_and_goes else Replicas(worker, ray.train.get_context().get_world_size())
-    return Host(replicas, ray.train.torch.get_device(), prepare_model, ray.train.torch.prepare_data_loader)
+    return Host(Replicas(worker, ray.train.get_context().get_world_size()), ray.train.torch.get_device(),
+                partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
+                ray.train.torch.prepare_data_loader)

@@ -34,7 +34,7 @@ from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
-from ray_yolo.runtime import cluster, in_place
+from ray_yolo.runtime import cluster, ray_train
 from ray_yolo.runtime.leases import standing_crew
 from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
@@ -174,7 +174,7 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     """
     wire = _wire(config, ledger, folder, space.search, parent)
     workers = config.placement.model_copy(update={"num_workers": slots * config.sweep.workers_per_trial})
-    crewed = in_place.can_replace(gpus)
+    crewed = ray_train.can_replace(gpus)
     ready = int(crewed and config.sweep.max_concurrent == "auto" and not isinstance(space.search.scheduler, Pbt))
     with standing_crew(workers, folder) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import sys
 
-from ray_yolo.engine.replicas import Replicas
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.engine.replicas import Replicas, wrapped
 from tests.support.workers import run_workers
 
 
@@ -31,3 +33,15 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
         assert result["total"].item() == 6.0
         assert result["gradient"].item() == 6.0  # every worker's loss depends on every x: 1 + 2 + 3
         assert result["any"].tolist() == [True, False]
+
+
+def train_once(replicas: Replicas) -> dict[str, Tensor]:
+    model = wrapped(nn.Linear(2, 1, bias=False))
+    model(torch.full((1, 2), float(replicas.worker))).sum().backward()
+    return {"gradient": model.module.weight.grad, "compiler": torch.tensor("torch._dynamo" in sys.modules)}
+
+
+def test_a_wrapped_model_trains_without_importing_the_compiler() -> None:
+    for result in run_workers(2, train_once):
+        assert result["gradient"].tolist() == [[0.5, 0.5]]  # the mean of 0 and 1
+        assert not result["compiler"]

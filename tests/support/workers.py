@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.replicas import Replicas, ddp_options
+from ray_yolo.engine.replicas import Replicas, wrapped
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
@@ -33,8 +32,8 @@ def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -
 
 
 def wrap_model(model: nn.Module, replicas: Replicas) -> nn.Module:
-    """What Ray's prepare_model does on CPU with the options that the product passes."""
-    return DistributedDataParallel(model, **ddp_options()) if replicas.num_workers > 1 else model
+    """As workers on CPUs are."""
+    return wrapped(model)
 
 
 def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:

@@ -86,7 +86,7 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
     """Have trials done by a function that needs no workers."""
     monkeypatch.setattr(tuner, "train_trial", trial)
-    monkeypatch.setattr(tuner.in_place, "can_replace", lambda gpus: False)
+    monkeypatch.setattr(tuner.ray_train, "can_replace", lambda gpus: False)
 
 
 def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
