@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray_yolo.errors import LostWorkersError
 from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
 from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -78,6 +80,29 @@ def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluste
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train_in_place", dies_at_once)
     Training(tmp_path, "1-2").join(LostWorkersError)
+    assert left_over() == ""
+
+
+def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path) -> None:
+    """Two slots, four, two, four, and two again without a word: the rows of the sweep that was left alone."""
+    calm, trials = crew_sweep(tmp_path / "calm", trials=10), tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
+    seen: list[int] = []
+
+    def churn() -> None:
+        for drains in (True, False):
+            node = nodes.add_node(num_cpus=2)
+            seen.append(wait_for_crew(trials, lambda present: present == 4))
+            if drains:
+                drain(node.node_id)
+                seen.append(wait_for_crew(trials, lambda present: present <= 2))
+            nodes.remove_node(node, allow_graceful=drains)
+
+    churner = threading.Thread(target=churn, daemon=True)
+    churner.start()
+    churned = crew_sweep(tmp_path / "churned", trials=10, max_failures=0)
+    churner.join(5.0)
+    assert [seen[0], seen[2]] == [4, 4]
+    assert_equal_rows(churned, calm)
     assert left_over() == ""
 
 
