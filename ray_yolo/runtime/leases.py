@@ -28,7 +28,8 @@ from ray_yolo.runtime.restarts import Judge, Restarts, place_of, summary
 from ray_yolo.runtime.roster import own_process
 from ray_yolo.runtime.worker import train_job
 
-_ASK_SECONDS = 0.1
+_ASK_SECONDS = 0.1  # of an idle worker
+_NEWS_SECONDS = 0.5  # of a trial: the next one waits for workers, not for this one's end
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # in which a crew that has no more work ends by itself
 
@@ -116,7 +117,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
                 judge.decide(lost, others_go_on=len(lost) < wanted)
             elif news.summary:
                 return news.summary
-            time.sleep(_ASK_SECONDS)
+            time.sleep(_NEWS_SECONDS)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             answer(crew.withdraw.remote(name))

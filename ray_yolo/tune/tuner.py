@@ -18,8 +18,10 @@ import os
 import random
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +179,15 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     grows = config.sweep.max_concurrent == "auto"
     crewed = not gpus
     ready = int(crewed and grows and not isinstance(space.search.scheduler, Pbt))
+
+    @lru_cache(maxsize=1)
+    def limit(second: int) -> int:
+        return max(1, room_for_trials(config, gpus)) + ready
+
     with standing_crew(workers, display.say, grows=grows) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
         try:
-            _tune(config, space, ledger, folder, lambda: max(1, room_for_trials(config, gpus)) + ready, trainable,
-                  display)
+            _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)
         except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
             running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
             ask_to_stop([folder / "trials" / name for name in running], display.say)
