@@ -1,4 +1,4 @@
-"""Workers that Ray Train starts: those with GPUs, those of a validation, and a sweep's crew.
+"""Workers that Ray Train starts: those with GPUs, and those of a validation.
 
 It takes seconds to import and starts five processes more before any worker; a training on CPUs needs none of it.
 """
@@ -15,7 +15,6 @@ import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError
@@ -23,30 +22,6 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
 from ray_yolo.runtime.cluster import resources_of, worker_environment
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
-
-
-class _Backend(_TorchBackend):
-    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
-
-    has_replica_groups = True
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
-
-
-class InPlaceConfig(TorchConfig):
-    """What such workers are asked for with."""
-
-    @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        """Asked for by Ray."""
-        return _Backend
-
-
-def can_replace(gpus: float) -> bool:
-    """Whether Ray can put one worker in the place of a lost one, and collectives that lack one end by themselves."""
-    return not gpus and hasattr(_TorchBackend, "has_replica_groups")
 
 
 class Asked(ray.train.UserCallback):
@@ -70,16 +45,15 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, asked: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
+                  folder: Path, asked: ray.train.UserCallback) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    What is `asked` decides, by raising, which failures end the run. A worker is replaced `in_place`, or all with it.
+    What is `asked` decides, by raising, which failures end the run.
     """
-    kind = InPlaceConfig if in_place else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[asked],

@@ -177,7 +177,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
               "roster": roster}
     with watched(roster, job.run_dir, books.warn):
         if crew:
-            from ray_yolo.runtime import leases  # here, as below: Ray Train takes seconds more
+            from ray_yolo.runtime import leases
 
             return leases.train(crew, config, placement, job)
         if in_places:
