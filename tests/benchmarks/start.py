@@ -9,6 +9,7 @@ in-process training.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.data.dataset_yaml import read_description
 from tests.benchmarks.commands import train_ours, train_peer
-from tests.benchmarks.harness import report, take_turns
+from tests.benchmarks.harness import machine, report, take_turns
 
 IMGSZ, BATCH = 64, 16
 
@@ -30,6 +31,9 @@ def main(argv: list[str]) -> None:
     turns = take_turns({"ours": lambda: ours(0)} | ({} if given.no_peer else {"yolov5": peer}), given.rounds, warm_up=0)
     on_ray = {f"{count} workers": ours(count) for count in given.workers}
     more = {"prompt": turns["ours"][-1]["prompt"], **on_ray}
+    if given.no_peer:
+        print(json.dumps({"id": "start", "ours": rounded(turns["ours"][-1]), **rounded(on_ray), "machine": machine()}))
+        return
     report("start", turns, **{name: rounded(each) for name, each in more.items()})
 
 
