@@ -17,7 +17,7 @@ from ray.train.torch import TorchTrainer
 from ray_yolo.cli import TRAIN, TUNE, parse_train
 from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.errors import DatasetError, InputError, ResourcesError
-from ray_yolo.runtime import cluster
+from ray_yolo.runtime import cluster, ray_train
 from ray_yolo.runtime.restarts import Judge
 from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
@@ -32,7 +32,7 @@ ASKED: dict[str, Callable[[TorchTrainer], tuple[object, object]]] = {
     "--cpus-per-worker 3": lambda trainer: (trainer.scaling_config.resources_per_worker["CPU"], 3),
     "--placement-strategy SPREAD": lambda trainer: (trainer.scaling_config.placement_strategy, "SPREAD"),
     "--accelerator-type A100": lambda trainer: (trainer.scaling_config.accelerator_type, "A100"),
-    "--max-failures 5": lambda trainer: (trainer.run_config.callbacks[0].restarts.limit, 5),
+    "--max-failures 5": lambda trainer: (trainer.run_config.callbacks[0].judge.restarts.limit, 5),
     "--timeout-seconds 60": lambda trainer: (trainer.backend_config.timeout_s, 60),
 }
 """Words of a flag and how it shows in what Ray is asked for."""
@@ -100,8 +100,8 @@ def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> N
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(words.split()).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    return cluster.build_trainer(lambda config: {}, {}, placement, gpus, folder,
-                                 Judge(folder, placement.max_failures, None))
+    return ray_train.build_trainer(lambda config: {}, {}, placement, gpus, folder,
+                                   ray_train.Asked(Judge(folder, placement.max_failures, None)))
 
 
 @pytest.mark.parametrize("words", ASKED)

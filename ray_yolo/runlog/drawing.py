@@ -52,6 +52,8 @@ class Pictures(Projection):
 
     def update(self, last: bool = False) -> None:
         """See to it that somebody draws; the last time, wait until all is drawn."""
+        if not (self.trains or last):
+            return
         if self._drawing is None:
             self._drawing, self._process = start_process()
             self._drawing.send((self._run_dir, self._job))

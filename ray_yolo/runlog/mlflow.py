@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_yolo.errors import InputError
-from ray_yolo.events import EndEvent, EpochEvent, Event, StepEvent
+from ray_yolo.events import Event
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
@@ -187,12 +187,6 @@ class Mlflow(Projection):
         self._run_dir, self._uri, self._parent_run_id, self._tags = run_dir, uri, parent_run_id, tags or {}
         self._tracker = self._other = Tracker(run_dir, uri, parent_run_id, self._tags)
         self._owing = owing_runs(run_dir, uri)
-        self._trains = False  # importing MLflow takes seconds, which would be the first step's
-
-    def event(self, event: Event) -> None:
-        """Take note of an event."""
-        super().event(event)
-        self._trains = self._trains or isinstance(event, (StepEvent, EpochEvent, EndEvent))
 
     def answered_at(self) -> float:
         """`time.monotonic` of the server's last answer."""
@@ -200,7 +194,7 @@ class Mlflow(Projection):
 
     def update(self, last: bool = False) -> None:
         """Deliver what is new in this run, then what others owe, each tried once. Files are final the last time."""
-        if not (self._trains or last):
+        if not (self.trains or last):
             return
         if self.is_stale or last:
             self._tracker.deliver(self.history, with_files=last)

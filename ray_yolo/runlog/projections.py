@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ray_yolo.errors import RayYoloError
-from ray_yolo.events import EndEvent, Event, ShardEvent, StartEvent, StepEvent
+from ray_yolo.events import EndEvent, EpochEvent, Event, ShardEvent, StartEvent, StepEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import follow
 
@@ -41,6 +41,8 @@ class Projection:
         """What was told so far, without steps and shards: what decides which epochs are to be shown."""
         self.is_stale = False
         """Whether it has grown; whoever brings his sink up to date with it takes this back."""
+        self.trains = False
+        """Whether a step was told, or what comes after one. What takes seconds to import would delay the first."""
 
     @property
     def has_ended_well(self) -> bool:
@@ -50,6 +52,7 @@ class Projection:
 
     def event(self, event: Event) -> None:
         """Take note of an event, without waiting for anything."""
+        self.trains = self.trains or isinstance(event, (StepEvent, EpochEvent, EndEvent))
         if not isinstance(event, (StepEvent, ShardEvent)):
             self.history.append(event)
             self.is_stale = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -13,30 +14,25 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
-import ray.train
-import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
-from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.resources import Node
-from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runtime.in_place import InPlaceConfig
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -63,6 +59,29 @@ DRIVER_ENVIRONMENT = {
 }
 
 
+_connecting: list[Future[None]] = []  # at most one
+
+
+def connect_aside(placement: Placement) -> None:
+    """Begin to connect, while torch is imported and data are read; `connect` waits for it, and raises what it has met.
+
+    The process does not end before that is done, so that what was started ends with it.
+    """
+    connected: Future[None] = Future()
+
+    def connect() -> None:
+        try:
+            _connect(placement)
+            connected.set_result(None)
+        except BaseException as error:
+            connected.set_exception(error)
+        threading.Event().wait()  # or Ray's processes would end, with the thread that has started them
+
+    threading.Thread(target=connect, name="ray_yolo connect", daemon=True).start()
+    atexit.register(wait, [connected])
+    _connecting.append(connected)
+
+
 def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
@@ -71,6 +90,17 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         ResourcesError: if there is no cluster at the address, or it does not let us in; without `start` also if there
             is none here.
     """
+    if _connecting:
+        _connecting.pop().result()
+    _connect(placement, start=start)
+    if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    if placement.gpus_per_worker != "auto":
+        return float(placement.gpus_per_worker)
+    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def _connect(placement: Placement, *, start: bool = True) -> None:
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement)
@@ -87,11 +117,6 @@ def connect(placement: Placement, *, start: bool = True) -> float:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
-        if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    if placement.gpus_per_worker != "auto":
-        return float(placement.gpus_per_worker)
-    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
 def join(placement: Placement) -> float:
@@ -123,6 +148,10 @@ def free_cpus() -> float:
 
 def foreseen_gpus(placement: Placement) -> float | None:
     """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
+    import torch  # here: Ray is started before and while it is imported
+
+    from ray_yolo.engine.build import local_device
+
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     if placement.gpus_per_worker != "auto":
@@ -182,33 +211,6 @@ def _silence(address: str) -> str | None:
 def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
     """What one worker is given."""
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
-
-
-def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
-    """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
-    if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    return ray.train.ScalingConfig(
-        num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
-        placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
-
-
-def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, judge: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
-    """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
-
-    Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    `judge` decides, by raising, which failures end the run. A worker is replaced `in_place` of itself, or all with it.
-    """
-    kind = InPlaceConfig if in_place else TorchConfig
-    return TorchTrainer(
-        function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
-        run_config=ray.train.RunConfig(
-            name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[judge],
-            worker_runtime_env={"env_vars": worker_environment(placement)},
-            logging_config=ray.train.LoggingConfig(log_level="ERROR")))
 
 
 def wait_for_room(placement: Placement, gpus: float) -> None:

@@ -6,7 +6,7 @@ which waits for room without holding anybody up. So nothing has to be known of n
 jobs: a place is filled or it waits, and the roster says who trains together.
 
 For a range of workers, which Ray Train would start again, all of them, whenever their number changes. A fixed number is
-Ray Train's (`runtime/in_place.py`).
+Ray Train's (`runtime/ray_train.py`).
 """
 
 from __future__ import annotations

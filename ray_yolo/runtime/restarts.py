@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-import ray.exceptions
-import ray.train
 from ray.actor import ActorHandle
-from ray.train.torch import TorchTrainer
 
-from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
-from ray_yolo.events import CheckpointEvent, Event, StepEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.members import answer
-from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
 # They would come again: input that is not as it has to be, or a defect of the program.
@@ -32,8 +23,6 @@ PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryEr
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
 _LONGEST = 400  # characters of a reason
-_POLL_SECONDS = 1.0
-_END_SECONDS = 15.0  # for Ray to end when training has
 
 T = TypeVar("T")
 
@@ -56,25 +45,15 @@ class Restarts:
         return self.limit < 0 or self._failures <= self.limit
 
 
-class Judge(ray.train.UserCallback):
-    """Ray's controller asks it about workers that have failed, before it starts them again.
+class Judge:
+    """Is asked about workers that have failed, before they are started again.
 
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
-
-    Args:
-        workers: of which Ray replaces one while the others go on; 0: it starts all again.
-        roster: of these workers. What ends them once their training has ended is nobody's business.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None, workers: int = 0,
-                 roster: ActorHandle[Roster] | None = None) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
         self.restarts = Restarts(max_failures)
-        self._run_dir, self._recorder, self._workers, self._roster = run_dir, recorder, workers, roster
-
-    def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
-        """Called by Ray, which knows it by these names."""
-        if self._roster is None or not outcome_of(self._roster):
-            self.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
+        self._run_dir, self._recorder = run_dir, recorder
 
     def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
         """Put up with workers that have failed together, or raise."""
@@ -97,61 +76,6 @@ class Judge(ray.train.UserCallback):
         """Give a warning to the log, if there is one."""
         if self._recorder is not None:
             emitter(self._recorder)(WarningEvent(message=text))
-
-
-def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                folder: Path, work: str, recorder: ActorHandle[Recorder] | None = None) -> Any:
-    """What `function(config)` returns on the first of the placement's workers; `work` is the word for what they do.
-
-    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
-    does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
-
-    Raises:
-        RayYoloError: as the `Judge` says of workers that have failed.
-        LostWorkersError: if Ray itself fails more often than is put up with.
-    """
-    roster, restarts = config.get("roster"), Restarts(placement.max_failures)
-    judge = Judge(folder, placement.max_failures, recorder, placement.max_workers if roster else 0, roster)
-    while True:
-        try:
-            trainer = cluster.build_trainer(function, config, placement, gpus, folder, judge, in_place=bool(roster))
-            return in_order(partial(_until_the_end, trainer, roster, folder), folder, judge.tell)
-        except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
-            judgement = getattr(error, "controller_failure", None)
-            if isinstance(judgement, RayYoloError):
-                raise judgement from error
-            if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
-                raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
-            judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
-
-
-def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path) -> Any:
-    """What the trainer's first worker returns; or, once the roster knows it, how training ended.
-
-    Ray's controller stands still as long as the place of a lost worker is not there again: then nobody waits for it.
-    """
-    fitted: Future[Any] = Future()
-
-    def fit() -> None:
-        try:
-            fitted.set_result(trainer.fit().return_value)
-        except BaseException as error:
-            fitted.set_exception(error)
-
-    threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
-    while roster and not wait([fitted], _POLL_SECONDS).done:
-        if summary := outcome_of(roster):
-            if not wait([fitted], _END_SECONDS).done:
-                cluster.stop_workers(folder)
-            return summary
-    return (roster and outcome_of(roster)) or fitted.result()
-
-
-def outcome_of(roster: ActorHandle[Roster]) -> Summary | None:
-    """How training has ended, as far as its roster knows, and answers."""
-    with contextlib.suppress(ray.exceptions.RayError):
-        return cast("Summary | None", answer(roster.outcome.remote()))
-    return None
 
 
 def in_order(work: Callable[[], T], folder: Path, tell: Callable[[str], None]) -> T:

@@ -166,17 +166,19 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
     from ray_yolo.runtime import leases
-    from ray_yolo.runtime.in_place import replaces_in_place
     from ray_yolo.runtime.members import start_here, watched
     from ray_yolo.runtime.places import has_places, train_in_places
-    from ray_yolo.runtime.restarts import Judge, in_order, run_workers
+    from ray_yolo.runtime.restarts import Judge, in_order
     from ray_yolo.runtime.roster import Roster
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    in_places, alone = has_places(placement, gpus), not (crew or replaces_in_place(placement, gpus))
-    roster = None if alone and not in_places else start_here(Roster, placement.min_workers)
+    in_places = crew is not None or has_places(placement, gpus)
+    if not in_places:
+        from ray_yolo.runtime import ray_train  # here: it takes seconds, and the others need none of it
+    roster = start_here(Roster, placement.min_workers) if in_places or ray_train.replaces_in_place(
+        placement, gpus) else None
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster, "in_places": in_places or crew is not None}
+              "roster": roster, "in_places": in_places}
     with watched(roster, job.run_dir, books.warn):
         if crew:
             return leases.train(crew, config, placement, job)
@@ -185,7 +187,8 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
             return in_order(lambda: train_in_places(
                 train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
                 job.run_dir, judge.tell)
-        summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
+        summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
+                                                 books.recorder)
     return summary
 
 

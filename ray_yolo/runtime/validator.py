@@ -37,7 +37,7 @@ from ray_yolo.runlog.plots import Failed, draw_detections
 from ray_yolo.runlog.projections import reason_of
 from ray_yolo.runlog.run_dir import output_folder, storage_folder
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.restarts import run_workers
+from ray_yolo.runtime.ray_train import run_workers
 from ray_yolo.structures import AnnotationIndex
 
 

@@ -116,9 +116,18 @@ def test_what_could_not_be_drawn_is_one_warning(job: Job, calls: list[str], monk
     monkeypatch.setattr(drawing, "start_process", here)
     monkeypatch.setattr(drawing, "plot_labels", refuse)
     pictures = Pictures(job.run_dir, job, told.append)
+    pictures.event(run_log.step(1))
     pictures.update()
     pictures.update(last=True)
     assert told == ["pictures that could not be drawn: labels.jpg (OSError: full)"]
+
+
+def test_nobody_draws_before_the_first_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports would take the seconds of the first step's."""
+    monkeypatch.setattr(drawing, "start_process", pytest.fail)
+    pictures = Pictures(job.run_dir, job, pytest.fail)
+    pictures.event(run_log.start())
+    pictures.update()
 
 
 def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +140,7 @@ def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monke
 
     monkeypatch.setattr(drawing, "start_process", start)
     pictures = Pictures(job.run_dir, job, pytest.fail)
+    pictures.event(run_log.step(1))
     pictures.update()
     os.kill(started[0][1].pid, signal.SIGKILL)
     started[0][1].wait()

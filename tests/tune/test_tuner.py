@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
     """Have trials done by a function that needs no workers."""
     monkeypatch.setattr(tuner, "train_trial", trial)
-    monkeypatch.setattr(tuner.in_place, "can_replace", lambda gpus: False)
+    monkeypatch.setattr(tuner, "standing_crew", lambda *given, **options: contextlib.nullcontext())
 
 
 def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:

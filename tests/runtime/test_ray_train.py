@@ -1,4 +1,4 @@
-"""When Ray replaces a lost worker alone: real processes on Ray, and the bits of the calm training."""
+"""What Ray Train is asked for, and what becomes of lost workers: real processes, and the bits of the calm training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import itertools
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +17,17 @@ import torch
 from ray.train.torch import TorchConfig
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, WarningEvent, WorkerEvent
+from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.event_log import read_events, surviving
-from ray_yolo.runtime import in_place
-from ray_yolo.runtime.in_place import InPlaceConfig, can_replace, replaces_in_place
+from ray_yolo.runtime import ray_train
+from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, can_replace, replaces_in_place
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
 SHORT, LONG = 60, 300  # epochs of three steps; in the long one a replacement has time to come up, twice
 STALL_SECONDS = 4
+ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+FULL = RuntimeError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(("num_workers", "gpus", "expected"), [
@@ -35,7 +39,7 @@ def test_a_fixed_number_of_several_workers_on_cpus_can(num_workers: Any, gpus: f
 def test_an_older_ray_and_gpus_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_replace(0.0)
     assert not can_replace(1.0)
-    monkeypatch.setattr(in_place, "_TorchBackend", object)
+    monkeypatch.setattr(ray_train, "_TorchBackend", object)
     assert not can_replace(0.0)
 
 
@@ -45,6 +49,66 @@ def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     assert not TorchConfig().backend_cls.has_replica_groups
     for hook in (backend.on_start, backend.on_training_start, backend.on_shutdown):
         assert hook(backend(), None, None) is None  # the worker group is not touched
+
+
+class Roster:
+    """Says how training ended, from a moment on; `answer` is what asks it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
+        self.ended = ended
+        self.outcome = SimpleNamespace(remote=lambda: self)
+        monkeypatch.setattr(ray_train, "answer", lambda roster: roster.ended)
+
+
+def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[Any] = []
+    judge: Any = SimpleNamespace(decide=lambda failures, others_go_on: decided.append((list(failures), others_go_on)))
+    roster: Any = Roster(monkeypatch)
+    asked, alone = Asked(judge, 3, roster), Asked(judge)
+    asked.after_exception(None, {0: FULL, 1: FULL})
+    asked.after_exception(None, dict.fromkeys(range(3), FULL))
+    alone.after_exception(None, {0: FULL})
+    assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
+    roster.ended = ENDED
+    asked.after_exception(None, {1: FULL})
+    assert len(decided) == 3
+
+
+class Trainer:
+    """Ray's, which ends when it is let."""
+
+    def __init__(self, outcome: Exception | str = "") -> None:
+        self.outcome, self.free = outcome, threading.Event()
+        if outcome:
+            self.free.set()
+
+    def fit(self) -> Any:
+        assert self.free.wait(30)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return SimpleNamespace(return_value=self.outcome)
+
+
+def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's controller waits for it; what the roster knows counts, and the workers' room is given back."""
+    stopped: list[Path] = []
+    monkeypatch.setattr(ray_train, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(ray_train, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(ray_train, "stop_workers", stopped.append)
+    trainer = Trainer()
+    assert ray_train._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path) is ENDED
+    assert stopped == [tmp_path]
+    trainer.free.set()
+
+
+@pytest.mark.parametrize("with_roster", [False, True])
+def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     with_roster: bool) -> None:
+    roster = Roster(monkeypatch) if with_roster else None
+    assert ray_train._until_the_end(Trainer("done"), roster, tmp_path) == "done"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ray_train._until_the_end(Trainer(FULL), roster, tmp_path)
 
 
 def argv_of(folder: Path, num_workers: int, epochs: int) -> list[str]:
