@@ -96,9 +96,12 @@ class Sources:
         """
         if path in self._coco:
             return self._coco[path].read(path, size)
-        for file, parse in zip(self.label_files(path), (parse_labels, voc.parse_voc), strict=False):
-            if (content := _content(file)) is not None:
-                return ImageLabels(*parse(content, size, self._names, file))
+        text = label_path(path)
+        if (content := _content(text)) is not None:
+            return ImageLabels(*parse_labels(content, size, self._names, text))
+        xml = voc.annotation_path(path)
+        if xml and (content := _content(str(xml))) is not None:
+            return ImageLabels(*voc.parse_voc(content, size, self._names, str(xml)))
         return None
 
 

@@ -53,15 +53,18 @@ def _text(content: bytes, where: str) -> str:
 
 def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> Row:
     kind, *shares = _numbers(line, num_classes, place)
-    outlined = len(shares) > 4
-    if outlined:
-        points = np.array(shares).reshape(-1, 2)
-    else:
-        x, y, width, height = shares
-        points = np.array([(x - width / 2, y - height / 2), (x + width / 2, y + height / 2)]).clip(0, 1)
-    points = points * (size[1], size[0])
-    (left, above), (right, below) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    return Row(place, (kind, *shares), int(kind), (left, above, right, below), points if outlined else NO_OUTLINE)
+    if len(shares) > 4:
+        points = np.array(shares).reshape(-1, 2) * (size[1], size[0])
+        box, outline = (*points.min(axis=0).tolist(), *points.max(axis=0).tolist()), points
+    else:  # plain floats: arrays of a row would take half of the scan
+        (x, y, width, height), outline = shares, NO_OUTLINE
+        box = (_share(x - width / 2) * size[1], _share(y - height / 2) * size[0],
+               _share(x + width / 2) * size[1], _share(y + height / 2) * size[0])
+    return Row(place, (kind, *shares), int(kind), box, outline)
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
 
 
 def _numbers(line: str, num_classes: int, place: str) -> list[float]:
@@ -84,4 +87,4 @@ def _numbers(line: str, num_classes: int, place: str) -> list[float]:
     if not 0 <= kind < num_classes:
         raise UnreadableLabelsError(place, f"has the class {words[0][:20]}, but the data set names {num_classes} "
                                            f"classes (0-{num_classes - 1}); correct it or add the name")
-    return [kind, *(min(max(share, 0.0), 1.0) for share in shares)]
+    return [kind, *map(_share, shares)]

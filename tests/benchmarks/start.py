@@ -47,13 +47,11 @@ def peer() -> dict[str, Any]:
 
 
 def own_data(data: str, folder: Path) -> str:
-    """The description of a built-in data set as a file for others."""
-    if Path(data).exists():
-        return str(Path(data).resolve())
+    """The description of a data set as a file for others, who look for what it names from their own folder."""
     description = read_description(data)
     file = folder / "data.yaml"
-    file.write_text(to_yaml({"path": str(description.root), "train": "images/train", "val": "images/val",
-                             "names": list(description.names)}))
+    file.write_text(to_yaml({"path": str(description.root), "names": list(description.names),
+                             **{split: list(description.split(split)) for split in ("train", "val")}}))
     return str(file)
 
 
