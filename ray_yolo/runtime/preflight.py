@@ -146,7 +146,8 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
     """`nodes.check_nodes` of a run, or of where a new one would lie."""
     from ray_yolo.runtime import nodes
 
-    with nullcontext(run.folder) if run else storage_probe(placement) as place:
+    at = run and (run.stored.address if run.stored else run.folder)
+    with nullcontext(at) if at else storage_probe(placement) as place:
         return nodes.check_nodes(place, *indices)
 
 

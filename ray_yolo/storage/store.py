@@ -98,7 +98,7 @@ def open_store(address: str) -> Store:
 
 
 class FolderStore:
-    """Objects as files of a folder. Its versions are digests; conditions hold among users of one file system's locks."""
+    """Objects as files of a folder. Versions are digests; conditions hold among users of one file system's locks."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_absolute():
