@@ -26,7 +26,7 @@ from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 
 REQUEST_TIMEOUT = timedelta(seconds=30)  # of one request, which brings 5 MB at most
-RETRY_TIMEOUT = timedelta(seconds=20)  # for which one that fails is repeated
+RETRY_TIMEOUT = timedelta(seconds=60)  # for which one that fails is repeated
 _FOLDER = "file://"
 
 P = ParamSpec("P")
