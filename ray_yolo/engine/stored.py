@@ -64,7 +64,7 @@ class StoredCheckpoints:
             if step <= told["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
         data = json.dumps(told | {"weights": weights}, indent=1).encode()
-        self._store.put(_state_key(told), folder / "state.pt")
+        self._store.put(state_key(told), folder / "state.pt")
         self._check_attempt()
         self._store.put(_Name(self._attempt, told["step"]).key, data)
         with suppress(OSError):  # the next one does the rest
@@ -145,10 +145,10 @@ class StoredCheckpoints:
         names = self._names()
         shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
         kept = [name for name in names if name in names[:keep] or name in shown]
-        states = {_state_key(self._read(name)) for name in kept}
+        states = {state_key(self._read(name)) for name in kept}
         for name in names:
             if name not in kept:
-                state = _state_key(self._read(name))
+                state = state_key(self._read(name))
                 self._store.delete(name.key)
                 if state not in states:
                     self._store.delete(state)
@@ -158,7 +158,7 @@ class StoredCheckpoints:
         temporary = state.with_name(f".{uuid.uuid4().hex}")
         state.parent.mkdir(parents=True, exist_ok=True)
         try:
-            key = _state_key(json.loads(data))
+            key = state_key(json.loads(data))
             if not _holds(state, manifest, key):
                 self._store.fetch(key, temporary)
                 manifest.unlink(missing_ok=True)
@@ -179,12 +179,13 @@ class StoredCheckpoints:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _state_key(manifest: dict[str, Any]) -> str:
+def state_key(manifest: dict[str, Any]) -> str:
+    """Where the state of a manifest lies, below the run."""
     return f"states/{manifest['sha256']}.pt"
 
 
 def _holds(state: Path, manifest: Path, key: str) -> bool:
     """Whether a file is that state already."""
     with suppress(OSError, ValueError, KeyError):
-        return _state_key(json.loads(manifest.read_bytes())) == key and damage(state, manifest) is None
+        return state_key(json.loads(manifest.read_bytes())) == key and damage(state, manifest) is None
     return False
