@@ -114,6 +114,12 @@ class StoredCheckpoints:
                 weights = run_dir / "weights" / f"{kind}.pt"
                 self._fetch(self._store.get(name.key).data, weights, weights.with_suffix(".json"))
 
+    def bring_all(self, run_dir: Path) -> None:
+        """Every checkpoint as it is, sound or not."""
+        for name in reversed(self._names()):
+            folder = run_dir / "checkpoints" / f"step-{name.step}"
+            self._fetch(self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
+
     def bring_owed(self, run_dir: Path) -> None:
         """Store the newest checkpoint of a folder that an attempt was kept from storing."""
         local, _ = checkpoint.newest_verified(run_dir)

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -128,6 +129,40 @@ def hold(folder: Path) -> StoredRun | str | None:
     return run
 
 
+def copy_of(address: str) -> Path:
+    """A run of a store as it is now, in a folder of this machine: to be looked at, not continued.
+
+    Raises:
+        InputError: if there is none, or storage refuses.
+    """
+    store, folder = open_store(address), spool_folder(address) / address.rstrip("/").rpartition("/")[2]
+    try:
+        log = read_log(store)
+        if not log:
+            raise InputError(f"{address}: has no log of a run; give the address of one, such as "
+                             "s3://bucket/runs/train/exp")
+        shutil.rmtree(folder, ignore_errors=True)
+        begin_spool(folder, address)
+        (folder / EVENTS_FILE).write_bytes(log)
+        there = {entry.name for entry in store.list()}
+        weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
+        ended = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
+        for key in (*_keys(store), *({RECORD_FILE, FINISHED} & there), *ended):
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            store.fetch(key, folder / key)
+        StoredCheckpoints(store, 0).bring_all(folder)
+    except OSError as error:
+        raise InputError(f"{address}: {error}") from None
+    return folder
+
+
+def is_leased(folder: Path) -> bool:
+    """Whether somebody, somewhere, trains the run that this folder is a spool or copy of."""
+    address = address_of(folder)
+    told = lease.read_terms(open_store(address), LEASE) if address else None
+    return told is not None and bool(told[0].holder) and time.time() - told[1].modified < lease.EXPIRES
+
+
 def _holder(folder: Path) -> str:
     """An id of whom only one can live: the spool's, since it is locked, until the machine starts anew."""
     with suppress(FileExistsError), (folder / HOLDER_FILE).open("x") as file:
@@ -151,8 +186,8 @@ class StoredRun:
         held.on_loss = self._lose
 
     def _lose(self) -> None:
-        self.is_lost = True
         (self._folder / STOP_REQUEST).touch()  # for workers on Ray
+        self.is_lost = True
 
     @property
     def attempt(self) -> int:

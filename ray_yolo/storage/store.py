@@ -183,10 +183,9 @@ class ObjectStore:
         from obstore.store import from_url
 
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-        settings = {"endpoint": endpoint} if endpoint and address.startswith("s3://") else {}
         self._store = from_url(
             address, client_options={"timeout": REQUEST_TIMEOUT, "allow_http": endpoint.startswith("http://")},
-            retry_config={"retry_timeout": RETRY_TIMEOUT}, **settings)
+            retry_config={"retry_timeout": RETRY_TIMEOUT})
 
     @_as_os_errors
     def get(self, key: str) -> Found:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ray_yolo import cli
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.engine.checkpoint import newest_first
@@ -165,7 +166,7 @@ def test_an_old_attempt_that_comes_back_is_not_read(start: Start, bucket: Folder
     assert messages(start(machine="three").folder) == ["a", "b"]
 
 
-def test_a_driver_that_has_lost_its_lease_is_messages(start: Start, bucket: FolderStore) -> None:
+def test_a_driver_that_has_lost_its_lease_is_told(start: Start, bucket: FolderStore) -> None:
     run = start()
     bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
     while not stored(run).is_lost:
@@ -277,3 +278,30 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
 def test_one_address_has_one_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path))
     assert spool_folder("s3://bucket/x/") == spool_folder("s3://bucket/x") != spool_folder("s3://bucket/y")
+
+
+def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(name="mine")
+    log = EventLog(run.folder / EVENTS_FILE)
+    for event in (run_log.run(), run_log.start(), run_log.step(1), run_log.checkpoint(1)):
+        log.append(event)
+    log.close()
+    path = checkpoints.save(run.folder, 1, "last")
+    stored(run).checkpoints.put(path, 2)
+    stored(run).seal()
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    assert cli.status([address]) == 0
+    assert f"{address}: training" in capsys.readouterr().out
+    run.finish()
+    run.release()
+    assert cli.status([address]) == 0
+    assert f"{address}: finished" in capsys.readouterr().out
+    assert cli.verify([address]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name:<30} ok" for name in ("checkpoints/step-1/state.pt", "weights/last.pt")]
+    for entry in bucket.list("mine/states/"):
+        bucket.put(f"mine/states/{entry.name}", b"other")
+    assert cli.verify([address]) == 3
+    with pytest.raises(InputError, match="has no log of a run"):
+        cli.verify([f"{address}2"])
