@@ -48,7 +48,7 @@ TRAIN = Command(
     ),
     switches={"--noautoanchor": ("autoanchor", "false")},
     answers={
-        "--bucket": "use --storage-path FOLDER, with the bucket mounted there on every node",
+        "--bucket": "use --storage-path s3://BUCKET (or gs://, az://)",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
         "--evolve_population": "use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, hyp file, or folder",
