@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.engine import checkpoint
+from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.session import run_session
 from ray_yolo.engine.stored import LEASE, StoredCheckpoints
 from ray_yolo.errors import CheckpointError, TrainingError
+from ray_yolo.events import CheckpointEvent, Event
 from ray_yolo.storage.lease import Terms
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
+from tests.support.jobs import make_job
+from tests.support.workers import run_workers, wrap_model
 
 
 class Machine:
@@ -153,3 +161,26 @@ def test_what_it_stores_all_the_same_does_not_count_once_the_next_has_saved(
     second.save(2, "last", number=2.5)
     here.save(3, "last", keep=2)
     assert second.bring() == ([], [2.5])
+
+
+def train(replicas: Replicas, job: Job, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
+    """Train as a worker of a machine of its own until a step. Returns the digests of what was saved, by step."""
+    events: list[Event] = []
+    job = replace(job, run_dir=machines / str(replicas.worker))
+    job.run_dir.mkdir(parents=True)
+    asked = iter(range(1, 100))
+    run_session(job, Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas),
+                          stored=StoredCheckpoints(FolderStore(bucket), 1)),
+                Placement(keep_checkpoints=1), events.append, stop_asked=lambda: next(asked) == stops_at)
+    return {str(event.step): event.digest for event in events if isinstance(event, CheckpointEvent)}
+
+
+def test_workers_without_a_folder_in_common_go_on_from_the_store(tmp_path: Path) -> None:
+    job = make_job(tmp_path, epochs=2)
+    (calm,) = run_workers(1, train, job, tmp_path / "calm", tmp_path / "other", 0)
+    first, _ = run_workers(2, train, job, tmp_path / "before", tmp_path / "bucket", 4)
+    second, silent = run_workers(2, train, job, tmp_path / "after", tmp_path / "bucket", 0)
+    assert (sorted(first), sorted(second), sorted(calm)) == (["3", "4"], ["6"], ["3", "6"])
+    assert second["6"] == calm["6"]
+    assert silent == {}
+    assert [path.name for path in (tmp_path / "after" / "1" / "checkpoints").iterdir()] == ["step-4"]

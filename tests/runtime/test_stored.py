@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,20 @@ def config(folder: Path, address: str, num_workers: int = 0) -> RunConfig:
     return make_config(folder, num_workers, {"storage_path": address, "save_steps": 2}, epochs=EPOCHS, noval=False)
 
 
-def train(machine: Path, config: RunConfig) -> subprocess.Popen[bytes]:
+@contextmanager
+def train(machine: Path, config: RunConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """The command on a machine, of which nothing is left after this."""
     environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)
     script = machine.with_suffix(".py")
     script.write_text(TRAIN)
-    return subprocess.Popen([sys.executable, str(script), config.model_dump_json()], env=environment,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, str(script), config.model_dump_json()], env=environment,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
 
 
 def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -> None:
@@ -80,6 +87,10 @@ def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -
     while not any(int(entry.name[12:-5]) >= step for entry in store.list("checkpoints/")):
         assert process.poll() is None, process.stderr and process.stderr.read().decode()
         time.sleep(0.05)
+    kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
     for pid in (process.pid, *descendants(process.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -111,7 +122,8 @@ def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: Train
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     address = "s3://bucket/killed"
     settings, store = config(tmp_path, address), open_store(f"{address}/runs/train/exp")
-    kill_once_saved(train(tmp_path / "one", settings), store, 4)
+    with train(tmp_path / "one", settings) as process:
+        kill_once_saved(process, store, 4)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
     result = fit(settings, quiet=True)
     check(result.run_dir, store, calm)
@@ -122,13 +134,15 @@ def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: Train
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_killed_and_continued_on_ray_workers(s3: dict[str, str], calm: TrainResult, tmp_path: Path) -> None:
     address = "s3://bucket/ray"
     settings, store = config(tmp_path, address, num_workers=2), open_store(f"{address}/runs/train/exp")
-    kill_once_saved(train(tmp_path / "one", settings), store, 4)
+    with train(tmp_path / "one", settings) as process:
+        kill_once_saved(process, store, 4)
     store.put(LEASE, lease.Terms(1, "", "").to_bytes())  # as if it had expired
-    process = train(tmp_path / "two", settings)
-    _, errors = process.communicate(timeout=280)
+    with train(tmp_path / "two", settings) as process:
+        _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors.decode()
     (run_dir,) = (tmp_path / "two" / "spool").glob("*/runs/train/exp")
     check(run_dir, store, calm)
