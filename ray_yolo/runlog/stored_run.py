@@ -20,10 +20,11 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.data.index_cache import cache_folder
@@ -96,6 +97,13 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool]) -> Non
             shutil.rmtree(marker.parent)
 
 
+def spool_of(wire: Mapping[str, Any]) -> tuple[Path, StoredCheckpoints]:
+    """The folder of a run on a worker's machine, and its checkpoints."""
+    folder = cache_folder() / wire["spool"]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, StoredCheckpoints(open_store(wire["address"]), wire["attempt"])
+
+
 def begin_spool(folder: Path, address: str) -> None:
     """Make a folder the spool of a run."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +125,8 @@ def hold(folder: Path) -> StoredRun | str | None:
     if not (address := address_of(folder)):
         return None
     store = open_store(address)
-    found = lease.acquire(store, LEASE, _holder(folder), patience=lease.EXPIRES)
+    found = lease.acquire(store, LEASE, _holder(folder), lease.EXPIRES, lambda owner: _logger.warning(
+        "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
     if isinstance(found, str):
         return found
     run = StoredRun(store, folder, address, found)
@@ -224,6 +233,12 @@ class StoredRun:
         """Store what makes it a run."""
         self._store.put(RECORD_FILE, self._folder / RECORD_FILE)
 
+    @property
+    def wire(self) -> dict[str, str | int]:
+        """What workers on other machines make a folder and `checkpoints` of."""
+        spool = self._folder.relative_to(cache_folder()).as_posix()
+        return {"address": self.address, "attempt": self.attempt, "spool": spool}
+
     def seal(self) -> None:
         """Store what is new in the log as a segment.
 
@@ -250,7 +265,14 @@ class StoredRun:
 
         Args:
             weights: also weights/last.pt and best.pt, which are their own now.
+
+        Raises:
+            OSError: if storage refuses.
+            TrainingError: if another process has the run.
         """
+        if not self._lease.renew():
+            raise TrainingError(f"{self.address}: another process has taken this run over, and this one stores "
+                                "nothing any more")
         paths = [path for path in _files(self._folder) if path.relative_to(self._folder).parts[0] not in _APART_FOLDERS]
         if weights:
             paths += [path for kind in ("last", "best") for end in ("json", "pt")  # the first knows both states
@@ -274,9 +296,11 @@ class StoredRun:
             self.put_files(weights=self._finished)
             if self._finished:
                 self._store.put(FINISHED, b"")
-        except (OSError, TrainingError) as error:
+        except OSError as error:
             _logger.warning("%s: not all of the run is stored (%s); the same command on this machine stores the rest",
                             self.address, reason_of(error))
+        except TrainingError as error:
+            _logger.warning("%s", error)
         self._lease.give_back()
 
 

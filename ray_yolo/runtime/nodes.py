@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_yolo
 from ray_yolo.config.placement import Placement
 from ray_yolo.data.image_cache import room_for_images
+from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.storage.lease import store_time
@@ -81,9 +82,11 @@ def report(folder: str, files: Files) -> Report:
     if is_address(folder):
         try:
             store_time(open_store(folder), "")
+            folder = str(cache_folder())  # where workers put what they bring there
+            os.makedirs(folder, exist_ok=True)
         except (OSError, InputError) as error:
             refuses = str(error)
-    elif not unseen:
+    if not (unseen or refuses):
         probe = Path(folder if os.path.isdir(folder) else os.path.dirname(folder)) / f".ray_yolo-{uuid.uuid4().hex}"
         try:
             with probe.open("wb") as file:

@@ -24,13 +24,12 @@ from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
 from ray_yolo.engine.session import run_session
-from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runlog.stored_run import spool_of
 from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
-from ray_yolo.storage.store import open_store
 
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to come from the driver's node
 
@@ -89,9 +88,8 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         with warnings_told(tell, placement.loader_processes) as init:
             job, stored = from_wire(config["job"]), None
             if config["stored"]:
-                address, attempt = config["stored"]
-                stored = StoredCheckpoints(open_store(address), attempt)
-                job.run_dir.mkdir(parents=True, exist_ok=True)  # on a node of its own
+                folder, stored = spool_of(config["stored"])
+                job = replace(job, run_dir=folder)
             host = replace(
                 Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,

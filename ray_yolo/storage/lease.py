@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_yolo.errors import InputError
@@ -76,7 +76,7 @@ class Lease:
     def __init__(self, store: Store, key: str, terms: Terms, version: Any,
                  on_loss: Callable[[], None] = lambda: None) -> None:
         self._store, self._key, self._terms, self._version, self.on_loss = store, key, terms, version, on_loss
-        self._ends = threading.Event()
+        self._ends, self._renewing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ray_yolo lease", daemon=True)
         self._thread.start()
 
@@ -96,14 +96,15 @@ class Lease:
 
     def renew(self) -> bool:
         """Renew it once. Returns whether it still is this process's."""
-        terms = Terms(self.attempt, self._terms.holder, self._terms.owner, self._terms.renewed + 1)
-        version = self._store.put_if(self._key, terms.to_bytes(), self._version)
-        if version is None:  # or an answer was lost on its way, and the request repeated
-            told = read_terms(self._store, self._key)
-            version = told[1].version if told and told[0] == terms else None
-        if version is not None:
-            self._terms, self._version = terms, version
-        return version is not None
+        with self._renewing:
+            terms = replace(self._terms, renewed=self._terms.renewed + 1)
+            version = self._store.put_if(self._key, terms.to_bytes(), self._version)
+            if version is None:  # or an answer was lost on its way, and the request repeated
+                told = read_terms(self._store, self._key)
+                version = told[1].version if told and told[0] == terms else None
+            if version is not None:
+                self._terms, self._version = terms, version
+            return version is not None
 
     def _run(self) -> None:
         while not self._ends.wait(RENEWS):
@@ -115,12 +116,14 @@ class Lease:
                 continue
 
 
-def acquire(store: Store, key: str, holder: str, patience: float = 0.0) -> Lease | str:
+def acquire(store: Store, key: str, holder: str, patience: float = 0.0,
+            tell_wait: Callable[[str], None] = lambda owner: None) -> Lease | str:
     """The lease at a key, or who holds it.
 
     Args:
         holder: an id of whom only one can live at a time.
         patience: seconds for which it is watched whether the one who holds it lives.
+        tell_wait: called with who that is, before.
 
     Raises:
         OSError: if storage refuses.
@@ -131,7 +134,10 @@ def acquire(store: Store, key: str, holder: str, patience: float = 0.0) -> Lease
         told = read_terms(store, key)
         terms, version = (told[0], told[1].version) if told else (Terms(0, "", ""), None)
         if told and terms.holder not in ("", holder):
-            first = first or (version, store_time(store, key.rpartition("/")[0] + "/") - told[1].modified)
+            if first is None:
+                first = version, store_time(store, key.rpartition("/")[0] + "/") - told[1].modified
+                if patience and first[1] < EXPIRES:
+                    tell_wait(terms.owner)
             waited = time.monotonic() - began
             if first[1] + waited < EXPIRES:
                 if version != first[0] or waited >= patience:

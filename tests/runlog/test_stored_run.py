@@ -174,6 +174,20 @@ def test_a_driver_that_has_lost_its_lease_is_told(start: Start, bucket: FolderSt
     assert (run.folder / ".stop").exists()
 
 
+def test_who_has_lost_a_run_overwrites_nothing_of_it(start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(lease, "RENEWS", 1e6)  # he does not know it yet
+    run = start()
+    bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
+    bucket.put("exp/results.csv", b"theirs")
+    (run.folder / "results.csv").write_text("mine")
+    run.finish()
+    run.release()
+    assert bucket.get("exp/results.csv").data == b"theirs"
+    assert [entry.name for entry in bucket.list("exp/")] == ["lease.json", "results.csv", "run.json"]
+    assert "another process has taken this run over" in caplog.text
+
+
 def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, bucket: FolderStore,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     run, put_if = start(), FolderStore.put_if

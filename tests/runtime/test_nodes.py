@@ -62,9 +62,12 @@ def test_storage_that_cannot_be_written_to_is_seen(tmp_path: Path, monkeypatch: 
 
 
 def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
     address = f"file://{tmp_path}/bucket"
     assert report(address, ())._replace(clock=0.0, free=0) == Report(versions(), False, "", (), 0.0, 0)
-    assert [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    monkeypatch.setenv("RAY_YOLO_CACHE", "/proc/cache")
+    assert "/proc/cache" in report(address, ()).refuses
 
     def refuse(*_: object) -> None:
         raise OSError("AccessDenied")

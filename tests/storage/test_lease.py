@@ -109,11 +109,14 @@ def test_a_renewal_whose_answer_was_lost_counts(take: Take, store: FolderStore,
     assert first.renew()
 
 
-def test_patience_tells_the_living_from_the_dead(take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_tells_the_living_from_the_dead(take: Take, store: FolderStore, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEWS", 0.05)
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
     living = held(take("a"))
-    assert isinstance(take("b", patience=30), str)
+    waits: list[str] = []
+    assert isinstance(acquire(store, KEY, "b", 30, waits.append), str)
+    assert waits == [f"{os.uname().nodename} {os.getpid()}"]
     living._ends.set()  # it dies
     living._thread.join()
     aged(tmp_path, lease.EXPIRES - 0.5)
