@@ -29,7 +29,7 @@ from ray_yolo.redact import printable
 from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.owed import read_run_file
-from ray_yolo.runlog.stored_run import address_of
+from ray_yolo.runlog.spool import address_of
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")

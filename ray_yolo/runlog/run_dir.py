@@ -31,7 +31,8 @@ from ray_yolo.config.recipe import Recipe, is_digest_of
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, write_record
-from ray_yolo.runlog.stored_run import StoredRun, begin_spool, hold, project_address, refresh, spool_folder
+from ray_yolo.runlog.spool import begin_spool, project_address, refresh, spool_folder
+from ray_yolo.runlog.stored_run import StoredRun, hold
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
 

@@ -26,7 +26,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.run_dir import is_held
-from ray_yolo.runlog.stored_run import address_of, is_leased
+from ray_yolo.runlog.spool import address_of, is_leased
 
 MEMBERS_FILE = ".members.json"
 _FRESH_SECONDS = 10.0

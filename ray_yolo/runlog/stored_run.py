@@ -1,6 +1,5 @@
 """A run in a store: its folder on the driver's disk, a spool, and what is brought from there.
 
-    .stored-at                     in the spool: the run's address
     lease.json                     who trains it, instead of a lock (storage/lease.py)
     log/000002-000000.jsonl        the event log in sealed segments. Each attempt begins with all that was before, and
                                    the last attempt's are the log: what an earlier one still writes is not read
@@ -13,20 +12,15 @@ nobody trains the run: another one, on any machine, is filled from the store.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import shutil
 import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.config.placement import Placement
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.engine.state_files import write_durably
@@ -37,11 +31,11 @@ from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.projections import Projection, reason_of
 from ray_yolo.runlog.record import RECORD_FILE
 from ray_yolo.runlog.recorder import STOP_REQUEST
+from ray_yolo.runlog.spool import FINISHED, address_of, begin_spool, content, holder_id, spool_folder
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import Lease, store_time
-from ray_yolo.storage.store import Store, is_address, open_store
+from ray_yolo.storage.lease import Lease
+from ray_yolo.storage.store import Store, open_store
 
-ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
 _APART = (EVENTS_FILE, RECORD_FILE, FINISHED, LEASE)  # brought in ways of their own, as these folders are
 _APART_FOLDERS = ("checkpoints", "states", "weights", "log", "ray")
 _SEAL_SECONDS = 60.0
@@ -50,69 +44,11 @@ _READERS = 16
 _logger = logging.getLogger(__name__)
 
 
-def project_address(placement: Placement) -> str:
-    """Where runs are stored; '' for a folder.
-
-    Raises:
-        InputError: if there cannot be runs.
-    """
-    if is_address(placement.project):
-        raise InputError(f"project: {placement.project} is an address; give it as --storage-path")
-    if not is_address(placement.storage_path):
-        return ""
-    if Path(placement.project).is_absolute() or ".." in Path(placement.project).parts:
-        raise InputError(f"project: {placement.project} leads out of --storage-path; give a relative one")
-    return f"{placement.storage_path.rstrip('/')}/{Path(placement.project).as_posix()}"
-
-
-def spool_folder(address: str) -> Path:
-    """The folder, on this machine, for all below an address."""
-    return cache_folder() / "spool" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
-
-
-def refresh(project: Path, address: str, is_held: Callable[[Path], bool]) -> None:
-    """Make the records of a project's spools that nobody holds what the store says of its runs.
-
-    Raises:
-        OSError: if storage cannot be read or written.
-    """
-    store = open_store(address)
-    store_time(store, "")
-    there = [entry.name for entry in store.list() if entry.name.endswith("/")]
-    for name in there:
-        files = {entry.name: entry.modified for entry in store.list(name)}
-        if RECORD_FILE in files and not is_held(project / name):
-            folder, record = project / name, store.get(f"{name}{RECORD_FILE}").data
-            if folder.exists() and _content(folder / RECORD_FILE) != record:
-                shutil.rmtree(folder)  # of a run that had this name before
-            begin_spool(folder, f"{address}/{name.rstrip('/')}")
-            (folder / RECORD_FILE).write_bytes(record)
-            os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
-            if FINISHED in files:
-                (folder / FINISHED).touch()
-            else:
-                (folder / FINISHED).unlink(missing_ok=True)
-    for marker in project.glob(f"*/{ADDRESS_FILE}"):
-        if f"{marker.parent.name}/" not in there and not is_held(marker.parent):
-            shutil.rmtree(marker.parent)
-
-
 def spool_of(wire: Mapping[str, Any]) -> tuple[Path, StoredCheckpoints]:
     """The folder of a run on a worker's machine, and its checkpoints."""
     folder = cache_folder() / wire["spool"]
     folder.mkdir(parents=True, exist_ok=True)
     return folder, StoredCheckpoints(open_store(wire["address"]), wire["attempt"])
-
-
-def begin_spool(folder: Path, address: str) -> None:
-    """Make a folder the spool of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ADDRESS_FILE).write_text(address)
-
-
-def address_of(folder: Path) -> str:
-    """Where a run's folder is stored; '' if it is no spool."""
-    return _content(folder / ADDRESS_FILE).decode()
 
 
 def hold(folder: Path) -> StoredRun | str | None:
@@ -125,7 +61,7 @@ def hold(folder: Path) -> StoredRun | str | None:
     if not (address := address_of(folder)):
         return None
     store = open_store(address)
-    found = lease.acquire(store, LEASE, _holder(folder), lease.EXPIRES, lambda owner: _logger.warning(
+    found = lease.acquire(store, LEASE, holder_id(folder), lease.EXPIRES, lambda owner: _logger.warning(
         "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
     if isinstance(found, str):
         return found
@@ -165,21 +101,6 @@ def copy_of(address: str) -> Path:
     return folder
 
 
-def is_leased(folder: Path) -> bool:
-    """Whether somebody, somewhere, trains the run that this folder is a spool or copy of."""
-    address = address_of(folder)
-    told = lease.read_terms(open_store(address), LEASE) if address else None
-    return told is not None and bool(told[0].holder) and time.time() - told[1].modified < lease.EXPIRES
-
-
-def _holder(folder: Path) -> str:
-    """An id of whom only one can live: the spool's, since it is locked, until the machine starts anew."""
-    with suppress(FileExistsError), (folder / HOLDER_FILE).open("x") as file:
-        file.write(uuid.uuid4().hex)
-    boot = _content(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
-    return f"{os.uname().nodename} {boot} {(folder / HOLDER_FILE).read_text()}"
-
-
 class StoredRun:
     """The driver's side of a run in a store, which it holds."""
 
@@ -211,7 +132,7 @@ class StoredRun:
     def bring(self) -> None:
         """Fill the folder; what it owes the store, since nobody has gone on in between, stays and is stored."""
         stored, log = read_log(self._store), self._folder / EVENTS_FILE
-        mine = _content(log)
+        mine = content(log)
         ours = bool(mine) and mine.startswith(stored)
         if not ours and stored:
             write_durably(log, stored)
@@ -247,7 +168,7 @@ class StoredRun:
             TrainingError: if it is not this attempt's any more.
         """
         with self._sealing:
-            self._sealed = self._sealed or _content(self._folder / EVENTS_FILE)[self._offset:]
+            self._sealed = self._sealed or content(self._folder / EVENTS_FILE)[self._offset:]
             self._sealed = self._sealed[:self._sealed.rfind(b"\n") + 1]
             if not self._sealed:
                 return
@@ -355,11 +276,3 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from _files(path)
         elif path.name[0] != "." and path.is_file() and path.name not in _APART:
             yield path
-
-
-def _content(path: Path) -> bytes:
-    """Of a file; nothing if there is none."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return b""

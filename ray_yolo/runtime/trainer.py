@@ -162,7 +162,7 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping, s
     with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
-                    threads=placement.threads, stored=stored and stored.checkpoints)
+                    threads=placement.threads, stored=stored.checkpoints if stored else None)
         return cast(Summary, run_session(
             job, host, placement, books.emit,
             stop_asked=lambda: stop_asked() or (stored is not None and stored.is_lost)))

@@ -18,7 +18,7 @@ from ray_yolo.events import Event, WarningEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runlog.record import RunRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.stored_run import Stored, StoredRun, read_log, spool_folder
+from ray_yolo.runlog.stored_run import Stored, StoredRun, read_log
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
 from tests.support import checkpoints, run_log
@@ -287,11 +287,6 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
     again.release()
     assert bucket.get("exp/finished").data == b""
     assert b'"a"' in read_log(stored(again)._store)
-
-
-def test_one_address_has_one_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path))
-    assert spool_folder("s3://bucket/x/") == spool_folder("s3://bucket/x") != spool_folder("s3://bucket/y")
 
 
 def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
