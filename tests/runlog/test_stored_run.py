@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from ray_yolo.events import Event, WarningEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runlog.record import RunRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.stored_run import Stored, StoredRun, read_log
+from ray_yolo.runlog.stored_run import Stored, StoredRun, read_log, spool_of
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
 from tests.support import checkpoints, run_log
@@ -314,3 +315,18 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
     assert cli.verify([address]) == 3
     with pytest.raises(InputError, match="has no log of a run"):
         cli.verify([f"{address}2"])
+
+
+def test_a_worker_elsewhere_has_a_spool_of_its_own_and_the_same_checkpoints(
+        start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    stored(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
+    wire = json.dumps(stored(run).wire)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    folder, found = spool_of(json.loads(wire))
+    assert folder == tmp_path / "node" / run.folder.relative_to(tmp_path / "one")
+    assert found.bring(folder) == []
+    assert [path.name for path in newest_first(folder)] == ["step-3"]
+    found.put(checkpoints.save(folder, 4, "last"), 1)
+    (name,) = [entry.name for entry in FolderStore(tmp_path / "bucket/runs/train/exp").list("checkpoints/")]
+    assert name == "000001-step-4.json"
