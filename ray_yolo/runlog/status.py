@@ -26,6 +26,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.run_dir import is_held
+from ray_yolo.runlog.spool import address_of, is_leased
 
 MEMBERS_FILE = ".members.json"
 _FRESH_SECONDS = 10.0
@@ -70,8 +71,8 @@ def describe_run(run_dir: Path) -> list[str]:
     events = read_events(run_dir / EVENTS_FILE) if (run_dir / EVENTS_FILE).is_file() else []
     if not events:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
-    now, lives = time.time(), is_held(run_dir)
-    lines = [f"{run_dir}: {_state(run_dir, events, lives)}"]
+    now, lives = time.time(), is_held(run_dir) or is_leased(run_dir)
+    lines = [f"{address_of(run_dir) or run_dir}: {_state(run_dir, events, lives)}"]
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
     cost = interruptions(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -15,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +59,25 @@ DRIVER_ENVIRONMENT = {
 }
 
 
-_connecting: list[Future[None]] = []  # at most one
+_connecting: list[threading.Event] = []  # at most one
 
 
 def connect_aside(placement: Placement) -> None:
-    """Begin to connect, while torch is imported and data are read; `connect` waits for it, and raises what it has met.
+    """Begin to connect, while torch is imported and data are read; `connect` waits for it, and tries again if need be.
 
     The process does not end before that is done, so that what was started ends with it.
     """
-    connected: Future[None] = Future()
+    tried = threading.Event()
 
     def connect() -> None:
-        try:
+        with contextlib.suppress(Exception):
             _connect(placement)
-            connected.set_result(None)
-        except BaseException as error:
-            connected.set_exception(error)
+        tried.set()
         threading.Event().wait()  # or Ray's processes would end, with the thread that has started them
 
     threading.Thread(target=connect, name="ray_yolo connect", daemon=True).start()
-    atexit.register(wait, [connected])
-    _connecting.append(connected)
+    atexit.register(tried.wait)
+    _connecting.append(tried)
 
 
 def connect(placement: Placement, *, start: bool = True) -> float:
@@ -91,7 +89,7 @@ def connect(placement: Placement, *, start: bool = True) -> float:
             is none here.
     """
     if _connecting:
-        _connecting.pop().result()
+        _connecting.pop().wait()
     _connect(placement, start=start)
     if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

@@ -31,6 +31,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
+from ray_yolo.runlog.stored_run import StoredRun
 from ray_yolo.runtime.preflight import check_cluster, check_early, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.stopping import signals_ask
 from ray_yolo.structures import AnnotationIndex
@@ -83,10 +84,12 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 books.emit(resources.event)
-                summary = (_fit_here(job, placement, gpus, books) if local else
-                           _fit_on_ray(job, placement, gpus, books, crew))
+                summary = (_fit_here(job, placement, gpus, books, run.stored) if local else
+                           _fit_on_ray(job, placement, gpus, books, crew, run.stored))
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
+                if run.stored:
+                    run.stored.bring_result()
                 _complete_weights(run.folder, books.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
@@ -148,7 +151,7 @@ def _runs_a_script() -> bool:
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
+def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping, stored: StoredRun | None) -> Summary:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
@@ -159,11 +162,14 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
     with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
-                    threads=placement.threads)
-        return cast(Summary, run_session(job, host, placement, books.emit, stop_asked=stop_asked))
+                    threads=placement.threads, stored=stored.checkpoints if stored else None)
+        return cast(Summary, run_session(
+            job, host, placement, books.emit,
+            stop_asked=lambda: stop_asked() or (stored is not None and stored.is_lost)))
 
 
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None) -> Summary:
+def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None,
+                stored: StoredRun | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
     from ray_yolo.runtime import leases
     from ray_yolo.runtime.members import start_here, watched
@@ -178,7 +184,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     roster = start_here(Roster, placement.min_workers) if in_places or ray_train.replaces_in_place(
         placement, gpus) else None
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster, "in_places": in_places}
+              "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
     with watched(roster, job.run_dir, books.warn):
         if crew:
             return leases.train(crew, config, placement, job)

@@ -27,6 +27,7 @@ from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runlog.stored_run import spool_of
 from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
 
@@ -85,12 +86,16 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init:
+            job, stored = from_wire(config["job"]), None
+            if config["stored"]:
+                folder, stored = spool_of(config["stored"])
+                job = replace(job, run_dir=folder)
             host = replace(
                 Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
-                cache=placement.image_cache, pulse=pulse)
+                cache=placement.image_cache, pulse=pulse, stored=stored)
             torch.set_num_threads(host.threads)
-            return run_session(from_wire(config["job"]), host, placement, emit, members,
+            return run_session(job, host, placement, emit, members,
                                driver_asks(config["recorder"], worker, placement.max_workers))
     except Exception:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
