@@ -19,7 +19,7 @@ RECIPE = ["--data", "shapes8", "--model", "yolov5n", "--imgsz", "64", "--epochs"
 SCENARIO = """
 job=$(sbatch --parsable --output=job.log "$0" "$@")
 log=runs/train/slurm-$job/events.jsonl
-saves() { grep -c '"checkpoint"' "$log" 2>/dev/null || true; }
+saves() { cat "$log" 2>/dev/null | grep -c '"checkpoint"' || true; }
 two_more() {
     local least=$(( $(saves) + 2 ))
     until (( $(saves) >= least )); do [[ $(squeue -h -j "$job") ]]; sleep 0.5; done  # a job that is gone ends this

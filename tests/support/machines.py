@@ -1,0 +1,85 @@
+"""Two machines in this one, each with a network, processes, /tmp and /dev/shm of its own: see nodes.sh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_ALL = ("--mount", "--net", "--pid", "--uts", "--ipc")
+NODES = Path(__file__).with_name("nodes.sh")
+
+
+def missing() -> str:
+    """Why there can be none here; '': nothing is in the way."""
+    if os.geteuid():
+        return "namespaces need root"
+    if lacking := [program for program in ("ip", "unshare", "nsenter", "pgrep") if not shutil.which(program)]:
+        return f"{', '.join(lacking)}: not installed (apt-get install iproute2 util-linux procps)"
+    tried = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "add", "x", "type", "veth"],
+                           capture_output=True, text=True)
+    return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+class Machines:
+    """They live as long as this context.
+
+    Args:
+        folder: what both see, outside of /tmp.
+        scripts: of bash, what each runs as its first process.
+    """
+
+    def __init__(self, folder: Path, scripts: Mapping[str, str], env: Mapping[str, str]) -> None:
+        self._folder, self._scripts, self._env = folder, scripts, dict(env)
+
+    def __enter__(self) -> Machines:
+        for name, script in self._scripts.items():
+            (self._folder / f"{name}.sh").write_text(script)
+        self._outer = subprocess.Popen([NODES, self._folder, "sleep", "infinity"], env=self._env, cwd=self._folder)
+        wait_for(lambda: (self._folder / "n2.process").exists() or self._outer.poll() is not None)
+        assert self._outer.poll() is None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outer.kill()  # and with it all others
+        self._outer.wait()
+
+    def command(self, name: str, *words: str | Path) -> list[str]:
+        """The command that runs another one on `n1`, `n2` or `control`."""
+        control = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()[0]
+        inner = () if name == "control" else ("nsenter", "--target", (self._folder / f"{name}.process").read_text().strip(),
+                                              *_ALL)
+        return [*("nsenter", "--target", control, *_ALL), *inner, *map(str, words)]
+
+    def run(self, name: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """What came of a command on a machine; its standard error is among its output."""
+        return subprocess.run(self.command(name, *words), env={**self._env, **env}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, cwd=self._folder)
+
+    def start(self, name: str, *words: str | Path, **given: Any) -> subprocess.Popen[str]:
+        """A command on a machine that goes on."""
+        return subprocess.Popen(self.command(name, *words), env=self._env, text=True, cwd=self._folder, **given)
+
+    def wire(self, name: str, state: str) -> None:
+        """Cut a machine off (`down`) or connect it again (`up`)."""
+        done = self.run("control", "ip", "link", "set", f"to-{name}", state)
+        assert done.returncode == 0, done.stdout
+
+    def processes(self, name: str) -> list[str]:
+        """The command lines of what runs on a machine, without its first process and the one that looks."""
+        told = self.run(name, "ps", "-e", "-o", "pid=,args=").stdout.splitlines()
+        rows = [line.split(maxsplit=1) for line in told]
+        return [command for pid, command in rows if pid != "1" and not command.startswith("ps -e")]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
+    """What the condition is, once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"nothing happened for {seconds:g} s"
+        time.sleep(0.3)
+    return found
