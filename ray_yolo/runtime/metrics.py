@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray.util.metrics import Gauge
 
-from ray_yolo.events import EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
+from ray_yolo.events import Event, Number, ShardEvent, StartEvent, StepEvent
 from ray_yolo.runlog.event_log import best_row, epoch_rows
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.projections import Projection

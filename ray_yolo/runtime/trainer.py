@@ -79,7 +79,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         resources = _share_out(placement, gpus, job)
         placement = resources.placement
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
-        calls = Projections(run.folder / EVENTS_FILE, [*([callbacks] if hooks else []), *_metrics(run, local)], _complain)
+        told = [*([callbacks] if hooks else []), *_metrics(run, local)]
+        calls = Projections(run.folder / EVENTS_FILE, told, _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 books.emit(resources.event)

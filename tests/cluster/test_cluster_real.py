@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines with a token, jobs, a tracking server and storage, as users have one (`make cluster-test`)."""
+"""A Ray cluster of two machines with token, jobs, tracker and storage, as users have one: `make cluster-test`."""
 
 import subprocess
 import sys
@@ -24,11 +24,14 @@ RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs",
 STORAGE = "storage"  # what --storage-path is given: a folder that both nodes see
 HEAD, DASHBOARD, TRACKER = "10.77.0.1:6379", "http://127.0.0.1:8265", "http://127.0.0.1:5000"
 RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
-# As a service manager keeps a node: the head tells jobs where runs are tracked; the other one is started again when it ends.
 START = f'{RAY[0]} -c "{RAY[2]}" start --num-cpus=1 --object-store-memory=100000000 --block'
-SCRIPTS = {"n1": f"MLFLOW_TRACKING_URI={TRACKER} {START} --head --node-ip-address=10.77.0.1 > n1.log 2>&1\nsleep infinity",
-           "n2": f"until [[ -e over ]]; do {START} --address={HEAD} --node-ip-address=10.77.0.2 >> n2.log 2>&1; sleep 1; done\n"
-                 "sleep infinity"}
+SCRIPTS = {  # as a service manager keeps nodes: the head tells jobs of the tracker, the other one is started again
+    "n1": f"MLFLOW_TRACKING_URI={TRACKER} {START} --head --node-ip-address=10.77.0.1 > n1.log 2>&1\nsleep infinity",
+    "n2": f"""until [[ -e over ]]; do
+                  {START} --address={HEAD} --node-ip-address=10.77.0.2 >> n2.log 2>&1
+                  sleep 1
+              done
+              sleep infinity"""}
 ASK = "import ray, time; ray.init('auto', log_to_driver=False, logging_level='ERROR'); "
 
 
@@ -44,14 +47,17 @@ class Service:
         log = self.run_dir / EVENTS_FILE
         return read_events(log) if log.exists() else []
 
+    def read(self, log: str) -> str:
+        return (self.folder / log).read_text() if (self.folder / log).exists() else ""
+
     def train(self, name: str, *flags: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
-        return self.nodes.run(name, sys.executable, "-m", "ray_yolo.train", *RECIPE, "--storage-path", self.folder / STORAGE,
-                              *flags, **env)
+        return self.nodes.run(name, sys.executable, "-m", "ray_yolo.train", *RECIPE,
+                              "--storage-path", self.folder / STORAGE, *flags, **env)
 
     def await_nodes(self, number: int) -> None:
         """Wait until Ray counts so many."""
         code = f"{ASK}\nwhile sum(node['Alive'] for node in ray.nodes()) != {number}: time.sleep(0.5)"
-        assert self.nodes.run("n1", "timeout", "180", sys.executable, "-c", code).returncode == 0
+        assert self.nodes.run("n1", "timeout", "300", sys.executable, "-c", code).returncode == 0
 
     def trained(self, workers: int, steps: int) -> bool:
         """Whether so many have trained together for so many steps since the last change."""
@@ -63,7 +69,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as name:  # the nodes' /tmp is their own
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as name:  # /tmp is each node's own
         folder = Path(name)
         (folder / STORAGE).mkdir()
         (folder / "token").touch(0o600)
@@ -71,13 +77,15 @@ def service() -> Iterator[Service]:
         settings = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": name, "RAY_YOLO_CACHE": str(folder / "cache"),
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0", "RAY_health_check_period_ms": "1000",
+            "RAY_worker_niceness": "0", **machines.PATIENCE, "RAY_health_check_period_ms": "1000",
             "RAY_health_check_timeout_ms": "3000", "RAY_health_check_failure_threshold": "4"}  # 65 s otherwise
         with Machines(folder, SCRIPTS, settings) as nodes, (folder / "tracker.log").open("w") as log:
-            nodes.start("n1", sys.executable, "-m", "mlflow", "server", "--port", TRACKER.rpartition(":")[2], "--workers", "1",
-                        "--backend-store-uri", f"sqlite:///{folder}/tracker.db", "--artifacts-destination",
-                        folder / "artifacts", stdout=log, stderr=log)
+            nodes.start("n1", sys.executable, "-m", "mlflow", "server", "--port", "5000", "--workers", "1",
+                        "--backend-store-uri", f"sqlite:///{folder}/tracker.db",
+                        "--artifacts-destination", folder / "artifacts", stdout=log, stderr=log)
             service = Service(nodes, folder)
+            for log, word in (("n1.log", "Ray runtime started"), ("tracker.log", "Uvicorn running")):
+                wait_for(lambda log=log, word=word: word in service.read(log))
             service.await_nodes(2)
             yield service
 
@@ -92,20 +100,23 @@ def test_what_is_for_the_head_alone_cannot_be_reached_from_another_node(service:
     ports = {port for address, port in listening(service, "n1") if address == "0100007F"}
     assert {8265, 5000} <= ports
     assert not {port for address, port in listening(service, "n1") if address != "0100007F"} & {8265, 5000}
-    code = "import socket, sys\nfor port in sys.argv[1:]: print(port, socket.socket().connect_ex(('10.77.0.1', int(port))))"
+    code = ("import socket, sys\n"
+            "for port in sys.argv[1:]: print(port, socket.socket().connect_ex(('10.77.0.1', int(port))))")
     told = service.nodes.run("n2", sys.executable, "-c", code, *map(str, sorted(ports)), "6379").stdout.splitlines()
     assert told == [f"{port} 111" for port in sorted(ports)] + ["6379 0"]  # connection refused; the head lets nodes in
 
 
-@pytest.mark.parametrize("token", [{"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "d" * 64}, {"RAY_AUTH_TOKEN_PATH": ""}],
-                         ids=["wrong", "none"])
+@pytest.mark.parametrize("token", [{"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "d" * 64},
+                                   {"RAY_AUTH_TOKEN_PATH": ""}], ids=["wrong", "none"])
 def test_nobody_gets_in_without_the_token(service: Service, token: dict[str, str]) -> None:
     refused = service.train("n2", "--num-workers", "1", "--address", HEAD, **token)
     assert refused.returncode == 4, refused.stdout
     assert "token" in refused.stdout.splitlines()[-1]
     assert "Traceback" not in refused.stdout
-    job = service.nodes.run("n1", *RAY, "job", "submit", "--address", DASHBOARD, "--", "touch", service.folder / "in", **token)
-    node = service.nodes.run("n2", "timeout", "60", *RAY, "start", f"--address={HEAD}", "--node-ip-address=10.77.0.2", **token)
+    job = service.nodes.run("n1", *RAY, "job", "submit", "--address", DASHBOARD, "--", "touch", service.folder / "in",
+                            **token)
+    node = service.nodes.run("n2", "timeout", "60", *RAY, "start", f"--address={HEAD}", "--node-ip-address=10.77.0.2",
+                             **token)
     assert job.returncode
     assert node.returncode
     assert not (service.folder / "in").exists()
@@ -119,8 +130,8 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
     with log.open("w") as stream:
         job = service.nodes.start(
             "n1", *RAY, "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m", "ray_yolo.train", *RECIPE,
-            "--storage-path", service.folder / STORAGE, "--num-workers", "2", "--name", "cut", "--timeout-seconds", "15",
-            stdout=stream, stderr=stream)
+            "--storage-path", service.folder / STORAGE, "--num-workers", "2", "--name", "cut",
+            "--timeout-seconds", "15", stdout=stream, stderr=stream)
     wait_for(lambda: service.trained(2, 20) or job.poll())
     assert scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"}
     service.nodes.wire("n2", "down")
@@ -137,10 +148,10 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
 
 def scraped(service: Service) -> set[str]:
     """The metrics of ours that a Prometheus with the settings that Ray writes down would collect."""
-    code = ("import json, pathlib, re, urllib.request, yaml\n"
-            "asked = yaml.safe_load(pathlib.Path('/tmp/ray/session_latest/metrics/prometheus/prometheus.yml').read_text())\n"
+    code = ("import json, re, urllib.request, yaml\n"
+            "asked = yaml.safe_load(open('/tmp/ray/session_latest/metrics/prometheus/prometheus.yml'))\n"
             "for file in asked['scrape_configs'][0]['file_sd_configs'][0]['files']:\n"
-            "    for target in json.loads(pathlib.Path(file).read_text())[0]['targets']:\n"
+            "    for target in json.load(open(file))[0]['targets']:\n"
             "        text = urllib.request.urlopen(f'http://{target}/metrics', timeout=20).read().decode()\n"
             "        print('target', target, *sorted(set(re.findall(r'^ray_yolo_\\w+', text, re.M))))")
     told = [line.split() for line in service.nodes.run("n1", sys.executable, "-c", code).stdout.splitlines()]
@@ -167,6 +178,6 @@ def test_nothing_is_left(service: Service) -> None:
                                     and "sleep infinity" not in command] == [], 30)
         assert service.nodes.run(name, "find", "/dev/shm", "-type", "f").stdout == ""
         assert service.nodes.run(name, "ls", "/tmp").stdout.split() == ["ray"]
-    cut, calm = ({str(path.relative_to(folder)) for path in folder.rglob("*") if "ray" not in path.relative_to(folder).parts}
-                 for folder in (service.run_dir, service.calm))
-    assert cut - calm == {"mlflow.json"}
+    cut, calm = ({path.relative_to(run).as_posix() for path in run.rglob("*")}
+                 for run in (service.run_dir, service.calm))
+    assert {name for name in cut - calm if not name.startswith("ray")} == {"mlflow.json"}

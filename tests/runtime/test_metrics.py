@@ -1,4 +1,4 @@
-"""A training as metrics: what they say of a log, and that a Ray node hands them to Prometheus; the dashboard that draws them."""
+"""A training as metrics: what they say of a log, that a Ray node hands them out, and the dashboard that draws them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from ray_yolo.runtime.metrics import RUN_METRICS, WORKER_METRICS, RayMetrics, ru
 from tests.support import run_log
 
 DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
-SHARD = {"type": "share", "epoch": 0, "step": 10, "worker": 1, "images": 40, "wait_seconds": 0.5, "seconds": 2.0, "node": "n2",
-         "pid": 7}
-LOG = [run_log.run(), run_log.start(), run_log.step(1, time=10.0), run_log.step(2, time=12.0), *run_log.trained_epoch(0)]
+SHARD = ShardEvent(epoch=0, step=10, worker=1, images=40, wait_seconds=0.5, seconds=2.0, node="n2", pid=7)
+MEMBER = Member(worker=1, node="n2", pid=7, phase="loading", step=2, seconds=3.0, waits=False)
+LOG = [run_log.run(), run_log.start(), run_log.step(1), run_log.step(2), *run_log.trained_epoch(0)]
 
 
 def test_what_a_log_says() -> None:
     assert run_numbers(LOG) == {
-        "yolo_workers": 2, "yolo_step": 2, "yolo_epochs": 1, "yolo_images_per_second": 100.0, "yolo_data_wait_share": 0.125,
-        "yolo_best_fitness": 0.07, "yolo_restarts": 0, "yolo_regroupings": 0, "yolo_goodput": 1.0}
+        "yolo_workers": 2, "yolo_step": 2, "yolo_epochs": 1, "yolo_images_per_second": 100.0,
+        "yolo_data_wait_share": 0.125, "yolo_best_fitness": 0.07, "yolo_restarts": 0, "yolo_regroupings": 0,
+        "yolo_goodput": 1.0}
     again = run_numbers([*LOG, run_log.start(10, regrouped=True, num_workers=1), run_log.start(10)])
     assert (again["yolo_workers"], again["yolo_regroupings"], again["yolo_restarts"]) == (2, 1, 1)
 
@@ -60,9 +61,8 @@ def test_a_node_of_ray_hands_them_to_prometheus(ray_session: None, tmp_path: Pat
     deadline = time.monotonic() + 60
     while not expected <= (found := collected(port)).keys():
         assert time.monotonic() < deadline, expected - found.keys()
-        write_members(tmp_path / "train" / "exp", [Member(worker=1, node="n2", pid=7, phase="loading", step=2, seconds=3.0,
-                                                          waits=False)])
-        metrics.event(ShardEvent.model_validate(SHARD))
+        write_members(tmp_path / "train" / "exp", [MEMBER])
+        metrics.event(SHARD)
         metrics.update()
         time.sleep(1)
     assert found["ray_yolo_step", "train/exp", ""] == 2

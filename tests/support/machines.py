@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _ALL = ("--mount", "--net", "--pid", "--uts", "--ipc")
+PATIENCE = {"RAY_agent_register_timeout_ms": "240000"}  # of Ray's, where others work, too
 NODES = Path(__file__).with_name("nodes.sh")
 
 
@@ -35,6 +36,7 @@ class Machines:
 
     def __init__(self, folder: Path, scripts: Mapping[str, str], env: Mapping[str, str]) -> None:
         self._folder, self._scripts, self._env = folder, scripts, dict(env)
+        self._started: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Machines:
         for name, script in self._scripts.items():
@@ -46,14 +48,16 @@ class Machines:
 
     def __exit__(self, *_: object) -> None:
         self._outer.kill()  # and with it all others
-        self._outer.wait()
+        for process in (self._outer, *self._started):
+            process.wait()
 
     def command(self, name: str, *words: str | Path) -> list[str]:
         """The command that runs another one on `n1`, `n2` or `control`."""
         control = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()[0]
-        inner = () if name == "control" else ("nsenter", "--target", (self._folder / f"{name}.process").read_text().strip(),
-                                              *_ALL)
-        return [*("nsenter", "--target", control, *_ALL), *inner, *map(str, words)]
+        targets = [control]
+        if name != "control":
+            targets.append((self._folder / f"{name}.process").read_text().strip())
+        return [*(word for target in targets for word in ("nsenter", "--target", target, *_ALL)), *map(str, words)]
 
     def run(self, name: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         """What came of a command on a machine; its standard error is among its output."""
@@ -62,7 +66,9 @@ class Machines:
 
     def start(self, name: str, *words: str | Path, **given: Any) -> subprocess.Popen[str]:
         """A command on a machine that goes on."""
-        return subprocess.Popen(self.command(name, *words), env=self._env, text=True, cwd=self._folder, **given)
+        self._started.append(subprocess.Popen(self.command(name, *words), env=self._env, text=True, cwd=self._folder,
+                                              **given))
+        return self._started[-1]
 
     def wire(self, name: str, state: str) -> None:
         """Cut a machine off (`down`) or connect it again (`up`)."""
