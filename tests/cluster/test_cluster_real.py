@@ -16,7 +16,7 @@ from tests.support import machines
 from tests.support.machines import Machines, wait_for
 from tests.support.run_log import only
 
-pytestmark = [pytest.mark.root, pytest.mark.ray, pytest.mark.timeout(900),
+pytestmark = [pytest.mark.root, pytest.mark.ray, pytest.mark.timeout(1800),
               pytest.mark.skipif(bool(machines.missing()), reason=machines.missing() or "-")]
 
 RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs", "50", "--batch-size", "16",
@@ -57,7 +57,7 @@ class Service:
     def await_nodes(self, number: int) -> None:
         """Wait until Ray counts so many."""
         code = f"{ASK}\nwhile sum(node['Alive'] for node in ray.nodes()) != {number}: time.sleep(0.5)"
-        assert self.nodes.run("n1", "timeout", "300", sys.executable, "-c", code).returncode == 0
+        assert self.nodes.run("n1", "timeout", "600", sys.executable, "-c", code).returncode == 0
 
     def trained(self, workers: int, steps: int) -> bool:
         """Whether so many have trained together for so many steps since the last change."""
@@ -139,7 +139,7 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
     service.await_nodes(1)
     service.nodes.wire("n2", "up")
     wait_for(lambda: service.trained(2, 1) or job.poll())
-    assert job.wait(300) == 0, log.read_text()
+    assert job.wait(600) == 0, log.read_text()
     assert not [finding for finding in compare_runs(service.run_dir, service.calm) if finding.problem]
     ends = [only(CheckpointEvent, read_events(folder / EVENTS_FILE))[-1] for folder in (service.run_dir, service.calm)]
     assert ends[0].digest == ends[1].digest

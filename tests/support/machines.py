@@ -82,7 +82,7 @@ class Machines:
         return [command for pid, command in rows if pid != "1" and not command.startswith("ps -e")]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 180.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 600.0) -> Any:
     """What the condition is, once it is true."""
     end = time.monotonic() + seconds
     while not (found := condition()):
