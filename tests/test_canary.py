@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.support.jobs import make_config
+from tests.support.machines import wait_for
 
 KEY = "AKIAC4N4RYC4N4RYC4NA"
 SECRETS = {  # kind -> what must not be found
@@ -70,14 +70,16 @@ def tracker(tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1", *store]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
+        wait_for(lambda: answers(port))
         yield f"http://ann:c4n4ry-mlflow-password@127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
 
 
 def leaks(*folders: Path) -> dict[str, list[str]]:
@@ -95,6 +97,8 @@ def leaks(*folders: Path) -> dict[str, list[str]]:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_no_secret_is_left_anywhere(tmp_path: Path, tracker: str) -> None:
+    for folder in ("given", "storage"):
+        (tmp_path / folder).mkdir()
     files = make_config(tmp_path / "given", 1)
     data = tmp_path / "given" / "data" / "data.yaml"
     data.write_text(data.read_text() + f"download: {PRESIGNED}\n")
@@ -102,7 +106,6 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, tracker: str) -> None:
              "--num-workers", "2", "--cpus-per-worker", "0.5", "--max-failures", "1", "--mlflow-uri", tracker,
              "--storage-path", str(tmp_path / "storage")]
     (tmp_path / "training.py").write_text(TRAINING)
-    (tmp_path / "storage").mkdir()
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short:  # Ray's sockets need short names
         env = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": short, "HOME": str(tmp_path / "home")}
         done = subprocess.run([sys.executable, tmp_path / "training.py", *flags], env=env, cwd=tmp_path / "storage",

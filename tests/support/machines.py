@@ -67,7 +67,7 @@ class Machines:
     def start(self, name: str, *words: str | Path, **given: Any) -> subprocess.Popen[str]:
         """A command on a machine that goes on."""
         self._started.append(subprocess.Popen(self.command(name, *words), env=self._env, text=True, cwd=self._folder,
-                                              **given))
+                                              start_new_session=True, **given))
         return self._started[-1]
 
     def wire(self, name: str, state: str) -> None:
@@ -76,10 +76,11 @@ class Machines:
         assert done.returncode == 0, done.stdout
 
     def processes(self, name: str) -> list[str]:
-        """The command lines of what runs on a machine, without its first process and the one that looks."""
-        told = self.run(name, "ps", "-e", "-o", "pid=,args=").stdout.splitlines()
-        rows = [line.split(maxsplit=1) for line in told]
-        return [command for pid, command in rows if pid != "1" and not command.startswith("ps -e")]
+        """The command lines of what a machine's script has started; `run` and `start` do so in other sessions."""
+        told = self.run(name, "ps", "-e", "-o", "pid=,sid=,args=").stdout.splitlines()
+        rows = [line.split(maxsplit=2) for line in told]
+        own = [command for pid, session, command in rows if session != "0" and pid != "1"]
+        return [command for command in own if command != "sleep infinity"]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 600.0) -> Any:

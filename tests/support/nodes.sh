@@ -21,7 +21,7 @@ for number in 1 2; do
         hostname "n$1"; mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; ip link set lo up
         until ip link show eth >/dev/null 2>&1; do sleep 0.1; done
         ip addr add "10.77.0.$1/24" dev eth; ip link set eth up
-        exec bash "$2/n$1.sh"' node "$number" "$folder" &
+        exec setsid bash "$2/n$1.sh"' node "$number" "$folder" &
     outer=$!
     until inner=$(pgrep -P "$outer"); do sleep 0.1; done
     ip link add "to-n$number" type veth peer name eth netns "$inner"
