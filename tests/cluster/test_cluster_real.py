@@ -24,8 +24,8 @@ RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs",
           "--microbatch", "8", "--exact", "--noval", "--noplots"]
 STORAGE = "storage"  # what --storage-path is given: a folder that both nodes see
 HEAD, DASHBOARD, TRACKER = "10.77.0.1:6379", "http://127.0.0.1:8265", "http://127.0.0.1:5000"
-RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
-START = f'{RAY[0]} -c "{RAY[2]}" start --num-cpus=1 --object-store-memory=100000000 --block'
+RAY = f"#!{sys.executable}\nfrom ray.scripts.scripts import main\n\nmain()\n"  # `ray stop` knows processes by this name
+START = "./ray start --num-cpus=1 --object-store-memory=100000000 --block"
 SCRIPTS = {  # as a service manager keeps nodes: the head tells jobs of the tracker, the other one is started again
     "n1": f"MLFLOW_TRACKING_URI={TRACKER} {START} --head --node-ip-address=10.77.0.1 > n1.log 2>&1\nsleep infinity",
     "n2": f"""until [[ -e over ]]; do
@@ -75,6 +75,8 @@ def service() -> Iterator[Service]:
         (folder / STORAGE).mkdir()
         (folder / "token").touch(0o600)
         (folder / "token").write_text("c" * 64)
+        (folder / "ray").write_text(RAY)
+        (folder / "ray").chmod(0o755)
         settings = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": name, "RAY_YOLO_CACHE": str(folder / "cache"),
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0",
@@ -115,13 +117,13 @@ def test_nobody_gets_in_without_the_token(service: Service, token: dict[str, str
     assert refused.returncode == 4, refused.stdout
     assert "token" in refused.stdout.splitlines()[-1]
     assert "Traceback" not in refused.stdout
-    job = service.nodes.run("n1", *RAY, "job", "submit", "--address", DASHBOARD, "--", "touch", service.folder / "in",
-                            **token)
-    node = service.nodes.run("n2", "timeout", "60", *RAY, "start", f"--address={HEAD}", "--node-ip-address=10.77.0.2",
+    ray, touched = service.folder / "ray", service.folder / "touched"
+    job = service.nodes.run("n1", ray, "job", "submit", "--address", DASHBOARD, "--", "touch", touched, **token)
+    node = service.nodes.run("n2", "timeout", "60", ray, "start", f"--address={HEAD}", "--node-ip-address=10.77.0.2",
                              **token)
     assert job.returncode
     assert node.returncode
-    assert not (service.folder / "in").exists()
+    assert not touched.exists()
     service.await_nodes(2)
 
 
@@ -131,9 +133,9 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
     log = service.folder / "job.log"
     with log.open("w") as stream:
         job = service.nodes.start(
-            "n1", *RAY, "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m", "ray_yolo.train", *RECIPE,
-            "--storage-path", service.folder / STORAGE, "--num-workers", "2", "--name", "cut",
-            "--timeout-seconds", "15", stdout=stream, stderr=stream)
+            "n1", service.folder / "ray", "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m",
+            "ray_yolo.train", *RECIPE, "--storage-path", service.folder / STORAGE, "--num-workers", "2",
+            "--name", "cut", "--timeout-seconds", "15", stdout=stream, stderr=stream)
     wait_for(lambda: service.trained(2, 20) or job.poll())
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
     service.nodes.wire("n2", "down")
@@ -174,7 +176,7 @@ def test_nothing_is_left(service: Service) -> None:
     assert service.nodes.run("n1", sys.executable, "-c", code).stdout.splitlines()[-1] == "[]"
     (service.folder / "over").touch()
     for name in ("n2", "n1"):
-        service.nodes.run(name, *RAY, "stop", "--grace-period", "20")
+        service.nodes.run(name, service.folder / "ray", "stop", "--grace-period", "20")
     for name in ("n1", "n2"):
         deadline = time.monotonic() + 60
         while left := service.nodes.processes(name):
