@@ -109,6 +109,13 @@ def free_nodes(placement: Placement) -> list[Node]:
             if not placement.accelerator_type or kind in there]
 
 
+def room(placement: Placement) -> int:
+    """How many workers on CPUs the nodes have room for that are there and stay, if everything else left them."""
+    draining = draining_nodes()
+    return sum(int(node["Resources"].get("CPU", 0.0) / placement.cpus + 1e-9) for node in ray.nodes()
+               if node["Alive"] and node["NodeID"] not in draining)
+
+
 def free_cpus() -> float:
     """CPUs that nobody has."""
     return ray.available_resources().get("CPU", 0.0)

@@ -10,7 +10,7 @@ Everybody asks again and again, so that whoever has died, or was taken for dead,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,14 @@ SILENCE_SECONDS = 10.0  # without a word: a worker is lost
 ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone
 IDLE_SECONDS = 3.0  # after which a worker for which no job waits helps with one that is under way
 ENDING_SECONDS = 15.0  # from a job's summary, in which its last workers send what they still have to say
+
+
+class Place(NamedTuple):
+    """Where a worker of the crew works."""
+
+    number: int  # of its place; see `Places`
+    node: str  # Ray's id of it
+    process: Process
 
 
 class Lease(NamedTuple):
@@ -60,7 +68,7 @@ class _Job:
 
 @dataclass
 class _Worker:
-    process: Process
+    place: Place
     heard: float
     since: float  # when it was last without a job
     job: str | None = None
@@ -80,7 +88,8 @@ class Crew:
         self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
         self._folders: dict[str, str] = {}  # of all jobs that there were
         self._workers: dict[str, _Worker] = {}
-        self._steps = 0
+        self._draining: frozenset[str] = frozenset()  # nodes
+        self._progress = 0
         self._closed: str | None = None
 
     def offer(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
@@ -113,12 +122,15 @@ class Crew:
         """Nobody waits for a job any more."""
         self._jobs.pop(job, None)
 
-    def ask(self, uid: str, process: Process) -> Lease | Literal["over"] | None:
-        """An idle worker asks for work; None: there is none yet."""
+    def ask(self, uid: str, place: Place) -> Lease | Literal["over", "leave"] | None:
+        """An idle worker asks for work; None: there is none yet; `leave`: there will be some elsewhere."""
         if self._closed is not None:
             return "over"
+        if place.node in self._draining:
+            self._workers.pop(uid, None)
+            return "leave"
         now = self._clock()
-        worker = self._rest(uid, process)
+        worker = self._rest(uid, place)
         self._look()
         job = self._needed() or (self._helped() if now - worker.since >= IDLE_SECONDS else None)
         if job is None:
@@ -126,34 +138,47 @@ class Crew:
         taken = {other.number for other in self._busy_at(job)}
         worker.number = next(number for number in range(len(taken) + 1) if number not in taken)
         worker.job = job
+        self._progress += 1
         return Lease(job, worker.number, self._jobs[job].config)
 
-    def beat(self, uid: str, process: Process, lease: tuple[str, int], moved: bool) -> bool:
+    def beat(self, uid: str, place: Place, lease: tuple[str, int], moved: bool) -> bool:
         """A worker is at work at (job, number). Returns whether it is to leave after the step in hand.
 
         Args:
             moved: it has finished a step since it was last heard of.
         """
-        worker = self._workers.setdefault(uid, _Worker(process, 0.0, 0.0))
+        worker = self._workers.setdefault(uid, _Worker(place, 0.0, 0.0))
         worker.heard, (worker.job, worker.number) = self._clock(), lease
-        self._steps += moved
+        self._progress += moved
         self._look()
-        return worker.parts
+        return worker.parts or place.node in self._draining
 
-    def ended(self, uid: str, process: Process, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
+    def ended(self, uid: str, place: Place, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
         """A worker has come to the end of its job, or (None) of its part in it."""
         job, number = lease
-        self._rest(uid, process)
+        self._rest(uid, place)
         if job in self._jobs and isinstance(outcome, Summary):
             self._jobs[job].summary, self._jobs[job].ended = outcome, self._clock()
         elif job in self._jobs and isinstance(outcome, Exception):
             self._fail(job, Failure(number, outcome))
 
-    def steps(self) -> int:
-        """A number that grows as long as anybody gets on."""
-        return self._steps
+    def part_from(self, nodes: Collection[str]) -> dict[int, str]:
+        """Have the workers on these nodes, and on no others, leave after the step in hand. Returns the node of each, by
+        the number of its place."""
+        self._draining = frozenset(nodes)
+        return {worker.place.number: worker.place.node for worker in self._workers.values()
+                if worker.place.node in nodes}
 
-    def size(self) -> int:
+    def lose(self, places: Collection[int]) -> None:
+        """The processes in these places have ended, as their driver knows."""
+        for uid in [uid for uid, worker in self._workers.items() if worker.place.number in places]:
+            self._lose(uid)
+
+    def progress(self) -> int:
+        """A number that grows as long as workers come up, or anybody gets on."""
+        return self._progress
+
+    def present(self) -> int:
         """How many workers live."""
         self._look()
         return len(self._workers)
@@ -162,10 +187,10 @@ class Crew:
         """There is no more work, and nobody who would do it."""
         self._closed = reason
 
-    def _rest(self, uid: str, process: Process) -> _Worker:
+    def _rest(self, uid: str, place: Place) -> _Worker:
         """The worker, who has no job."""
         now = self._clock()
-        worker = self._workers.setdefault(uid, _Worker(process, now, now))
+        worker = self._workers.setdefault(uid, _Worker(place, now, now))
         worker.heard = now
         if worker.job is not None:
             worker.job, worker.parts, worker.since = None, False, now
@@ -200,13 +225,17 @@ class Crew:
         self._jobs[job].failures.append(failure)
         self._jobs[job].judged = False
 
+    def _lose(self, uid: str) -> None:
+        """That a node takes its workers along when it goes is no failure of the job."""
+        worker = self._workers.pop(uid)
+        if worker.job in self._jobs and worker.place.node not in self._draining:
+            self._fail(worker.job, Failure(worker.number, None))
+
     def _look(self) -> None:
         """Who has gone; and where a job waits and nobody is idle, have a helper come back."""
         for uid, worker in list(self._workers.items()):
-            if worker.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
-                del self._workers[uid]
-                if worker.job in self._jobs:
-                    self._fail(worker.job, Failure(worker.number, None))
+            if worker.place.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
+                self._lose(uid)
         coming = any(worker.job is None or worker.parts for worker in self._workers.values())
         if not coming and self._needed():
             helpers = [worker for name, job in self._jobs.items() for worker in self._stay_at(name)[job.wanted:]]

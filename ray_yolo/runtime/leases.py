@@ -7,29 +7,29 @@ import gc
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import ray
 import ray.exceptions
-import ray.train
 from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import most_workers
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.membership import Pulse
-from ray_yolo.errors import LostWorkersError, RayYoloError
+from ray_yolo.errors import LostWorkersError, RayYoloError, ResourcesError
 from ray_yolo.events import Summary
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.crew import Crew, Lease, News
+from ray_yolo.runtime.crew import Crew, Lease, News, Place
 from ray_yolo.runtime.members import answer, start_here
-from ray_yolo.runtime.restarts import Judge, Restarts
+from ray_yolo.runtime.places import Keeper, Places
+from ray_yolo.runtime.restarts import Judge, Restarts, place_of, summary
 from ray_yolo.runtime.roster import own_process
 from ray_yolo.runtime.worker import train_job
 
-_ASK_SECONDS = 0.1
+_ASK_SECONDS = 0.1  # of an idle worker
+_NEWS_SECONDS = 0.5  # of a trial: the next one waits for workers, not for this one's end
 _BEAT_SECONDS = 1.0
 _END_SECONDS = 10.0  # in which a crew that has no more work ends by itself
 
@@ -40,46 +40,56 @@ CrewHandle: TypeAlias = "ActorHandle[Crew]"
 
 
 @contextlib.contextmanager
-def standing_crew(placement: Placement, folder: Path) -> Iterator[CrewHandle]:
-    """Context in which the workers of a placement are there, on CPUs, and train what is offered to them."""
-    crew = start_here(Crew)
-    keeper = threading.Thread(target=_keep, args=(crew, placement, folder), name="ray_yolo crew", daemon=True)
+def standing_crew(placement: Placement, tell: Callable[[str], None], *, grows: bool) -> Iterator[CrewHandle]:
+    """Context in which a placement's workers train, on CPUs, what is offered to them.
+
+    Args:
+        tell: takes warnings.
+        grows: there are more of them as soon as the cluster has room for more.
+    """
+    crew, over = start_here(Crew), threading.Event()
+    keeper = threading.Thread(target=_keep, args=(crew, placement, tell, grows, over), name="ray_yolo crew",
+                              daemon=True)
     keeper.start()
     try:
         yield crew
     finally:
+        over.set()
         with contextlib.suppress(ray.exceptions.RayError):
             answer(crew.close.remote("the sweep has ended"))
         keeper.join(_END_SECONDS)
 
 
-def _keep(crew: CrewHandle, placement: Placement, folder: Path) -> None:
-    """Have Ray start the workers, and again when all are lost, as long as anybody gets on in between."""
-    restarts = Restarts(placement.max_failures)
-    config = {"crew": crew, "roster": None}
-    while True:
-        try:
-            trainer = cluster.build_trainer(crew_worker, config, placement, 0.0, folder,
-                                            _CrewJudge(crew, placement.max_failures), in_place=True)
-            trainer.fit()
-            return
-        except Exception as error:  # Ray's own kinds: its controller gives up when two workers are lost at once
-            with contextlib.suppress(ray.exceptions.RayError):
-                if not restarts.allow(answer(crew.steps.remote())):
-                    answer(crew.close.remote(f"the sweep's workers could not be kept: {error}"))
+def _keep(crew: CrewHandle, placement: Placement, tell: Callable[[str], None], grows: bool,
+          over: threading.Event) -> None:
+    """Keep the places of the workers filled, until there is no more work."""
+    judge = _CrewJudge(crew, placement.max_failures, tell)
+    try:
+        with Places(crew_worker, {"crew": crew}, placement) as places:
+            keeper, new = Keeper(places, crew, placement, judge), range(len(places))
+            while not over.is_set():
+                for number in new:
+                    places.fill(number)
+                if keeper.turn():
                     return
+                new = places.grow(cluster.room(placement) if grows else 0)
+    except Exception as error:
+        with contextlib.suppress(ray.exceptions.RayError):
+            answer(crew.close.remote(f"the sweep's workers could not be kept: {error}"))
 
 
-class _CrewJudge(ray.train.UserCallback):
-    """Lets Ray replace workers as long as any of the crew gets on: who has offered a job judges what became of it."""
+class _CrewJudge:
+    """Has workers replaced as long as others come up, or get on: whoever has offered a job judges what became of it."""
 
-    def __init__(self, crew: CrewHandle, max_failures: int) -> None:
-        self._crew, self._restarts = crew, Restarts(max_failures)
+    def __init__(self, crew: CrewHandle, max_failures: int, tell: Callable[[str], None]) -> None:
+        self._crew, self._restarts, self.tell = crew, Restarts(max_failures), tell
 
-    def after_exception(self, run_context: object, worker_exceptions: object) -> None:
-        """Called by Ray, which knows it by these names."""
-        if not self._restarts.allow(answer(self._crew.steps.remote())):
-            raise LostWorkersError(f"given up after {self._restarts.limit} restarts in which nothing was trained")
+    def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
+        """Put up with workers that have failed together, or raise."""
+        if not self._restarts.allow(answer(self._crew.progress.remote())):
+            number, error = min(failures.items())
+            raise LostWorkersError(f"{place_of(number, [])}: {summary(error)}; given up after {self._restarts.limit} "
+                                   "restarts in which nobody came up")
 
 
 # A trial's side
@@ -90,7 +100,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
 
     Raises:
         RayYoloError: as the `Judge` says of workers that have failed.
-        LostWorkersError: if there is no crew any more.
+        ResourcesError: if there is no crew any more.
     """
     name, wanted = uuid.uuid4().hex, placement.max_workers
     reference = [ray.put(config)]  # in a list: the crew itself has no need to open it
@@ -99,7 +109,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
         while True:
             news: News | str | None = answer(crew.news.remote(name))
             if isinstance(news, str):
-                raise LostWorkersError(news)
+                raise ResourcesError(news)
             if news is None:
                 answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
             elif news.failures:
@@ -107,7 +117,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
                 judge.decide(lost, others_go_on=len(lost) < wanted)
             elif news.summary:
                 return news.summary
-            time.sleep(_ASK_SECONDS)
+            time.sleep(_NEWS_SECONDS)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             answer(crew.withdraw.remote(name))
@@ -116,29 +126,31 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
 # A worker's side
 
 
-def crew_worker(config: dict[str, Any]) -> None:
-    """Ray Train's train function: trains job after job, until there are no more.
+def crew_worker(config: dict[str, Any], number: int) -> bool:
+    """What a worker does in a place of its own: trains job after job. Returns whether there are no more anywhere.
 
     Raises:
         Exception: what a job has ended by, if that may lie in this process: another one takes its place.
     """
     crew, uid = config["crew"], uuid.uuid4().hex
-    while (lease := answer(crew.ask.remote(uid, own_process()))) != "over":
+    place = Place(number, ray.get_runtime_context().get_node_id(), own_process())
+    while not isinstance(lease := answer(crew.ask.remote(uid, place)), str):
         if lease is None:
             time.sleep(_ASK_SECONDS)
             continue
         outcome: Summary | Exception | None
         try:
-            outcome = _work(crew, uid, lease)
+            outcome = _work(crew, uid, place, lease)
         except Exception as error:
             outcome = error
         gc.collect()  # loaders, their processes and DDP are parts of circles
-        answer(crew.ended.remote(uid, own_process(), lease[:2], outcome))
+        answer(crew.ended.remote(uid, place, lease[:2], outcome))
         if isinstance(outcome, Exception) and not isinstance(outcome, (RayYoloError, ray.exceptions.RayError)):
             raise outcome
+    return lease == "over"
 
 
-def _work(crew: CrewHandle, uid: str, lease: Lease) -> Summary | None:
+def _work(crew: CrewHandle, uid: str, place: Place, lease: Lease) -> Summary | None:
     """Train a job to its end, or until this worker is told to leave it."""
     config = answer(lease.config[0])
     placement, over = Placement.model_validate(config["placement"]), threading.Event()
@@ -149,7 +161,7 @@ def _work(crew: CrewHandle, uid: str, lease: Lease) -> Summary | None:
         while not over.wait(_BEAT_SECONDS):
             moved, step = pulse.step > step, pulse.step
             with contextlib.suppress(ray.exceptions.RayError):
-                if answer(crew.beat.remote(uid, own_process(), lease[:2], moved)):
+                if answer(crew.beat.remote(uid, place, lease[:2], moved)):
                     config["roster"].part.remote(member)
 
     threading.Thread(target=beat, name="ray_yolo lease", daemon=True).start()

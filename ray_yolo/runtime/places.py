@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import ray
 import ray.exceptions
@@ -25,6 +25,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, ResourcesError
 from ray_yolo.events import Summary
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.crew import Crew
 from ray_yolo.runtime.members import answer
 from ray_yolo.runtime.restarts import Judge
 from ray_yolo.runtime.roster import Roster
@@ -34,7 +35,7 @@ _MOMENT_SECONDS = 1.0  # workers that are lost within it are lost together
 _END_SECONDS = 15.0  # for the others, when the first worker has come to the end
 _SILENT_SECONDS = 10.0  # until it is told that there is no room
 
-Work = Callable[[dict[str, Any], int], Summary | None]
+Work = Callable[[dict[str, Any], int], Any]
 
 
 def has_places(placement: Placement, gpus: float) -> bool:
@@ -54,16 +55,16 @@ class Places:
     """
 
     def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement) -> None:
-        few, bundle = placement.min_workers, cluster.resources_of(placement)
-        bundle |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
-        self.groups = [placement_group([bundle] * few, strategy=placement.placement_strategy),
-                       *(placement_group([bundle]) for _ in range(few, placement.max_workers))]
-        self._rooms = [(group, index) for group in self.groups for index in range(group.bundle_count)]
+        few, self._bundle = placement.min_workers, cluster.resources_of(placement)
+        self._bundle |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
+        self.groups = [placement_group([self._bundle] * few, strategy=placement.placement_strategy)]
+        self._rooms = [(self.groups[0], index) for index in range(few)]
         self._config = ray.put(dict(config))
         self._task = ray.remote(  # max_calls: a process for each
             max_calls=1, max_retries=0, num_cpus=placement.cpus,
             runtime_env={"env_vars": cluster.worker_environment(placement)})(work)
         self._running: dict[Any, int] = {}
+        self.grow(placement.max_workers)
 
     def __enter__(self) -> Places:
         return self
@@ -73,6 +74,14 @@ class Places:
 
     def __len__(self) -> int:
         return len(self._rooms)
+
+    def grow(self, size: int) -> range:
+        """Let there be at least so many. Returns the numbers of the new ones, which are empty."""
+        new = range(len(self), max(size, len(self)))
+        for _ in new:
+            self.groups.append(placement_group([self._bundle]))
+            self._rooms.append((self.groups[-1], 0))
+        return new
 
     def fill(self, number: int) -> None:
         """Have a worker begin as soon as the place is there.
@@ -86,9 +95,9 @@ class Places:
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         self._running[self._task.options(scheduling_strategy=there).remote(self._config, number)] = number
 
-    def ended(self, seconds: float) -> tuple[dict[int, Summary | None], dict[int, Exception]]:
+    def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
         """What the workers that have ended returned, and what ended the others; waits so long for the first of them."""
-        returned: dict[int, Summary | None] = {}
+        returned: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         if self.wait(seconds, 1):
             for task in self.wait(_MOMENT_SECONDS):
@@ -127,7 +136,7 @@ def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement,
             placed(group.id.hex())
         for number in range(len(places)):
             places.fill(number)
-        keeper = _Keeper(places, roster, placement, judge)
+        keeper = Keeper(places, roster, placement, judge)
         if not places.groups[0].wait(_SILENT_SECONDS):
             judge.tell(f"there is no room yet for {placement.min_workers} workers of {placement.cpus:g} CPU "
                        f"({cluster.free_cpus():g} are free): waiting for it")
@@ -137,22 +146,30 @@ def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement,
         return summary
 
 
-class _Keeper:
-    """Keeps the places filled."""
+class Decides(Protocol):
+    """Whoever puts up with workers that have failed together, or raises."""
 
-    def __init__(self, places: Places, roster: ActorHandle[Roster], placement: Placement, judge: Judge) -> None:
+    def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None: ...
+    def tell(self, text: str) -> None: ...
+
+
+class Keeper:
+    """Keeps the places of a training's, or a crew's, workers filled."""
+
+    def __init__(self, places: Places, roster: ActorHandle[Roster] | ActorHandle[Crew], placement: Placement,
+                 judge: Decides) -> None:
         self._places, self._roster, self._placement, self._judge = places, roster, placement, judge
         self._draining: set[str] = set()  # nodes
         self._leaving: dict[int, str] = {}  # workers on such nodes: whatever ends them is no failure
         self._held: dict[int, str] = {}  # places that are empty, and go elsewhere when their node is gone
         self._hopeful = time.monotonic()  # when somebody trained, or could have
 
-    def turn(self) -> Summary | None:
-        """Look after all places once. Returns how training ended, if it has."""
+    def turn(self) -> Any:
+        """Look after all places once. Returns what a worker has returned that has come to the end of all work."""
         returned, failed = self._places.ended(_POLL_SECONDS)
-        for summary in returned.values():
-            if summary:
-                return summary
+        for end in returned.values():
+            if end:
+                return end
         self._watch_nodes()
         if failed:
             answer(self._roster.lose.remote(list(failed)))

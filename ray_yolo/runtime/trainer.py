@@ -177,7 +177,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     in_places, alone = has_places(placement, gpus), not (crew or replaces_in_place(placement, gpus))
     roster = None if alone and not in_places else start_here(Roster, placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster, "in_places": in_places}
+              "roster": roster, "in_places": in_places or crew is not None}
     with watched(roster, job.run_dir, books.warn):
         if crew:
             return leases.train(crew, config, placement, job)

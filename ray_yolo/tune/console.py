@@ -42,7 +42,9 @@ class Standing:
 
 
 class SweepDisplay:
-    """Tells a stream what becomes of a sweep's trials, from its construction until `close()`. For one thread.
+    """Tells a stream what becomes of a sweep's trials, from its construction until `close()`.
+
+    For one thread; `say` is for any.
 
     Args:
         total: trials that the sweep shall have.

@@ -53,15 +53,24 @@ def _no_state(self: object) -> dict[str, Any]:
 
 
 class LedgerSearcher(Searcher):
-    """Gives out the ledger's unfinished rows first, then proposals, until `num_trials` rows have been given out."""
+    """Gives out the ledger's unfinished rows first, then proposals, until `num_trials` rows have been given out.
 
-    def __init__(self, ledger: Ledger, num_trials: int) -> None:
+    Args:
+        limit: how many may be under way at once, as it is now.
+    """
+
+    def __init__(self, ledger: Ledger, num_trials: int, limit: Callable[[], int]) -> None:
         super().__init__(metric="fitness", mode="max")
-        self._ledger, self._num_trials = ledger, num_trials
+        self._ledger, self._num_trials, self._limit = ledger, num_trials, limit
         self._waiting = list(ledger.to_run)
+        self._under_way: set[str] = set()
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """A row to train, or FINISHED."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """A row to train, or FINISHED; None: not yet."""
+        more = self._waiting or len(self._ledger.trials) < self._num_trials
+        if more and len(self._under_way) >= self._limit():
+            return None
+        self._under_way.add(trial_id)
         if self._waiting:
             return tune_config_of(self._waiting.pop(0))
         if len(self._ledger.trials) < self._num_trials:
@@ -73,7 +82,8 @@ class LedgerSearcher(Searcher):
         self._waiting, self._num_trials = [], 0
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing: `LedgerCallback` hears of every scheduler's trials, also of those that no searcher made."""
+        """One less is under way. What has come of it is heard by `LedgerCallback`, of every scheduler's trials."""
+        self._under_way.discard(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger is on disk."""

@@ -18,8 +18,10 @@ import os
 import random
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.record import SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
-from ray_yolo.runtime import cluster, in_place
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.leases import standing_crew
 from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
@@ -173,27 +175,33 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
     """
     wire = _wire(config, ledger, folder, space.search, parent)
-    workers = config.placement.model_copy(update={"num_workers": slots * config.sweep.workers_per_trial})
-    crewed = in_place.can_replace(gpus)
-    ready = int(crewed and config.sweep.max_concurrent == "auto" and not isinstance(space.search.scheduler, Pbt))
-    with standing_crew(workers, folder) if crewed else contextlib.nullcontext() as crew:
+    workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
+    grows = config.sweep.max_concurrent == "auto"
+    crewed = not gpus
+    ready = int(crewed and grows and not isinstance(space.search.scheduler, Pbt))
+
+    @lru_cache(maxsize=1)
+    def limit(second: int) -> int:
+        return max(1, room_for_trials(config, gpus)) + ready
+
+    with standing_crew(workers, display.say, grows=grows) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
         try:
-            _tune(config, space, ledger, folder, slots + ready, trainable, display)
+            _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)
         except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
             running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
             ask_to_stop([folder / "trials" / name for name in running], display.say)
             raise
 
 
-def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, trainable: Any,
-          display: SweepDisplay) -> None:
-    """Run a trainable for each trial, so many at once."""
+def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, limit: Callable[[], int],
+          trainable: Any, display: SweepDisplay) -> None:
+    """Run a trainable for each trial, so many at once as the limit is when one could begin."""
     # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
     trainable = ray.tune.with_resources(trainable, {"memory": 1e6})
     scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)
     param_space: dict[str, Any] = {}
-    searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials)
+    searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials, limit)
     if isinstance(space.search.scheduler, Pbt):  # Ray's takes its whole population at once, and from no searcher
         param_space, searcher = _population(ledger, config.sweep.trials), None
         random.seed(config.recipe.seed)
@@ -204,7 +212,8 @@ def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, sl
     tune = ray.tune.Tuner(
         trainable, param_space=param_space,
         tune_config=ray.tune.TuneConfig(
-            search_alg=searcher, num_samples=-1 if searcher else 1, max_concurrent_trials=slots, scheduler=scheduler,
+            search_alg=searcher, num_samples=-1 if searcher else 1, scheduler=scheduler,
+            max_concurrent_trials=None if searcher else limit(),
             reuse_actors=True, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name),
         run_config=ray.tune.RunConfig(
             name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
@@ -238,12 +247,19 @@ def concurrent_trials(config: TuneConfig, gpus: float) -> int:
     Raises:
         ConfigError: if not even one trial fits.
     """
+    if not (room := room_for_trials(config, gpus)):
+        there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
+        raise ConfigError(f"workers_per_trial: {workers} workers need {config.placement.cpus * workers:g} CPU and "
+                          f"{gpus * workers:g} GPU, the cluster has {there.get('CPU', 0):g} and "
+                          f"{there.get('GPU', 0):g}; use fewer")
+    return room
+
+
+def room_for_trials(config: TuneConfig, gpus: float) -> int:
+    """The same, as the cluster is now; 0: none fits."""
     there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
     needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
     room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
-    if room < 1:
-        raise ConfigError(f"workers_per_trial: {workers} workers need {needed['CPU']:g} CPU and {needed['GPU']:g} GPU, "
-                          f"the cluster has {there.get('CPU', 0):g} and {there.get('GPU', 0):g}; use fewer")
     return room if config.sweep.max_concurrent == "auto" else min(room, config.sweep.max_concurrent)
 
 

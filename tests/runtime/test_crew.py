@@ -6,10 +6,11 @@ import pytest
 
 from ray_yolo.errors import ConfigError
 from ray_yolo.events import Summary
-from ray_yolo.runtime.crew import ABSENCE_SECONDS, ENDING_SECONDS, IDLE_SECONDS, SILENCE_SECONDS, Crew, News
+from ray_yolo.runtime.crew import ABSENCE_SECONDS, ENDING_SECONDS, IDLE_SECONDS, SILENCE_SECONDS, Crew, News, Place
 from ray_yolo.runtime.roster import Process
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
+NODES = {"a": "left", "b": "right"}  # of workers; else a third one
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 
 
@@ -21,6 +22,10 @@ class Desk:
         self.crew = Crew(lambda: self.now)
         self.at: dict[str, tuple[str, int]] = {}
 
+    def place(self, name: str) -> Place:
+        """Of a worker: a has number 0, b 1, ..."""
+        return Place(ord(name) - ord("a"), NODES.get(name, "middle"), ELSEWHERE)
+
     def offer(self, *jobs: str, wanted: int = 2, most: int = 2, folder: str = "") -> None:
         for job in jobs:
             self.crew.offer(job, folder or f"trial{job}", wanted, most, {"of": job})
@@ -28,18 +33,18 @@ class Desk:
     def ask(self, names: str) -> list[tuple[str, int] | str | None]:
         """What each is given: (job, number)."""
         for name in names:
-            lease = self.crew.ask(name, ELSEWHERE)
+            lease = self.crew.ask(name, self.place(name))
             if isinstance(lease, tuple):
                 assert lease.config == {"of": lease.job}
                 self.at[name] = lease[:2]
         return [self.at.get(name) if isinstance(lease, tuple) else lease for name in names]
 
     def beat(self, names: str) -> list[bool]:
-        return [self.crew.beat(name, ELSEWHERE, self.at[name], True) for name in names]
+        return [self.crew.beat(name, self.place(name), self.at[name], True) for name in names]
 
     def end(self, names: str, outcome: Summary | Exception | None = ENDED) -> None:
         for name in names:
-            self.crew.ended(name, ELSEWHERE, self.at.pop(name), outcome)
+            self.crew.ended(name, self.place(name), self.at.pop(name), outcome)
 
     def pass_by(self, seconds: float, busy: str = "", jobs: str = "") -> None:
         """Seconds pass, in each of which those who are busy send a beat, and jobs are asked for."""
@@ -76,7 +81,7 @@ def test_workers_go_from_job_to_job_in_the_order_of_the_offers() -> None:
     for name in "ab":
         desk.ask(name)
     assert desk.at == {"c": ("3", 0), "d": ("3", 1), "a": ("4", 0), "b": ("4", 1)}
-    assert desk.crew.ask("e", ELSEWHERE).job == "5"
+    assert desk.ask("e") == [("5", 0)]
     assert desk.crew.news("6") is None
 
 
@@ -97,17 +102,17 @@ def test_a_job_has_ended_when_all_its_workers_have_or_their_time_is_up() -> None
 def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     desk = working()
     desk.pass_by(SILENCE_SECONDS + 1, "acd", "12")
-    assert desk.crew.size() == 3
+    assert desk.crew.present() == 3
     desk = working()
     desk.pass_by(SILENCE_SECONDS, "acd", "12")
     desk.now += 0.5
     assert desk.failures("1") == [(1, "lost")]
-    assert desk.crew.ask("e", ELSEWHERE) is None  # until the failure was judged
+    assert desk.ask("e") == [None]  # until the failure was judged
     assert desk.failures("1") == []
     desk.ask("e")
     assert desk.at["e"] == ("1", 1)
     desk.beat("b")  # was only slow: both stay, the job's roster takes it in as well
-    assert desk.crew.size() == 5
+    assert desk.crew.present() == 5
 
 
 def test_a_failure_is_told_to_who_has_offered_the_job_and_to_nobody_else() -> None:
@@ -161,11 +166,27 @@ def test_idle_workers_help_where_they_can_and_are_called_back() -> None:
     assert desk.beat("abcdef") == [False] * 4 + [True, False]
 
 
+def test_workers_of_a_node_that_is_taken_away_leave_after_the_step_and_are_no_failures() -> None:
+    desk = working()
+    assert desk.crew.part_from({"left"}) == {0: "left"}
+    assert desk.beat("abcd") == [True, False, False, False]
+    desk.end("a", None)
+    assert desk.ask("a") == ["leave"]
+    assert desk.crew.part_from({"left", "right"}) == {1: "right"}
+    desk.crew.lose([1])  # with its node, before it could leave
+    assert desk.failures("1") == []
+    assert desk.ask("e") == [("1", 0)]
+    desk.crew.lose([2])
+    assert desk.failures("2") == [(0, "lost")]
+    desk.crew.part_from(set())
+    assert desk.ask("a") == [("1", 1)]
+
+
 @pytest.mark.parametrize("asks", ["ask", "news"])
 def test_when_it_is_over_everybody_is_told(asks: str) -> None:
     desk = working()
-    assert desk.crew.steps() == 0
+    assert desk.crew.progress() == 4  # have come up
     desk.beat("ab")
-    assert desk.crew.steps() == 2
+    assert desk.crew.progress() == 6
     desk.crew.close("the sweep has ended")
     assert (desk.ask("e") == ["over"]) if asks == "ask" else (desk.crew.news("1") == "the sweep has ended")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from ray_yolo.errors import LostWorkersError
 from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
 from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -78,6 +80,25 @@ def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluste
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train_in_place", dies_at_once)
     Training(tmp_path, "1-2").join(LostWorkersError)
+    assert left_over() == ""
+
+
+def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path) -> None:
+    """Two slots, four, two, four, and two again without a word: the rows of the sweep that was left alone."""
+    trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
+    with ThreadPoolExecutor(1) as pool:
+        calm = pool.submit(crew_sweep, tmp_path / "calm", trials=10).result()
+        churned = pool.submit(crew_sweep, tmp_path / "churned", trials=10)
+        wait_for_crew(trials, lambda present: present == 2)
+        for drains in (True, False):
+            node = nodes.add_node(num_cpus=2)
+            wait_for_crew(trials, lambda present: present == 4)
+            if drains:
+                drain(node.node_id)
+                wait_for_crew(trials, lambda present: present == 2)
+            nodes.remove_node(node, allow_graceful=drains)
+        assert not churned.done()
+        assert_equal_rows(churned.result(), calm)
     assert left_over() == ""
 
 

@@ -10,27 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events, surviving
-from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.tuner import search
-from tests.support.checkpoints import newest
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from tests.support.run_log import only
-from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep
+from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
 
 pytestmark = pytest.mark.ray
 
-EPOCHS, TRIALS = 60, 5
-
-
-def sweep(folder: Path) -> Path:
-    """A sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
-    folder.mkdir()
-    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": EPOCHS}, trials=TRIALS,
-                        workers_per_trial=2, keep_weights=True)
-    return search(config, quiet=True).folder
+TRIALS = 5
 
 
 def workers_at(trial: Path, least_steps: int) -> list[int]:
@@ -71,19 +59,13 @@ def kill_a_trials_process(pids: list[int]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_whose_workers_and_trials_are_killed_has_the_calm_ones_rows(tmp_path: Path) -> None:
-    calm, done = sweep(tmp_path / "calm"), []
+    calm, done = crew_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
     hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
-    churned = sweep(tmp_path / "churned")
+    churned = crew_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
     assert sorted(done) == sorted(hits)
-    assert verify(read_ledger(churned / "ledger.jsonl")) == []
-    for number in range(TRIALS):
-        ours, theirs = (newest(folder / "trials" / f"trial{number}")["ema"] for folder in (churned, calm))
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), number
-        events = surviving(read_events(churned / "trials" / f"trial{number}" / EVENTS_FILE))
-        steps = [event.step for event in only(StepEvent, events)]
-        assert sorted(set(steps)) == steps
+    assert_equal_rows(churned, calm)
     regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))
     assert regrouped[1].regrouped
     assert_cpus_return()

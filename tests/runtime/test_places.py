@@ -56,6 +56,11 @@ def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
         assert returned == {0: (42, "1")}
         assert isinstance(failed[1], ray.exceptions.WorkerCrashedError)
         assert type(failed[2]) is ValueError
+        assert [list(found.grow(size)) for size in (2, 4, 4)] == [[], [3], []]
+        found.fill(3)
+        while not found.wait(1.0):
+            assert time.monotonic() < deadline
+        assert found.ended(1.0) == ({3: (42, "1")}, {})
     with pytest.raises(LostWorkersError, match="taken away"):
         found.fill(0)
 
@@ -92,7 +97,7 @@ class Desk:
         monkeypatch.setattr(cluster, "lacks", lambda placement, workers: self.lacking)
         room: Any = self
         judge: Any = Judge()
-        self.keeper = places._Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), judge)
+        self.keeper = places.Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), judge)
 
     def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Once, what the test has put there."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
+from ray_yolo.events import StepEvent, WorkerEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events, surviving
+from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig
+from ray_yolo.tune.tuner import search
+from tests.support.checkpoints import newest
 from tests.support.jobs import make_config
+from tests.support.run_log import only
 
 SPACE = "lr0: {low: 0.0001, high: 0.01, gain: 3}\nscale: {low: 0.0, high: 0.9}\n"
 
@@ -23,6 +31,38 @@ def make_sweep(folder: Path, space: str = SPACE, *, recipe: dict[str, Any] | Non
         "recipe": base.recipe.model_dump(), "sweep": {"space": str(folder / "space.yaml"), **sweep},
         "placement": {**base.placement.model_dump(), "project": "runs/evolve", "num_workers": 1,
                       "mlflow_uri": f"sqlite:///{folder}/mlflow.db"}})
+
+
+def crew_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_failures: int = 3) -> Path:
+    """A sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
+    folder.mkdir()
+    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": 60}, trials=trials,
+                        workers_per_trial=workers_per_trial, keep_weights=True)
+    placement = config.placement.model_copy(update={"max_failures": max_failures})
+    return search(config.model_copy(update={"placement": placement}), quiet=True).folder
+
+
+def wait_for_crew(trials: Path, until: Callable[[int], bool], patience_seconds: float = 120.0) -> int:
+    """The number of living processes that have trained in the trials of a sweep that goes on, once it is as wanted."""
+    deadline, present = time.monotonic() + patience_seconds, -1
+    while not (present >= 0 and until(present)):
+        assert time.monotonic() < deadline, present
+        time.sleep(0.1)
+        pids = {event.pid for log in trials.glob(f"*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))}
+        present = sum(Path(f"/proc/{pid}").exists() for pid in pids) if pids else -1
+    return present
+
+
+def assert_equal_rows(sweep: Path, calm: Path) -> None:
+    """The same weights in each trial of two sweeps, and no step of the first one done twice."""
+    events = read_ledger(sweep / "ledger.jsonl")
+    assert verify(events) == []
+    for row in read_trials(events).values():
+        ours, theirs = (newest(folder / "trials" / row.folder_name)["ema"] for folder in (sweep, calm))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), row.number
+        told = surviving(read_events(sweep / "trials" / row.folder_name / EVENTS_FILE))
+        steps = [event.step for event in only(StepEvent, told)]
+        assert sorted(set(steps)) == steps, row.number
 
 
 def assert_cpus_return(patience_seconds: float = 60.0) -> None:

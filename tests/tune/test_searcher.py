@@ -55,18 +55,20 @@ class Tune:
         sweep = Sweep(SPACE, search, Recipe(epochs=EPOCHS), "0123")
         self.ledger = Ledger(folder / LEDGER_FILE, sweep, sweep.recipe)
         self.said = io.StringIO()
-        self.searcher = LedgerSearcher(self.ledger, trials)
+        self.room = trials
+        self.searcher = LedgerSearcher(self.ledger, trials, lambda: self.room)
         self.scheduler = build_scheduler(search, SPACE, EPOCHS)
         display = SweepDisplay(self.said, trials, EPOCHS)
         self.callback = LedgerCallback(self.ledger, display, self.scheduler, self.searcher, drops=drops)
         self.starts = 0
 
     def start(self) -> TuneTrial | None:
-        config = self.searcher.suggest("")
+        name = f"{id(self)}-{self.starts + 1}"
+        config = self.searcher.suggest(name)
         if not isinstance(config, dict):
             return None
         self.starts += 1
-        trial = TuneTrial(config, f"{id(self)}-{self.starts}")
+        trial = TuneTrial(config, name)
         self.scheduler.on_trial_add(None, trial)
         self.callback.on_trial_start(0, [], trial)
         return trial
@@ -83,6 +85,7 @@ class Tune:
 
     def end(self, trial: TuneTrial) -> None:
         self.scheduler.on_trial_complete(None, trial, trial.last_result)
+        self.searcher.on_trial_complete(trial.trial_id, trial.last_result)
         self.callback.on_trial_complete(0, [], trial)
 
     def train(self, trial: TuneTrial, fitness: float, epochs: int = EPOCHS) -> bool:
@@ -362,3 +365,19 @@ def test_what_pbt_explores_stays_within_the_limits() -> None:
         assert genes["name"] in ("SGD", "AdamW")
         moved.add(tuple(genes.values()))
     assert len(moved) > 50
+
+
+def test_as_many_are_under_way_as_there_is_room_for_by_then(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, Search(), trials=5)
+    tune.room = 2
+    running = [tune.start(), tune.start(), tune.start()]
+    assert [trial is not None for trial in running] == [True, True, False]
+    assert running[0] is not None
+    tune.train(running[0], 1.0)
+    tune.end(running[0])
+    assert tune.start() is not None
+    assert tune.searcher.suggest("next") is None
+    tune.room = 4
+    assert tune.start() is not None
+    assert tune.start() is not None
+    assert tune.searcher.suggest("next") == tune.searcher.FINISHED
