@@ -79,10 +79,10 @@ def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
     step = next((event for event in reversed(events) if isinstance(event, StepEvent)), None)
     rows, cost = epoch_rows(events), interruptions(events)
     best = best_row(rows)
-    return {"yolo_workers": start and start.num_workers, "yolo_step": step and step.step, "yolo_epochs": len(rows),
-            "yolo_images_per_second": step and step.images_per_second,
-            "yolo_data_wait_share": step and _share(step.wait_seconds, step.seconds),
-            "yolo_best_fitness": best and best.fitness, "yolo_restarts": cost.restarts,
+    return {"yolo_workers": start.num_workers if start else None, "yolo_step": step.step if step else None,
+            "yolo_epochs": len(rows), "yolo_images_per_second": step.images_per_second if step else None,
+            "yolo_data_wait_share": _share(step.wait_seconds, step.seconds) if step else None,
+            "yolo_best_fitness": best.fitness if best else None, "yolo_restarts": cost.restarts,
             "yolo_regroupings": cost.regroupings, "yolo_goodput": cost.goodput}
 
 
