@@ -333,7 +333,7 @@ def _status(main: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return EXIT_FAILED
 
 

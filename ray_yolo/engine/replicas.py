@@ -102,7 +102,7 @@ def peers_needed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "pair closure")):
             raise PeerLostError(str(error).splitlines()[0]) from error
         raise
 

@@ -62,6 +62,15 @@ def write_members(run_dir: Path, members: Sequence[Member]) -> None:
         return
 
 
+def read_members(run_dir: Path) -> tuple[Member, ...]:
+    """What was last known of the workers; nothing if that is long ago."""
+    try:
+        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return ()
+    return seen.members if time.time() - seen.time < _FRESH_SECONDS else ()
+
+
 def describe_run(run_dir: Path) -> list[str]:
     """What there is to say of a training, line by line.
 
@@ -77,7 +86,7 @@ def describe_run(run_dir: Path) -> list[str]:
     cost = interruptions(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []
     if lives:
-        lines += _members(run_dir, events, now)
+        lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
     return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_TOLD:]]
 
@@ -102,19 +111,16 @@ def _progress(events: Sequence[Event], now: float) -> str:
     return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
 
 
-def _members(run_dir: Path, events: Sequence[Event], now: float) -> list[str]:
+def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
     """A row for each worker: as the driver saw it last, or at least where it runs."""
-    try:
-        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
-    except (OSError, ValidationError):
-        seen = Members(time=0.0, members=())
-    if now - seen.time > _FRESH_SECONDS:
+    members = read_members(run_dir)
+    if not members:
         begun = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
         return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(begun.items())]
-    width = max((len(member.node) for member in seen.members), default=4)
+    width = max(len(member.node) for member in members)
     return [f"worker  {'node':<{width}}  process  phase       step  for",
             *(f"{each.worker:>6}  {each.node:<{width}}  {each.pid:>7}  {each.phase:<10} {each.step:>5}  "
-              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, seen.members)}" for each in seen.members)]
+              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, members)}" for each in members)]
 
 
 def _held_up(member: Member, members: Sequence[Member]) -> str:

@@ -29,7 +29,7 @@ from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.projections import Projections
+from ray_yolo.runlog.projections import Projection, Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runlog.stored_run import StoredRun
 from ray_yolo.runtime.preflight import check_cluster, check_early, first_record, foreseen, job_of, read_dataset
@@ -80,7 +80,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         resources = _share_out(placement, gpus, job)
         placement = resources.placement
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
-        calls = Projections(run.folder / EVENTS_FILE, [callbacks] if hooks else [], _complain)
+        told = [*([callbacks] if hooks else []), *_metrics(run, local)]
+        calls = Projections(run.folder / EVENTS_FILE, told, _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 books.emit(resources.event)
@@ -196,6 +197,15 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
         summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
                                                  books.recorder)
     return summary
+
+
+def _metrics(run: Run, local: bool) -> list[Projection]:
+    """What Ray is told, if it is there."""
+    if local:
+        return []
+    from ray_yolo.runtime.metrics import RayMetrics
+
+    return [RayMetrics(run.folder)]
 
 
 def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:

@@ -25,6 +25,7 @@ from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
 from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.redact import without_secrets
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
 from ray_yolo.runlog.stored_run import spool_of
@@ -97,9 +98,9 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
             torch.set_num_threads(host.threads)
             return run_session(job, host, placement, emit, members,
                                driver_asks(config["recorder"], worker, placement.max_workers))
-    except Exception:
+    except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
-        raise
+        raise without_secrets(error) from None  # Ray writes it, and what it came from, into its own logs
     finally:
         if members:
             members.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.replicas import Replicas, peers_needed
+from ray_yolo.errors import PeerLostError
 from tests.support.workers import run_workers
 
 
@@ -31,3 +33,16 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
         assert result["total"].item() == 6.0
         assert result["gradient"].item() == 6.0  # every worker's loss depends on every x: 1 + 2 + 3
         assert result["any"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("said", [
+    "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4711",
+    "Application timeout caused pair closure"])  # of a peer whose network is cut; tests/cluster/test_cluster_real.py
+def test_what_gloo_says_of_a_lost_peer_is_known(said: str) -> None:
+    with pytest.raises(PeerLostError), peers_needed():
+        raise RuntimeError(said)
+
+
+def test_other_errors_are_not_a_lost_peer() -> None:
+    with pytest.raises(RuntimeError, match="shape"), peers_needed():
+        raise RuntimeError("shape mismatch")
