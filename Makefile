@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs bench bench-env clean
+.PHONY: demo test cluster-test check docs bench bench-env clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 
 test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+
+cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
+	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py
 
 check: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .

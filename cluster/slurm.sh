@@ -42,10 +42,11 @@ train=(
     --name "slurm-$SLURM_JOB_ID"  # stays the same when the job is queued again
     "$@"                          # so each of these can be overridden
 )
-# What a start that was cut short has left is ended first: where SLURM follows processes without cgroups, Ray's daemons live on.
+# What a start that was cut short has left is ended first, on all nodes before Ray starts on any of them: where SLURM follows
+# processes without cgroups, Ray's daemons live on, and a node that meets the old head with the new token gives up.
+srun --export=ALL --ntasks-per-node=1 ray stop --force > /dev/null 2>&1 || true
 # srun takes --cpus-per-task from nowhere since SLURM 22.05 and would give the task one core.
 srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
-    bash -c 'ray stop --force > /dev/null 2>&1 || true; exec "$@"' node \
     ray symmetric-run --address "$head_ip:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \
     --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="$gpus" -- \
     bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &

@@ -29,6 +29,7 @@ from ray_yolo.engine.build import local_device
 from ray_yolo.engine.predict import Predictor, Trained, build_predictor, check_classes, load_trained
 from ray_yolo.engine.predict_files import Output, detect_frames, prediction_of, write_tables
 from ray_yolo.engine.results import Results
+from ray_yolo.engine.weights_file import local_file
 from ray_yolo.errors import InputError
 from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector, count_parameters, gflops
@@ -84,7 +85,7 @@ class YOLO:
         self._trained: Trained | None = None
         self._predictors: dict[torch.device, Predictor] = {}
         if self._name.endswith((".pt", ".safetensors")):
-            self._load(Path(model))
+            self._load(str(model))
         else:
             rows = dict(load_yaml(self._name).data) if self._name.endswith((".yaml", ".yml")) else self._name
             self.model: Detector = build_model(rows, nc)
@@ -95,7 +96,7 @@ class YOLO:
         from ray_yolo.runtime.trainer import fit
 
         result = fit(self._config(RunConfig, settings))
-        self._load(result.best if result.best.exists() else result.last)
+        self._load(str(result.best if result.best.exists() else result.last))
         return result
 
     def val(self, **settings: Any) -> ValResult:
@@ -176,9 +177,9 @@ class YOLO:
             own["weights"] = self._weights
         return resolve_config(config, given_by_keyword({**own, **_spelled(config, settings)}))[0]
 
-    def _load(self, weights: Path) -> None:
-        self._trained = load_trained(weights)
-        self.model, self._weights, self._name = self._trained.model, str(weights), self._trained.recipe.model
+    def _load(self, weights: str) -> None:
+        self._trained = load_trained(local_file(weights))
+        self.model, self._weights, self._name = self._trained.model, weights, self._trained.recipe.model
         self.names, self._predictors = dict(enumerate(self._trained.names)), {}
 
     def _predictor(self, config: PredictConfig, device: str | int | None) -> Predictor:

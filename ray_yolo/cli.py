@@ -28,6 +28,7 @@ from ray_yolo.config.sources import describe
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.ops.machine import SPINS
 from ray_yolo.redact import printable, redact
+from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -49,7 +50,7 @@ TRAIN = Command(
     ),
     switches={"--noautoanchor": ("autoanchor", "false")},
     answers={
-        "--bucket": "use --storage-path FOLDER, with the bucket mounted there on every node",
+        "--bucket": "use --storage-path s3://BUCKET (or gs://, az://)",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
         "--evolve_population": "use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, hyp file, or folder",
@@ -125,7 +126,7 @@ def train(argv: Sequence[str] | None = None) -> int:
     """Train one model; a dry run tells also what Ray would be asked for."""
     parsed = parse_train(argv)
     with _importing():
-        if parsed.config.placement.num_workers and not parsed.dry_run:
+        if parsed.config.placement.num_workers and not parsed.dry_run and _has_data(parsed.config):
             from ray_yolo.runtime import cluster
 
             cluster.connect_aside(parsed.config.placement)
@@ -133,6 +134,16 @@ def train(argv: Sequence[str] | None = None) -> int:
 
     return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
                 _train_note)
+
+
+def _has_data(config: RunConfig) -> bool:
+    """Whether there is a description of data; what is wrong with it is told in its place, and no cluster is started."""
+    from ray_yolo.data.dataset_yaml import read_description
+
+    with contextlib.suppress(InputError):
+        read_description(config.recipe.data)
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -190,18 +201,19 @@ def sync(argv: Sequence[str] | None = None) -> int:
     """Deliver a run folder to an MLflow server."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=(
         "Deliver a run folder to an MLflow server, whole; what is there already is left alone."))
-    parser.add_argument("run_dir", help="folder of a run, such as runs/train/exp")
+    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
     from ray_yolo.runlog.mlflow import synchronise
     from ray_yolo.runlog.mlflow_client import tracking_uri
     from ray_yolo.runlog.owed import own_uri
 
-    asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(Path(options.run_dir))
+    run_dir = _folder(options.run_dir)
+    asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
     uri = tracking_uri(asked, Path.cwd(), os.environ)
     if uri is None:
         parser.error("--mlflow-uri off: there is nothing to deliver to")
-    print(f"run {synchronise(options.run_dir, uri)} at {redact(uri)}")
+    print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")
     return 0
 
 
@@ -210,14 +222,15 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
         "Check every checkpoint and weights file of a run against its manifest; with a second run also whether both "
         "trained the same bits, at every step that both have saved."))
-    parser.add_argument("run_dir", type=Path, help="folder of a run, such as runs/train/exp")
-    parser.add_argument("other", type=Path, nargs="?", help="folder of another run")
+    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
+    parser.add_argument("other", nargs="?", help="the same of another run")
     options = parser.parse_args(argv)
     from ray_yolo.runlog.verification import check_files, compare_runs
 
-    findings = check_files(options.run_dir)
+    run_dir = _folder(options.run_dir)
+    findings = check_files(run_dir)
     if options.other:
-        findings += compare_runs(options.run_dir, options.other)
+        findings += compare_runs(run_dir, _folder(options.other))
     for found in findings:
         print(f"{found.what:<30} {found.problem or 'ok'}")
     return 3 if any(found.problem for found in findings) else 0
@@ -228,7 +241,7 @@ def status(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.status", description=(
         "What a training or a sweep is doing now, by its folder; without one, which nodes a cluster has and whether "
         "each of them could train."))
-    parser.add_argument("run_dir", type=Path, nargs="?", help="folder of a run or sweep, such as runs/train/exp")
+    parser.add_argument("run_dir", nargs="?", help="folder of a run or sweep, or address of a run")
     parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
     options = parser.parse_args(argv)
     if options.run_dir is None:
@@ -239,8 +252,17 @@ def status(argv: Sequence[str] | None = None) -> int:
         return 0 if fit else ResourcesError.exit_code
     from ray_yolo.tune.status import describe
 
-    print("\n".join(describe(options.run_dir)))
+    print("\n".join(describe(_folder(options.run_dir))))
     return 0
+
+
+def _folder(run: str) -> Path:
+    """The folder of a run; of one in a store a copy."""
+    if not is_address(run):
+        return Path(run)
+    from ray_yolo.runlog.stored_run import copy_of
+
+    return copy_of(run)
 
 
 COMMANDS = (train, val, predict, export, tune, sync, verify, status)
@@ -311,7 +333,7 @@ def _status(main: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return EXIT_FAILED
 
 

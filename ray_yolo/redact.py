@@ -32,6 +32,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def without_secrets(error: Exception) -> Exception:
+    """The error, or one of its kind that says the same without secrets."""
+    text = str(error)
+    if (shown := redact(text)) == text:
+        return error
+    try:
+        return type(error)(shown).with_traceback(error.__traceback__)
+    except TypeError:  # it is made of something else
+        return RuntimeError(f"{type(error).__name__}: {shown}").with_traceback(error.__traceback__)
+
+
 def redact(text: str) -> str:
     """The text with the user part of every URL, the value of every named secret and every known key as `***`."""
     text = _BEARER.sub(rf"\1{MASK}", _BARE_KEY.sub(MASK, _URL_USER.sub(f"{MASK}@", text)))

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 RAY_SETTINGS = {
     "RAY_worker_niceness": "0",  # 15 otherwise, which loses against everything else on a small machine
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # every report waits for this poll
+    "RAY_metrics_report_interval_ms": "1000",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; silences its announcement
 }

@@ -12,12 +12,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ray_yolo"
 SIBLINGS = ("models", "losses", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
-    ("structures", "events", "errors", "redact", "__version__", "config", "ops"),
+    ("structures", "events", "errors", "redact", "__version__", "config", "ops", "storage"),
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher"))
 DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
-         "torch.distributed": ("engine/replicas.py", "engine/gradients.py")}
+         "torch.distributed": ("engine/replicas.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
 
@@ -129,6 +129,7 @@ def test_imports_follow_the_rule() -> None:
     ("ops/nms.py", "from torchvision.ops import nms"),
     ("ops/nms.py", "from ray_yolo.structures import Progress"),
     ("data/images.py", "from .cache import keep"),
+    ("runlog/run_dir.py", "from obstore.store import from_url"),
     ("engine/loop.py", "if is_main_process(): pass"),
     ("engine/loop.py", "def print0(): pass"),
 ])

@@ -54,6 +54,16 @@ MUTATIONS = (
     Mutation("engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ",
              LOOP),
     Mutation("engine/checkpoint.py", "_link(folder / MANIFEST, manifest)", "pass", "engine/test_checkpoint.py"),
+    # stores
+    Mutation("storage/store.py", "if known != version:", "if False:", "storage/test_store.py"),
+    Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
+    Mutation("engine/stored.py", "self._check_attempt()", "pass", "engine/test_stored.py"),
+    Mutation("engine/stored.py", "name in names[:keep] or name in shown", "name in names[:keep]",
+             "engine/test_stored.py"),
+    Mutation("runlog/stored_run.py", "if not self._lease.renew():", "if False:", "runlog/test_stored_run.py"),
+    Mutation("runlog/stored_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)",
+             "runlog/test_stored_run.py"),
+    Mutation("runlog/stored_run.py", "if name[:7] == names[-1][:7]", "", "runlog/test_stored_run.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),

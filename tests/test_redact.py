@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
-from ray_yolo.redact import printable, redact
+from ray_yolo.errors import TrainingError
+from ray_yolo.redact import printable, redact, without_secrets
 
 
 @pytest.mark.parametrize("secret", [
@@ -53,6 +56,19 @@ def test_a_terminal_has_nothing_to_obey(text: str, shown: str) -> None:
 @pytest.mark.parametrize("key", ["AKIAIOSFODNN7EXAMPLE", "AIza" + "x" * 35, "dapi" + "0a" * 16, "sk-" + "a" * 24])
 def test_keys_are_known_by_their_form(key: str) -> None:
     assert redact(f"no access with {key} to the bucket") == "no access with *** to the bucket"
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, TrainingError, ValueError])
+def test_an_error_without_secrets_is_one_of_its_kind(kind: type[Exception]) -> None:
+    assert without_secrets(error := kind("no space")) is error
+    shown = without_secrets(kind("token=s3cr3t is refused"))
+    assert (type(shown), str(shown)) == (kind, "token=*** is refused")
+
+
+def test_an_error_that_is_made_of_more_than_text_says_what_it_was() -> None:
+    shown = without_secrets(json.JSONDecodeError("token=s3cr3t", "{", 0))
+    assert (type(shown), str(shown)) == (RuntimeError, "JSONDecodeError: token=*** line 1 column 1 (char 0)")
+    assert "s3cr3t" not in str(without_secrets(FileNotFoundError(2, "No such file", "s3://b/k?sig=s3cr3t")))
 
 
 def test_redacting_twice_is_redacting_once():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import STRIDE
 from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
+from ray_yolo.storage.store import is_address
 
 ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
 
@@ -22,6 +23,13 @@ class ResultsPlacement(Placement):
     """Name of the results; '': a new expN."""
     exist_ok: bool = False
     """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
+
+    @field_validator("storage_path")
+    @classmethod
+    def _is_folder(cls, value: str) -> str:
+        if is_address(value):
+            raise ValueError("results are files; give a folder")
+        return value
 
 
 class ValPlacement(ResultsPlacement):

@@ -41,8 +41,9 @@ class Placement(Frozen):
     exist_ok: bool = False
     """Start a finished --name over; the old run is moved aside, never overwritten."""
     storage_path: str = ""
-    """Folder on storage that every node sees, under which `project` lies; '': a `project` given in full, else the
-    current folder (~/ray-yolo where that is Ray's copy of a job's files)."""
+    """Folder on storage that every node sees, or an address (s3://bucket/path, gs://, az://) to which every node may
+    write, under which `project` lies; '': a `project` given in full, else the current folder (~/ray-yolo where that is
+    Ray's copy of a job's files)."""
     resume: str = ""
     """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
     mlflow_uri: str = ""

@@ -32,6 +32,8 @@ from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.engine.replicas import Replicas, bare
+from ray_yolo.engine.stored import StoredCheckpoints
+from ray_yolo.engine.weights_file import local_file
 from ray_yolo.errors import ResourcesError
 from ray_yolo.families import Family, build_model, find_family, load_weights
 from ray_yolo.losses.criterion import Criterion
@@ -90,6 +92,7 @@ class Host:
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
     pulse: Pulse = field(default_factory=Pulse)
+    stored: StoredCheckpoints | None = None  # where workers have no folder in common
 
 
 @dataclass
@@ -193,7 +196,7 @@ def build_network(job: Job) -> Detector:
         torch.manual_seed(recipe.seed)
         model = build_model(job.architecture or recipe.model, len(job.names), job.anchors)
     if recipe.weights:
-        load_weights(model, read_weights(Path(recipe.weights)).tensors, keep_anchors=job.anchors is not None)
+        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=job.anchors is not None)
     return model
 
 

@@ -27,6 +27,7 @@ from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import Family
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.ops.nms import select
+from ray_yolo.storage.store import is_address
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -134,6 +135,8 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     """The configuration with what the weights decide, and the weights; refuses what `export` does, writes nothing."""
     if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
         raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
+    if is_address(config.weights):
+        raise InputError("weights: what is exported lies beside them; fetch them to a folder of this machine")
     folder = Path(config.weights).parent
     trained = load_trained(Path(config.weights))
     if not os.access(folder, os.W_OK):

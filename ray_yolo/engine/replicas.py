@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -104,7 +102,7 @@ def peers_needed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "pair closure")):
             raise PeerLostError(str(error).splitlines()[0]) from error
         raise
 
@@ -134,28 +132,14 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
     return Replicas(worker, num_workers)
 
 
-class _Wrapper(DistributedDataParallel):
-    """DDP that does not import torch's compiler, which takes seconds, to be told that it is not used."""
-
-    def __init__(self, model: nn.Module) -> None:
-        if "torch._dynamo" in sys.modules:
-            super().__init__(model, **ddp_options())
-            return
-        modes = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # its default
-        vars(torch)["_dynamo"] = SimpleNamespace(utils=modes)
-        try:
-            super().__init__(model, **ddp_options())
-        finally:
-            del vars(torch)["_dynamo"]
-
-    def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
-        """DDP's own lets the compiler know."""
-        return self.module(*inputs, **options)
+def in_group() -> bool:
+    """Whether this worker has others to talk to."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def wrapped(model: nn.Module) -> nn.Module:
     """A model on CPUs in DDP's wrapper, if this worker is in a group with others."""
-    return _Wrapper(model) if dist.is_initialized() and dist.get_world_size() > 1 else model
+    return DistributedDataParallel(model, **ddp_options()) if in_group() else model
 
 
 def leave_group() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ray_yolo.engine import checkpoint, state_files
+from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
 
@@ -23,10 +24,12 @@ class Saver:
 
     Args:
         keep: checkpoints that stay.
+        stored: where they are brought, if not to `run_dir` alone.
     """
 
-    def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit) -> None:
-        self._run_dir, self._digest, self._keep, self._emit = run_dir, digest, keep, emit
+    def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit,
+                 stored: StoredCheckpoints | None = None) -> None:
+        self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
         self._missed = 0
         self.step = -1  # of the newest checkpoint that was asked for
@@ -76,6 +79,8 @@ class Saver:
 
     def _write(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
         path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
+        if self._stored:
+            self._stored.put(path, self._keep)
         checkpoint.prune(self._run_dir, self._keep)
         self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
                                    digest=state_files.digest(state)))

@@ -67,7 +67,7 @@ class Session:
         self._emit, self._members = emit, members
         self.parts = build(job, host)
         self.state = TrainState()
-        self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit)
+        self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit, host.stored)
         self.parted = False  # is no member of the last generation: was told to leave, or came too late
         self.ended: Summary | None = None  # without this worker
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
@@ -271,14 +271,17 @@ class Session:
 
     def _resume(self, replicas: Replicas) -> TrainState:
         """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective."""
-        step = -1
+        step, stored = -1, self.host.stored
         if replicas.worker == 0:
+            told = stored.bring(self.job.run_dir) if stored else []
             step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
-            for problem in problems:
+            for problem in (*told, *problems):
                 self._warn(f"damaged checkpoint set aside: {problem}")
         chosen = int(replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
         state = TrainState()
         if chosen >= 0:
+            if stored and replicas.worker:
+                stored.bring(self.job.run_dir, chosen)
             saved = state_files.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
             self._check_threads(json.loads(saved["meta"]))
             state = restore(self.parts, saved)
@@ -309,7 +312,10 @@ class Session:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
         if self.records:
             try:
-                np.save(self.job.run_dir / DETECTIONS_FILE, found.detections, allow_pickle=False)
+                path = self.job.run_dir / DETECTIONS_FILE
+                np.save(path, found.detections, allow_pickle=False)
+                if self.host.stored:
+                    self.host.stored.put_file(path)
             except OSError as error:
                 self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
 

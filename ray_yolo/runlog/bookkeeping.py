@@ -38,6 +38,7 @@ from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flu
 from ray_yolo.runlog.registry import Registry
 from ray_yolo.runlog.results_files import ResultsCsv, replace_text, write_options
 from ray_yolo.runlog.run_dir import Run, lasting_folder, storage_folder
+from ray_yolo.runlog.stored_run import Stored
 from ray_yolo.runlog.tensorboard import TensorBoard
 from ray_yolo.structures import AnnotationIndex
 
@@ -74,6 +75,7 @@ class Bookkeeping:
             *([] if placement.noplots else [Pictures(run.folder, job, self.warn)]), *mlflow,
             *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
             Console(run.folder, stream, notes=lambda: [note for projection in mlflow for note in projection.notes]),
+            *([Stored(run.stored)] if run.stored else []),
         ], self.warn)
         splits = {"train": job.train, "val": job.val}  # told now that the console listens
         self.emit(DatasetEvent(names=job.names, splits={name: survey(index)

@@ -29,6 +29,7 @@ from ray_yolo.redact import printable
 from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.spool import address_of
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
@@ -255,7 +256,8 @@ def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
 
 def _places(run_dir: Path) -> list[str]:
     """Where things are, and the command that opens each."""
-    lines = [f"results      {run_dir}"]
+    stored = address_of(run_dir)
+    lines = [f"stored       {stored}"] * bool(stored) + [f"results      {run_dir}"]
     weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
     if weights:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")

@@ -38,9 +38,9 @@ class Projection:
 
     def __init__(self) -> None:
         self.history: list[Event] = []
-        """What was told so far, without steps and shards: what decides which epochs are to be shown."""
+        """What was told so far, without shards; of steps in a row the first and the last."""
         self.is_stale = False
-        """Whether it has grown; whoever brings his sink up to date with it takes this back."""
+        """Whether it has grown by more than steps; whoever brings his sink up to date with it takes this back."""
         self.trains = False
         """Whether a step was told, or what comes after one. What takes seconds to import would delay the first."""
 
@@ -53,9 +53,13 @@ class Projection:
     def event(self, event: Event) -> None:
         """Take note of an event, without waiting for anything."""
         self.trains = self.trains or isinstance(event, (StepEvent, EpochEvent, EndEvent))
-        if not isinstance(event, (StepEvent, ShardEvent)):
-            self.history.append(event)
-            self.is_stale = True
+        if isinstance(event, ShardEvent):
+            return
+        in_a_row = [isinstance(other, StepEvent) for other in (*self.history[-2:], event)]
+        if in_a_row == [True] * 3:
+            self.history.pop()
+        self.is_stale |= not in_a_row[-1]
+        self.history.append(event)
 
     def update(self, last: bool = False) -> None:
         """Bring the sink up to date with what was noted; the `last` time that was the whole log."""

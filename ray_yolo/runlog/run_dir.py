@@ -31,6 +31,10 @@ from ray_yolo.config.recipe import Recipe, is_digest_of
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runlog.spool import begin_spool, project_address, refresh, spool_folder
+from ray_yolo.runlog.stored_run import StoredRun, hold
+from ray_yolo.storage.lease import store_time
+from ray_yolo.storage.store import is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
 _logger = logging.getLogger(__name__)
@@ -43,6 +47,7 @@ class Run:
     folder: Path
     lock: IO[str]
     record: Record | None  # None until it has begun
+    stored: StoredRun | None = None  # where storage is no folder
 
     @property
     def is_sweep(self) -> bool:
@@ -58,9 +63,13 @@ class Run:
     def finish(self) -> None:
         """Mark the run as ended."""
         write_durably(self.folder / "finished", b"")
+        if self.stored:
+            self.stored.finish()
 
     def release(self) -> None:
         """Let other processes have the folder."""
+        if self.stored:
+            self.stored.release()
         self.lock.close()
 
 
@@ -86,24 +95,25 @@ def lasting_folder() -> Path:
 def storage_folder(placement: Placement) -> Path:
     """Absolute folder of all that is stored: --storage-path, else a --project given in full, else what lasts."""
     in_full = placement.project if Path(placement.project).is_absolute() else ""
-    return lasting_folder() / (placement.storage_path or in_full)
+    path = "" if is_address(placement.storage_path) else placement.storage_path
+    return lasting_folder() / (path or in_full)
 
 
 def project_folder(placement: Placement) -> Path:
-    """Absolute folder of runs.
+    """Absolute folder of runs; of their spools on this machine, where storage is a store.
 
     Raises:
-        InputError: for remote URIs, which have neither appending nor atomic renames; mount the bucket instead.
+        InputError: for an address that is none.
     """
-    if "://" in placement.storage_path or "://" in placement.project:
-        raise InputError(f"storage_path: {placement.storage_path or placement.project} is a URI; give a folder that "
-                         "all nodes mount (NFS, Lustre, a CSI volume, or a bucket through its file-system driver)")
+    if project_address(placement):
+        return spool_folder(placement.storage_path) / placement.project
     return storage_folder(placement) / placement.project
 
 
 @contextmanager
-def storage_probe(placement: Placement) -> Iterator[Path]:
-    """A file, for as long as this lasts, on the storage where a new run would lie; no folder is made for it.
+def storage_probe(placement: Placement) -> Iterator[Path | str]:
+    """A file, for as long as this lasts, on the storage where a new run would lie; no folder is made for it. Of a store
+    its address.
 
     Raises:
         InputError: if storage cannot be written to, or its files cannot be locked.
@@ -111,10 +121,12 @@ def storage_probe(placement: Placement) -> Iterator[Path]:
     with ExitStack() as stack:
         with _storage():
             project = project_folder(placement)
+            if address := project_address(placement):
+                store_time(open_store(address), "")
             place = next(path for path in (project, *project.parents) if path.exists())
             probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place))
             lock_file(probe)
-        yield Path(probe.name)
+        yield address or Path(probe.name)
 
 
 @_storage()
@@ -129,17 +141,17 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
         InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
     """
     project = project_folder(placement)
+    if address := project_address(placement):
+        _check_stored(placement, sweep=extends is not None)
+        refresh(project, address, is_held)
     if placement.resume:
         return _resumed(project, placement.resume)
     with storage_probe(placement):
         pass
     if placement.name:
         return _named(project / placement.name, recipe, placement.exist_ok, extends)
-    for run in _unfinished(project, sweeps=extends is not None):
-        if run.record and is_digest_of(run.record.digest, recipe):
-            return run
-        run.release()
-    return None
+    return next(_unfinished(project, sweeps=extends is not None,
+                            wanted=lambda record: is_digest_of(record.digest, recipe)), None)
 
 
 @_storage()
@@ -152,7 +164,13 @@ def begin_run(placement: Placement, record: Record) -> Run:
     project = project_folder(placement)
     folder = project / placement.name if placement.name else _exclusive(project, "exp")
     folder.mkdir(parents=True, exist_ok=True)
-    run = _open(folder)
+    if address := project_address(placement):
+        begin_spool(folder, f"{address}/{folder.name}")
+    run = _open(folder) if placement.name else _try_open(folder)
+    if run is None or (run.record and not placement.name):  # another machine has just begun one of this number
+        if run:
+            run.release()
+        return begin_run(placement, record)
     if run.record:
         run.release()
         if not placement.exist_ok:
@@ -162,6 +180,8 @@ def begin_run(placement: Placement, record: Record) -> Run:
     run.record = record
     try:
         write_record(folder, record)
+        if run.stored:
+            run.stored.put_record()
     except OSError:
         with suppress(OSError):  # it may hold what is somebody's
             (folder / ".run.json").unlink(missing_ok=True)
@@ -170,6 +190,17 @@ def begin_run(placement: Placement, record: Record) -> Run:
         run.release()
         raise
     return run
+
+
+def _check_stored(placement: Placement, *, sweep: bool) -> None:
+    """Refuse what folders alone can do."""
+    if sweep:
+        raise InputError(f"storage_path: {placement.storage_path} takes trainings; give a sweep a folder that all "
+                         "nodes mount")
+    if placement.exist_ok:
+        raise InputError("exist_ok: a run in a store is not moved aside; choose another --name, or remove it there")
+    if placement.resume not in ("", "auto"):
+        raise InputError("resume: a run in a store is continued by its --name, or by --resume auto")
 
 
 def _resumed(project: Path, resume: str) -> Run:
@@ -270,22 +301,23 @@ def _exclusive(project: Path, stem: str) -> Path:
         return folder
 
 
-def _unfinished(project: Path, *, sweeps: bool) -> Iterator[Run]:
-    """Sweeps, or trainings, that have begun, not ended, and that nobody holds, newest first by their records' order.
-
-    Each is locked: whoever does not want one releases it. One that cannot be opened is passed over with a warning.
+def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True
+                ) -> Iterator[Run]:
+    """Sweeps, or trainings, that are wanted, have begun, not ended, and that nobody holds, newest first by their
+    records' order. Each is locked. One that cannot be opened is passed over with a warning.
     """
     begun = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
     for folder in sorted(begun, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
         try:
+            record = read_record(folder)
+            if record is None or isinstance(record, SweepRecord) != sweeps or not wanted(record):
+                continue
             run = _try_open(folder)
         except (InputError, PermissionError) as error:
             _logger.warning("%s (until then this run is passed over)", error)
             continue
-        if run is not None and run.is_sweep == sweeps:
+        if run is not None:
             yield run
-        elif run is not None:
-            run.release()
 
 
 def _try_open(folder: Path) -> Run | None:
@@ -295,11 +327,15 @@ def _try_open(folder: Path) -> Run | None:
         if not lock_file(lock):
             lock.close()
             return None
+        stored = hold(folder)
         lock.seek(0)
         lock.truncate()
-        lock.write(f"{os.uname().nodename} {os.getpid()}\n")
+        lock.write(stored if isinstance(stored, str) else f"{os.uname().nodename} {os.getpid()}\n")
         lock.flush()
-        return Run(folder, lock, read_record(folder))
+        if isinstance(stored, str):
+            lock.close()
+            return None
+        return Run(folder, lock, read_record(folder), stored)
     except BaseException:
         lock.close()
         raise

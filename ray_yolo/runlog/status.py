@@ -26,6 +26,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.run_dir import is_held
+from ray_yolo.runlog.spool import address_of, is_leased
 
 MEMBERS_FILE = ".members.json"
 _FRESH_SECONDS = 10.0
@@ -61,6 +62,15 @@ def write_members(run_dir: Path, members: Sequence[Member]) -> None:
         return
 
 
+def read_members(run_dir: Path) -> tuple[Member, ...]:
+    """What was last known of the workers; nothing if that is long ago."""
+    try:
+        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return ()
+    return seen.members if time.time() - seen.time < _FRESH_SECONDS else ()
+
+
 def describe_run(run_dir: Path) -> list[str]:
     """What there is to say of a training, line by line.
 
@@ -70,13 +80,13 @@ def describe_run(run_dir: Path) -> list[str]:
     events = read_events(run_dir / EVENTS_FILE) if (run_dir / EVENTS_FILE).is_file() else []
     if not events:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
-    now, lives = time.time(), is_held(run_dir)
-    lines = [f"{run_dir}: {_state(run_dir, events, lives)}"]
+    now, lives = time.time(), is_held(run_dir) or is_leased(run_dir)
+    lines = [f"{address_of(run_dir) or run_dir}: {_state(run_dir, events, lives)}"]
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
     cost = interruptions(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []
     if lives:
-        lines += _members(run_dir, events, now)
+        lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
     return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_TOLD:]]
 
@@ -101,19 +111,16 @@ def _progress(events: Sequence[Event], now: float) -> str:
     return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
 
 
-def _members(run_dir: Path, events: Sequence[Event], now: float) -> list[str]:
+def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
     """A row for each worker: as the driver saw it last, or at least where it runs."""
-    try:
-        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
-    except (OSError, ValidationError):
-        seen = Members(time=0.0, members=())
-    if now - seen.time > _FRESH_SECONDS:
+    members = read_members(run_dir)
+    if not members:
         begun = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
         return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(begun.items())]
-    width = max((len(member.node) for member in seen.members), default=4)
+    width = max(len(member.node) for member in members)
     return [f"worker  {'node':<{width}}  process  phase       step  for",
             *(f"{each.worker:>6}  {each.node:<{width}}  {each.pid:>7}  {each.phase:<10} {each.step:>5}  "
-              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, seen.members)}" for each in seen.members)]
+              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, members)}" for each in members)]
 
 
 def _held_up(member: Member, members: Sequence[Member]) -> str:

@@ -15,15 +15,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
-from ray._private import parameter, services  # for developers, and nowhere else, as what follows
-from ray._private.state import available_resources_per_node
+from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -72,7 +70,7 @@ def connect_aside(placement: Placement) -> None:
     tried = threading.Event()
 
     def connect() -> None:
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(Exception):
             _connect(placement)
         tried.set()
         threading.Event().wait()  # or Ray's processes would end, with the thread that has started them
@@ -114,8 +112,7 @@ def _connect(placement: Placement, *, start: bool = True) -> None:
             own_token()
             own = {"num_cpus": cores(), "include_dashboard": False}  # a dashboard would be eleven processes more
         try:
-            with _few_processes():
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
 
@@ -158,20 +155,6 @@ def foreseen_gpus(placement: Placement) -> float | None:
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return float(torch.cuda.is_available()) if _address(placement) == "local" else None
-
-
-@contextlib.contextmanager
-def _few_processes() -> Iterator[None]:
-    """Context in which a cluster that Ray starts lacks what serves dashboards, autoscalers and logs: three processes
-    that import for a second each, and Ray waits for the first.
-    """
-    kept = parameter.RayParams, services.start_api_server
-    parameter.RayParams = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
-    services.start_api_server = lambda *_, **__: (None, None)
-    try:
-        yield
-    finally:
-        parameter.RayParams, services.start_api_server = kept
 
 
 def own_token() -> None:

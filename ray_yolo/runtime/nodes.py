@@ -25,8 +25,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_yolo
 from ray_yolo.config.placement import Placement
 from ray_yolo.data.image_cache import room_for_images
+from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.runtime import cluster
+from ray_yolo.storage.lease import store_time
+from ray_yolo.storage.store import is_address, open_store
 from ray_yolo.structures import AnnotationIndex
 
 SAMPLE = 32  # images that every node is asked for
@@ -72,9 +75,18 @@ def sample(*indices: AnnotationIndex) -> Files:
 
 
 def report(folder: str, files: Files) -> Report:
-    """What this node finds: `folder` of storage, or a file in it, can be seen and written beside; `files` are there."""
-    unseen, refuses = not os.path.exists(folder), ""
-    if not unseen:
+    """What this node finds: `folder` of storage, or a file in it, can be seen and written beside, or as a store written
+    to; `files` are there.
+    """
+    unseen, refuses = not (is_address(folder) or os.path.exists(folder)), ""
+    if is_address(folder):
+        try:
+            store_time(open_store(folder), "")
+            folder = str(cache_folder())  # where workers put what they bring there
+            os.makedirs(folder, exist_ok=True)
+        except (OSError, InputError) as error:
+            refuses = str(error)
+    if not (unseen or refuses):
         probe = Path(folder if os.path.isdir(folder) else os.path.dirname(folder)) / f".ray_yolo-{uuid.uuid4().hex}"
         try:
             with probe.open("wb") as file:
@@ -114,11 +126,11 @@ def concerns(node: str, told: Report, skew: float) -> Iterator[str]:
         yield f"node {node}: only {told.free / 1e9:.1f} GB free for temporary files"
 
 
-def check_nodes(folder: Path, *indices: AnnotationIndex) -> list[str]:
+def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
     """Refuse a node on which workers could not train as on the others. Returns what else there is to say of them.
 
     Args:
-        folder: of storage, or a file in it.
+        folder: of storage, or a file in it; or a store's address.
 
     Raises:
         InputError: storage or data are not what they are here.

@@ -5,7 +5,8 @@ lost. The fewest workers have theirs together, as the placement strategy says; e
 which waits for room without holding anybody up. So nothing has to be known of nodes that leave and come, or of other
 jobs: a place is filled or it waits, and the roster says who trains together.
 
-Ray Train, which has the workers with GPUs, starts five processes more before any worker.
+For a range of workers, which Ray Train would start again, all of them, whenever their number changes. A fixed number is
+Ray Train's (`runtime/ray_train.py`).
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Work = Callable[[dict[str, Any], int], Any]
 
 
 def has_places(placement: Placement, gpus: float) -> bool:
-    """Whether workers come and go each for itself: where their collectives end when one is lost, so on CPUs.
+    """Whether workers come and go each for itself: a range of them, whose collectives end when one is lost.
 
     NCCL waits for the lost one until its watchdog aborts. A strict strategy is about all workers of a range.
     """
     ranged = isinstance(placement.num_workers, tuple)
-    return not gpus and not (ranged and placement.placement_strategy.startswith("STRICT"))
+    return ranged and not gpus and not placement.placement_strategy.startswith("STRICT")
 
 
 class Places:

@@ -24,6 +24,7 @@ from ray_yolo.data.media import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.predict import Trained, build_predictor, check_classes, load_trained
 from ray_yolo.engine.predict_files import Output, Prediction, detect_files, from_wire, to_wire, write_tables
+from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
@@ -62,7 +63,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         gpus = cluster.join(placement)
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
-    folder = output_folder(placement, (str(Path(config.weights).absolute()), *(one.path for one in media)))
+    folder = output_folder(placement, (anywhere(config.weights), *(one.path for one in media)))
     output = Output(folder, config)
     predictions = _collect(detect(output=output), media, trained.names, quiet=quiet)
     write_tables(output, predictions, trained.names)
@@ -79,7 +80,7 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     media = find_media(config.source)
     if config.placement.num_workers and any(one.is_stream for one in media):
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
-    trained = load_trained(Path(config.weights).absolute())
+    trained = load_trained(local_file(config.weights))
     check_classes(config.classes, trained.names)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -117,7 +118,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
 
     placement = config.placement
     low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
-    absolute = config.model_copy(update={"weights": str(Path(config.weights).absolute())})
+    absolute = config.model_copy(update={"weights": anywhere(config.weights)})
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
@@ -143,7 +144,7 @@ class _Actor:
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._output = Output(Path(folder), settings)
         self._threads = settings.placement.threads
-        self._predictor = build_predictor(load_trained(Path(settings.weights)), settings, imgsz=settings.imgsz,
+        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, imgsz=settings.imgsz,
                                           precision=settings.precision, device=device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:

@@ -31,6 +31,7 @@ from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, local_device
 from ray_yolo.engine.foreign_weights import read_weights
 from ray_yolo.engine.predict import check_classes
+from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.detector import count_parameters
@@ -81,7 +82,7 @@ def check_model(recipe: Recipe) -> None:
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
-        read_weights(Path(recipe.weights))
+        read_weights(local_file(recipe.weights))
     if architecture is not None:
         _check_model_file(name, architecture)
     if not recipe.freeze:
@@ -112,7 +113,7 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     Under AutoBatch the workers are asked what fits, and the smallest answer counts.
     """
     if asked.weights:  # workers have working folders of their own
-        asked = asked.model_copy(update={"weights": str(Path(asked.weights).absolute())})
+        asked = asked.model_copy(update={"weights": anywhere(asked.weights)})
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, num_images=len(train))
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
@@ -146,7 +147,8 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
     """`nodes.check_nodes` of a run, or of where a new one would lie."""
     from ray_yolo.runtime import nodes
 
-    with nullcontext(run.folder) if run else storage_probe(placement) as place:
+    at = run and (run.stored.address if run.stored else run.folder)
+    with nullcontext(at) if at else storage_probe(placement) as place:
         return nodes.check_nodes(place, *indices)
 
 
@@ -157,7 +159,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
     if resolved.weights:  # whose anchors count, where the head has room for them
-        load_weights(model, read_weights(Path(resolved.weights)).tensors)
+        load_weights(model, read_weights(local_file(resolved.weights)).tensors)
     sizes = label_sizes(train, resolved.imgsz)
     anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
     return RunRecord(

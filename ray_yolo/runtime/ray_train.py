@@ -1,38 +1,85 @@
-"""Workers that Ray Train starts: those with GPUs, and those of a validation.
+"""Workers that Ray Train starts: a fixed number of them, and those of a validation.
 
-It takes seconds to import and starts five processes more before any worker; a training on CPUs needs none of it.
+A lost worker is replaced alone where Ray can do that; else all are started again from the newest checkpoint. Importing
+Ray Train takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, RayYoloError
+from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
-from ray_yolo.runtime.cluster import resources_of, worker_environment
+from ray_yolo.runtime.cluster import resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.members import answer
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
+from ray_yolo.runtime.roster import Roster
+
+_POLL_SECONDS = 1.0
+_END_SECONDS = 15.0  # for Ray to end when training has
+
+
+class _Backend(_TorchBackend):
+    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
+
+    has_replica_groups = True
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
+    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
+
+
+class InPlaceConfig(TorchConfig):
+    """What such workers are asked for with."""
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        """Asked for by Ray."""
+        return _Backend
+
+
+def replaces_in_place(placement: Placement, gpus: float) -> bool:
+    """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
+    return isinstance(placement.num_workers, int) and placement.num_workers > 1 and can_replace(gpus)
+
+
+def can_replace(gpus: float) -> bool:
+    """Whether Ray can put one worker in the place of a lost one, and collectives that lack one end by themselves."""
+    return not gpus and hasattr(_TorchBackend, "has_replica_groups")
 
 
 class Asked(ray.train.UserCallback):
-    """Ray's controller asks it about workers that have failed, before it starts all of them again."""
+    """Ray's controller asks it about workers that have failed, before it starts them again.
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
+    Args:
+        workers: of which Ray replaces one while the others go on; 0: it starts all again.
+        roster: of these workers. What ends them once their training has ended is nobody's business.
+    """
+
+    def __init__(self, judge: Judge, workers: int = 0, roster: ActorHandle[Roster] | None = None) -> None:
+        self.judge, self._workers, self._roster = judge, workers, roster
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
-        self.judge.decide(worker_exceptions, others_go_on=False)
+        if self._roster is None or not outcome_of(self._roster):
+            self.judge.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
 
 
 def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
@@ -45,15 +92,16 @@ def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train
 
 
 def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, Any], placement: Placement, gpus: float,
-                  folder: Path, asked: ray.train.UserCallback) -> TorchTrainer:
+                  folder: Path, asked: ray.train.UserCallback, *, in_place: bool = False) -> TorchTrainer:
     """A Ray trainer of `function(config)` on the placement's workers, with Ray's own bookkeeping in `folder`/ray.
 
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
-    What is `asked` decides, by raising, which failures end the run.
+    What is `asked` decides, by raising, which failures end the run. A worker is replaced `in_place`, or all with it.
     """
+    kind = InPlaceConfig if in_place else TorchConfig
     return TorchTrainer(
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=TorchConfig(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[asked],
@@ -72,11 +120,13 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
         RayYoloError: as the `Judge` says of workers that have failed.
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
+    roster = config.get("roster")
     restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
+    asked = Asked(judge, placement.max_workers if roster else 0, roster)
     while True:
         try:
-            trainer = build_trainer(function, config, placement, gpus, folder, Asked(judge))
-            return in_order(trainer.fit, folder, judge.tell).return_value
+            trainer = build_trainer(function, config, placement, gpus, folder, asked, in_place=bool(roster))
+            return in_order(partial(_until_the_end, trainer, roster, folder), folder, judge.tell)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)
             if isinstance(judgement, RayYoloError):
@@ -84,3 +134,32 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
             if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
             judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
+
+
+def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path) -> Any:
+    """What the trainer's first worker returns; or, once the roster knows it, how training ended.
+
+    Ray's controller stands still as long as the place of a lost worker is not there again: then nobody waits for it.
+    """
+    fitted: Future[Any] = Future()
+
+    def fit() -> None:
+        try:
+            fitted.set_result(trainer.fit().return_value)
+        except BaseException as error:
+            fitted.set_exception(error)
+
+    threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
+    while roster and not wait([fitted], _POLL_SECONDS).done:
+        if found := outcome_of(roster):
+            if not wait([fitted], _END_SECONDS).done:
+                stop_workers(folder)
+            return found
+    return (roster and outcome_of(roster)) or fitted.result()
+
+
+def outcome_of(roster: ActorHandle[Roster]) -> Summary | None:
+    """How training has ended, as far as its roster knows, and answers."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        return cast("Summary | None", answer(roster.outcome.remote()))
+    return None

@@ -17,7 +17,6 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from ray_yolo.config.commands import ServeConfig
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.engine.build import local_device
 from ray_yolo.engine.predict import build_predictor, check_classes, load_trained
+from ray_yolo.engine.weights_file import local_file
 from ray_yolo.errors import ConfigError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
@@ -83,7 +83,7 @@ class Model:
     def __init__(self, settings: dict[str, Any]) -> None:
         config = ServeConfig.model_validate(settings)
         torch.set_num_threads(config.cpus_per_replica)
-        trained = load_trained(Path(config.weights))
+        trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
         self._predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                           device=local_device(config.gpus_per_replica))

@@ -29,8 +29,9 @@ from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
 from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.projections import Projections
+from ray_yolo.runlog.projections import Projection, Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
+from ray_yolo.runlog.stored_run import StoredRun
 from ray_yolo.runtime.preflight import check_cluster, check_early, first_record, foreseen, job_of, read_dataset
 from ray_yolo.runtime.stopping import signals_ask
 from ray_yolo.structures import AnnotationIndex
@@ -79,14 +80,17 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         resources = _share_out(placement, gpus, job)
         placement = resources.placement
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
-        calls = Projections(run.folder / EVENTS_FILE, [callbacks] if hooks else [], _complain)
+        told = [*([callbacks] if hooks else []), *_metrics(run, local)]
+        calls = Projections(run.folder / EVENTS_FILE, told, _complain)
         try:
             with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
                 books.emit(resources.event)
-                summary = (_fit_here(job, placement, gpus, books) if local else
-                           _fit_on_ray(job, placement, gpus, books, crew))
+                summary = (_fit_here(job, placement, gpus, books, run.stored) if local else
+                           _fit_on_ray(job, placement, gpus, books, crew, run.stored))
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
+                if run.stored:
+                    run.stored.bring_result()
                 _complete_weights(run.folder, books.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
@@ -148,7 +152,7 @@ def _runs_a_script() -> bool:
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -> Summary:
+def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping, stored: StoredRun | None) -> Summary:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
@@ -159,36 +163,49 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping) -
     with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
         host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
                     loader_processes=placement.loader_processes, loader_init=loader_init,
-                    threads=placement.threads)
-        return cast(Summary, run_session(job, host, placement, books.emit, stop_asked=stop_asked))
+                    threads=placement.threads, stored=stored.checkpoints if stored else None)
+        return cast(Summary, run_session(
+            job, host, placement, books.emit,
+            stop_asked=lambda: stop_asked() or (stored is not None and stored.is_lost)))
 
 
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None) -> Summary:
+def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None,
+                stored: StoredRun | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
+    from ray_yolo.runtime import leases
     from ray_yolo.runtime.members import start_here, watched
     from ray_yolo.runtime.places import has_places, train_in_places
     from ray_yolo.runtime.restarts import Judge, in_order
     from ray_yolo.runtime.roster import Roster
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    in_places = has_places(placement, gpus)
-    roster = start_here(Roster, placement.min_workers) if crew or in_places else None
+    in_places = crew is not None or has_places(placement, gpus)
+    if not in_places:
+        from ray_yolo.runtime import ray_train  # here: it takes seconds, and the others need none of it
+    roster = start_here(Roster, placement.min_workers) if in_places or ray_train.replaces_in_place(
+        placement, gpus) else None
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster}
+              "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
     with watched(roster, job.run_dir, books.warn):
         if crew:
-            from ray_yolo.runtime import leases
-
             return leases.train(crew, config, placement, job)
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(
                 train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
                 job.run_dir, judge.tell)
-        from ray_yolo.runtime.ray_train import run_workers
-
-        summary: Summary = run_workers(train_worker, config, placement, gpus, job.run_dir, "training", books.recorder)
+        summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
+                                                 books.recorder)
     return summary
+
+
+def _metrics(run: Run, local: bool) -> list[Projection]:
+    """What Ray is told, if it is there."""
+    if local:
+        return []
+    from ray_yolo.runtime.metrics import RayMetrics
+
+    return [RayMetrics(run.folder)]
 
 
 def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:

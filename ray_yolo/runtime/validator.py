@@ -26,6 +26,7 @@ from ray_yolo.engine.predict import Trained, check_classes, load_trained
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.val_files import coco_results, write_label_files
+from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import DatasetError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import redact
@@ -68,7 +69,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         gpus = cluster.join(placement)
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         config = config.model_copy(update={"placement": given})
-    folder = output_folder(placement, (str(Path(config.weights).absolute()), *index.paths))
+    folder = output_folder(placement, (anywhere(config.weights), *index.paths))
     say: Callable[[str], None] = (lambda text: None) if quiet else print
     say("\n".join(dataset_table({config.split: survey(index)}, index.names)))
     if findings := write_findings({config.split: index}, folder):
@@ -109,7 +110,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
 
     What cannot be used is refused as by `validate`.
     """
-    trained = load_trained(Path(config.weights).absolute())
+    trained = load_trained(local_file(config.weights))
     recipe = trained.recipe
     decided = config.model_copy(update={
         "data": config.data or recipe.data, "imgsz": config.imgsz or recipe.imgsz,
@@ -162,7 +163,7 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
 
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
     """The same, shared out over Ray Train workers."""
-    wire = {"config": config.model_dump(mode="json"), "weights": str(Path(config.weights).absolute()),
+    wire = {"config": config.model_dump(mode="json"), "weights": anywhere(config.weights),
             "index": ray.put(index)}
     return run_workers(_worker, wire, config.placement, gpus, folder, "validation")
 
@@ -174,4 +175,4 @@ def _worker(wire: dict[str, Any]) -> Evaluation:
     torch.set_num_threads(config.placement.threads)
     replicas = Replicas(context.get_world_rank(), context.get_world_size())
     index = ray.get(wire["index"], timeout=config.placement.timeout_seconds)
-    return _evaluate(load_trained(Path(wire["weights"])), config, index, replicas, ray.train.torch.get_device())
+    return _evaluate(load_trained(local_file(wire["weights"])), config, index, replicas, ray.train.torch.get_device())

@@ -16,16 +16,19 @@ from typing import Any
 import ray
 import torch
 from ray.util import get_current_placement_group
+from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
-from ray_yolo.engine.replicas import Replicas, ddp_options, wrapped
+from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
 from ray_yolo.engine.session import run_session
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.redact import without_secrets
 from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runlog.stored_run import spool_of
 from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
 
@@ -84,26 +87,34 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init:
+            job, stored = from_wire(config["job"]), None
+            if config["stored"]:
+                folder, stored = spool_of(config["stored"])
+                job = replace(job, run_dir=folder)
             host = replace(
-                Host(prepare_model=wrapped) if roster else _host_of_train(worker),
+                Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
-                cache=placement.image_cache, pulse=pulse)
+                cache=placement.image_cache, pulse=pulse, stored=stored)
             torch.set_num_threads(host.threads)
-            return run_session(from_wire(config["job"]), host, placement, emit, members,
+            return run_session(job, host, placement, emit, members,
                                driver_asks(config["recorder"], worker, placement.max_workers))
-    except Exception:
+    except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
-        raise
+        raise without_secrets(error) from None  # Ray writes it, and what it came from, into its own logs
     finally:
         if members:
             members.close()
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def _host_of_train(worker: int) -> Host:
-    """What Ray Train surrounds a worker with."""
+def _host_of_train(worker: int, comes_and_goes: bool) -> Host:
+    """What Ray Train surrounds a worker with, whose group is its own business where it comes and goes."""
     import ray.train.torch
 
-    return Host(Replicas(worker, ray.train.get_context().get_world_size()), ray.train.torch.get_device(),
-                partial(ray.train.torch.prepare_model, parallel_strategy_kwargs=ddp_options()),
-                ray.train.torch.prepare_data_loader)
+    def prepare_model(model: nn.Module) -> nn.Module:
+        """Ray's, which would wrap for as many workers as it has started."""
+        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
+                                             parallel_strategy_kwargs=ddp_options())
+
+    replicas = Replicas() if comes_and_goes else Replicas(worker, ray.train.get_context().get_world_size())
+    return Host(replicas, ray.train.torch.get_device(), prepare_model, ray.train.torch.prepare_data_loader)

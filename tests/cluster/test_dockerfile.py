@@ -1,6 +1,14 @@
 """cluster/Dockerfile: who runs in it, and what gets into it."""
 
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,8 +33,45 @@ def test_base_and_packages_are_pinned() -> None:
     (base,) = [rest for name, rest in instructions() if name == "FROM"]
     assert base.partition(":")[2] not in ("", "latest")
     installs = [rest for name, rest in instructions() if name == "RUN" and "pip install" in rest]
-    assert installs
-    assert all("--constraint constraints.txt" in rest or "--no-deps" in rest for rest in installs)
+    assert "pip install --no-deps --require-hashes --requirement requirements.txt" in installs[0]
+    assert installs[1:] == ["pip install --no-deps --no-build-isolation ."]  # what builds it has been installed, too
+
+
+def test_requirements_are_the_tested_versions_each_by_its_content() -> None:
+    requirements, constraints = (versions(path) for path in ("cluster/requirements.txt", "constraints.txt"))
+    assert len(requirements) > 100
+    assert {name: constraints.get(name) for name in requirements} == requirements
+    lines = (ROOT / "cluster" / "requirements.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"#.*|[\w.-]+==[\w.!]+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+
+
+def test_requirements_have_whatever_the_package_needs() -> None:
+    """Also what that needs in turn: nothing is looked for by pip, which is told --no-deps."""
+    requirements = versions("cluster/requirements.txt")
+    asked = [("ray_yolo", "")]
+    for name, extra in asked:
+        for needed in map(Requirement, distribution(name).requires or []):
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                assert canonicalize_name(needed.name) in requirements, f"{name} needs {needed}"
+                asked += [each for each in [(needed.name, ""), *((needed.name, extra) for extra in needed.extras)]
+                          if each not in asked]
+
+
+def test_requirements_are_made_of_what_pip_reports() -> None:
+    files = [{"metadata": {"name": name, "version": "1.0"}, "download_info": info} for name, info in (
+        ("Zipp", {"archive_info": {"hashes": {"sha256": "a" * 64}}}), ("ray_yolo", {"dir_info": {}}),
+        ("attrs", {"archive_info": {"hashes": {"sha256": "b" * 64}}}))]
+    done = subprocess.run([sys.executable, ROOT / "cluster" / "requirements.py"], input=json.dumps({"install": files}),
+                          capture_output=True, text=True, check=True)
+    told = done.stdout.splitlines()
+    assert told[-2:] == [f"attrs==1.0 --hash=sha256:{'b' * 64}", f"Zipp==1.0 --hash=sha256:{'a' * 64}"]
+    assert told[:-2] == (ROOT / "cluster" / "requirements.txt").read_text().splitlines()[:len(told) - 2]
+
+
+def versions(path: str) -> dict[str, str]:
+    """Name -> version of a file of requirements."""
+    lines = [line.split()[0].split("==") for line in (ROOT / path).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in lines}
 
 
 def test_only_named_files_get_in() -> None:
@@ -46,9 +91,13 @@ def test_tokens_are_checked_and_no_shell_line_is_swallowed() -> None:
     assert any("RAY_AUTH_MODE=token" in rest for name, rest in instructions() if name == "ENV")
 
 
-def test_torch_without_cuda_is_there_before_what_needs_torch() -> None:
-    """And what comes later leaves it alone, since it is what constraints.txt asks for."""
-    installs = [rest for name, rest in instructions() if name == "RUN" and "pip install" in rest]
-    assert '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch torchvision' in installs[0]
-    assert all("TORCH_INDEX" not in install for install in installs[1:])
+def test_torch_without_cuda_takes_the_place_of_torch_and_all_of_cuda() -> None:
+    (install,) = [rest for name, rest in instructions() if name == "RUN" and "TORCH_INDEX" in rest]
+    alone = '--no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch torchvision && sed'
+    assert alone in " ".join(install.split())
+    (pattern,) = re.findall(r"'/(.+)/d' requirements.txt", install)
+    names = {name for name in versions("cluster/requirements.txt") if re.match(pattern, f"{name}==")}
+    assert {"torch", "torchvision", "triton", "nvidia-cudnn-cu13"} < names
+    assert names <= {"torch", "torchvision", "triton"} | {
+        name for name in names if name.startswith(("nvidia-", "cuda-"))}
     assert ("ARG", "TORCH_INDEX=") in instructions()

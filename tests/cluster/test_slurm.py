@@ -99,7 +99,9 @@ def test_the_allocation_becomes_the_placement(job: Job) -> None:
                              "--storage-path", job.env["SLURM_SUBMIT_DIR"], "--name", "slurm-4711"]
     placement = parse_train(train["argv"][2:]).config.placement
     assert (placement.num_workers, placement.cpus_per_worker, placement.name) == (8, 8, "slurm-4711")
-    assert "--cpus-per-task=32" in job.stubs.call("srun")["argv"]
+    before, run = (call["argv"] for call in job.stubs.calls if call["command"] == "srun")
+    assert before[-3:] == ["ray", "stop", "--force"]
+    assert "--cpus-per-task=32" in run
     assert job.stubs.call("ray")["argv"][:7] == ["symmetric-run", "--address", "10.0.0.7:24711", "--min-nodes", "2",
                                                  "--num-cpus=32", "--num-gpus=4"]
 

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machines import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 RECIPE = ["--data", "shapes8", "--model", "yolov5n", "--imgsz", "64", "--epochs", "8", "--batch-size", "8",
           "--microbatch", "4", "--exact", "--mlflow-uri", "off", "--noplots"]
 SCENARIO = """
 job=$(sbatch --parsable --output=job.log "$0" "$@")
 log=runs/train/slurm-$job/events.jsonl
-saves() { grep -c '"checkpoint"' "$log" 2>/dev/null || true; }
+saves() { cat "$log" 2>/dev/null | grep -c '"checkpoint"' || true; }
 two_more() {
     local least=$(( $(saves) + 2 ))
     until (( $(saves) >= least )); do [[ $(squeue -h -j "$job") ]]; sleep 0.5; done  # a job that is gone ends this
@@ -52,7 +54,7 @@ def folder() -> Iterator[Path]:
 def test_a_job_that_is_queued_again_goes_on_and_ends_with_the_same_weights(folder: Path) -> None:
     programs = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": programs, "HOME": str(folder / "home"), "RAY_YOLO_CACHE": str(folder / "cache"),
-           "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT": "300"}
+           "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT": "300", **PATIENCE}
     calm = [sys.executable, "-m", "ray_yolo.train", *RECIPE, "--num-workers", "0", "--name", "calm"]
     subprocess.run(calm, cwd=folder, env=env, check=True, capture_output=True)
     cluster = ROOT / "tests" / "support" / "slurm_cluster.sh"

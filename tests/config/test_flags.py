@@ -217,7 +217,7 @@ REFUSED = {
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
     "--device 0": "--device 0: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
     "--device 0,1": "--device 0,1: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
-    "--bucket b": "--bucket: use --storage-path FOLDER, with the bucket mounted there on every node",
+    "--bucket b": "--bucket: use --storage-path s3://BUCKET (or gs://, az://)",
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",

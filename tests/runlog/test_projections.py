@@ -22,6 +22,7 @@ from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.console import Console
 from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE
+from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.owed import OWED_FILE, read_run_file
 from ray_yolo.runlog.projections import Projection, Projections, Runner
@@ -107,7 +108,7 @@ class TestRunner:
         threading.Timer(0.2, go.set).start()
         assert running.finish() == "finished"
         assert [last for _, last in running.sink.rounds] == [False] * (len(running.sink.rounds) - 1) + [True]
-        assert running.sink.rounds[-1] == (2, True)  # steps are not kept
+        assert running.sink.rounds[-1] == (3, True)
 
     def test_a_failure_costs_one_warning_and_the_work_goes_on(self, tmp_path: Path) -> None:
         left = iter(range(3))
@@ -190,12 +191,23 @@ class TestHistory:
             sink.event(event)
         assert sink.has_ended_well == well
 
-    def test_steps_are_not_kept(self) -> None:
+    def test_of_steps_in_a_row_the_first_and_the_last_are_kept_which_cost_what_all_of_them_do(self) -> None:
+        told = [run_log.start(), *map(run_log.step, range(1, 8)), run_log.epoch(0), run_log.start(4, regrouped=True),
+                run_log.step(5), run_log.step(6)]
+        told = [event.model_copy(update={"time": float(second)}) for second, event in enumerate(told)]
+        sink = Work(lambda: None)
+        for event in told:
+            sink.event(event)
+        assert sink.history == [*told[:2], *told[7:]]
+        assert interruptions(sink.history) == interruptions(told)
+        assert interruptions(told).idle_seconds == 2
+
+    def test_steps_alone_change_nothing_that_is_shown(self) -> None:
         sink = Work(lambda: None)
         sink.event(run_log.step(1))
-        assert (sink.history, sink.is_stale) == ([], False)
+        assert not sink.is_stale
         sink.event(run_log.epoch(0))
-        assert (sink.history, sink.is_stale) == ([run_log.epoch(0)], True)
+        assert sink.is_stale
 
 
 class Training:

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,9 +177,19 @@ def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: 
         find_run(RECIPE, where.model_copy(update={"resume": "auto"}))
 
 
-def test_remote_storage_is_refused_with_what_to_do(start: Open) -> None:
-    with pytest.raises(InputError, match="mount"):
-        find_run(RECIPE, Placement(storage_path="s3://bucket/x"))
+@pytest.mark.parametrize(("placement", "why"), [
+    ({"exist_ok": True, "name": "mine"}, "not moved aside"), ({"resume": "runs/exp"}, "by its --name"),
+    ({"project": "/runs"}, "leads out"), ({"project": "../runs"}, "leads out"),
+    ({"project": "s3://bucket/x"}, "give it as --storage-path"), ({"storage_path": "ftp://x"}, "give a folder"),
+])
+def test_what_a_store_cannot_do_is_refused_before_it_is_asked(placement: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        find_run(RECIPE, Placement.model_validate({"storage_path": "s3://no-such-bucket/x", **placement}))
+
+
+def test_a_sweep_in_a_store_is_refused() -> None:
+    with pytest.raises(InputError, match="give a sweep a folder"):
+        find_run(RECIPE, Placement(storage_path="s3://no-such-bucket/x"), lambda folder: True)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null"])

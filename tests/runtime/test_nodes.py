@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import ray
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import nodes
 from ray_yolo.runtime.nodes import Report, check_nodes, concerns, describe_cluster, faults, report, sample, versions
+from ray_yolo.storage.store import FolderStore
 from tests.support.jobs import make_index
 from tests.support.sweeps import assert_cpus_return
 
@@ -57,6 +59,23 @@ def test_storage_that_cannot_be_written_to_is_seen(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(nodes.os, "fsync", refuse)
     assert "Read-only file system" in report(str(tmp_path), ()).refuses
+
+
+def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    address = f"file://{tmp_path}/bucket"
+    assert report(address, ())._replace(clock=0.0, free=0) == Report(versions(), False, "", (), 0.0, 0)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    monkeypatch.setenv("RAY_YOLO_CACHE", "/proc/cache")
+    assert "/proc/cache" in report(address, ()).refuses
+
+    def refuse(*_: object) -> None:
+        raise OSError("AccessDenied")
+
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    assert report(address, ()).refuses == "AccessDenied"
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    assert "pip install" in report("s3://bucket/x", ()).refuses
 
 
 def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.replicas import Replicas, wrapped
+from ray_yolo.engine.replicas import Replicas, ddp_options
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
@@ -32,8 +33,8 @@ def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -
 
 
 def wrap_model(model: nn.Module, replicas: Replicas) -> nn.Module:
-    """As workers on CPUs are."""
-    return wrapped(model)
+    """What Ray's prepare_model does on CPU with the options that the product passes."""
+    return DistributedDataParallel(model, **ddp_options()) if replicas.num_workers > 1 else model
 
 
 def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:

@@ -48,7 +48,7 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
         assert (result.folder / name).exists()
     for number in range(3):
         shares = run_log.told(result.folder / "trials" / f"trial{number}", ShardEvent)
-        assert {share.worker for share in shares if share.images} == {0, 1}
+        assert {share.worker for share in shares if share.images} >= {0, 1}  # and idle ones that help
     assert result.best.fitness == max(trial.fitness for trial in result.trials if trial.fitness is not None)
     check_tracking(tmp_path)
     repeat = result.trials[1]
@@ -87,7 +87,7 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
     """Have trials done by a function that needs no workers."""
     monkeypatch.setattr(tuner, "train_trial", trial)
-    monkeypatch.setattr(tuner, "standing_crew", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(tuner, "standing_crew", lambda *given, **options: contextlib.nullcontext())
 
 
 def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:

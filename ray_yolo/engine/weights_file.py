@@ -1,0 +1,72 @@
+"""Weights by a path, or by the address of an object (s3://bucket/runs/train/exp/weights/best.pt): then each machine has
+a copy of its own, which is verified by the manifest beside the object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from ray_yolo.data.index_cache import cache_folder
+from ray_yolo.engine.state_files import damage, write_durably
+from ray_yolo.engine.stored import state_key
+from ray_yolo.errors import CheckpointError
+from ray_yolo.redact import redact
+from ray_yolo.storage.store import Store, is_address, open_store
+
+
+def anywhere(weights: str) -> str:
+    """The same file by a name that holds in every working folder."""
+    return weights if is_address(weights) else str(Path(weights).absolute())
+
+
+def local_file(weights: str) -> Path:
+    """The file; of an object the copy on this machine.
+
+    Raises:
+        CheckpointError: if there is no such object, it is not what its manifest says, or storage refuses.
+    """
+    if not is_address(weights):
+        return Path(weights).absolute()
+    folder, _, name = weights.rpartition("/")
+    run, _, last = folder.rpartition("/")  # the pointers of a run that is trained are beside its states
+    store, prefix = (open_store(run), f"{last}/") if last == "weights" else (open_store(folder), "")
+    path = cache_folder() / "weights" / hashlib.sha256(weights.encode()).hexdigest()[:16] / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _fetched(store, f"{prefix}{name}", path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{redact(weights)}: there is no such object") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{redact(weights)}: {error}") from error
+
+
+def _fetched(store: Store, key: str, path: Path) -> Path:
+    """The copy, fetched unless it is there; without a manifest each time."""
+    manifest = path.with_suffix(".json")
+    told = b""
+    with suppress(FileNotFoundError):
+        told = store.get(f"{key.removesuffix(path.suffix)}.json").data
+    if told and manifest.exists() and manifest.read_bytes() == told and damage(path, manifest) is None:
+        return path
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        try:
+            store.fetch(key, temporary)
+        except FileNotFoundError:
+            if not told:
+                raise
+            store.fetch(state_key(json.loads(told)), temporary)
+        temporary.replace(path)
+        manifest.unlink(missing_ok=True)
+        if told:
+            write_durably(temporary, told)
+            temporary.replace(manifest)
+            if problem := damage(path, manifest):
+                raise CheckpointError(f"{problem} (see the .json beside it)")
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path

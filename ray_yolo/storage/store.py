@@ -1,0 +1,232 @@
+"""Objects by key below an address: s3://bucket/path, gs://bucket/path, az://account/container/path, file:///folder.
+
+One contract for all of them, which is less than that of a file system: an object is there whole or not at all, is never
+appended to, and can be replaced on condition that it still is the version that was read. Keys have parts between
+slashes; `list` shows one level. What goes wrong with storage is an OSError.
+
+Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, the role
+of a machine, ...), as `obstore` reads them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from ray_yolo.errors import InputError
+from ray_yolo.redact import redact
+
+REQUEST_TIMEOUT = timedelta(seconds=30)  # of one request, which brings 5 MB at most
+RETRY_TIMEOUT = timedelta(seconds=60)  # for which one that fails is repeated
+_FOLDER = "file://"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """What a listing tells of an object, or of a level below, whose name ends with a slash."""
+
+    name: str  # the key's last part
+    modified: float  # Unix seconds by the store's clock; 0 of a level
+
+
+class Found(NamedTuple):
+    """An object, and what `put_if` knows this version of it by."""
+
+    data: bytes
+    version: Any
+    modified: float
+
+
+class Store(Protocol):
+    """Objects below an address."""
+
+    def get(self, key: str) -> Found:
+        """An object; FileNotFoundError if there is none."""
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Put an object into a file, without holding it in memory."""
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Make or replace an object by bytes, or by a file's."""
+
+    def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
+        """The same if it still is that version; None: if there is none. Returns the new version, None if it was not."""
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        """What there is one level below a prefix, sorted by name; a prefix is '' or ends with a slash. Names that begin
+        with a dot are left out.
+        """
+
+    def delete(self, key: str) -> None:
+        """Remove an object, which need not be there."""
+
+
+def is_address(path: str) -> bool:
+    """Whether a path is an address of objects, not a file's or folder's."""
+    return "://" in path
+
+
+def open_store(address: str) -> Store:
+    """The store at an address; nothing is asked of it yet.
+
+    Raises:
+        InputError: if it is none, or what reads it is not installed.
+    """
+    scheme = address.partition("://")[0]
+    if scheme == "file":
+        return FolderStore(Path(address.removeprefix(_FOLDER)))
+    if scheme not in ("s3", "gs", "az"):
+        raise InputError(f"storage_path: {redact(address)}: give a folder, or an address with s3://, gs://, az:// or "
+                         "file://")
+    try:
+        return ObjectStore(address)
+    except ImportError:
+        raise InputError(f"storage_path: {redact(address)} needs pip install 'ray_yolo[s3]' on every node") from None
+    except Exception as error:  # of obstore's or ValueError: what it says of addresses and settings
+        raise InputError(f"storage_path: {redact(f'{address}: {error}').splitlines()[0]}") from None
+
+
+class FolderStore:
+    """Objects as files of a folder. Versions are digests; conditions hold among users of one file system's locks."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_absolute():
+            raise InputError(f"storage_path: {_FOLDER}{folder} is not absolute; write {_FOLDER}/folder")
+        self._folder = folder
+
+    def get(self, key: str) -> Found:
+        path = self._folder / key
+        data = path.read_bytes()
+        return Found(data, hashlib.sha256(data).hexdigest(), path.stat().st_mtime)
+
+    def fetch(self, key: str, path: Path) -> None:
+        shutil.copyfile(self._folder / key, path)
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        path = self._folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with temporary.open("wb") as file:
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, file)
+                else:
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
+        with self._alone():
+            try:
+                known = self.get(key).version
+            except FileNotFoundError:
+                known = None
+            if known != version:
+                return None
+            self.put(key, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        try:
+            with os.scandir(self._folder / prefix) as found:
+                return sorted(Entry(f"{each.name}/", 0.0) if each.is_dir() else
+                              Entry(each.name, each.stat().st_mtime) for each in found if each.name[0] != ".")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, key: str) -> None:
+        (self._folder / key).unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between a version that is read and the one that replaces it nobody comes."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / ".conditions").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _as_os_errors(method: Callable[P, T]) -> Callable[P, T]:
+    """What obstore raises, as an OSError without secrets and on one line."""
+    @wraps(method)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+        from obstore.exceptions import BaseError
+
+        try:
+            return method(*args, **kwargs)
+        except (BaseError, FileNotFoundError) as error:
+            kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+            raise kind(redact(str(error).splitlines()[0].partition(": <")[0])) from None  # the rest is a server's XML
+
+    return asked
+
+
+class ObjectStore:
+    """Objects of S3, Google's or Azure's storage, or of what speaks as they do."""
+
+    def __init__(self, address: str) -> None:
+        from obstore.store import from_url
+
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._store = from_url(
+            address, client_options={"timeout": REQUEST_TIMEOUT, "allow_http": endpoint.startswith("http://")},
+            retry_config={"retry_timeout": RETRY_TIMEOUT})
+
+    @_as_os_errors
+    def get(self, key: str) -> Found:
+        found = self._store.get(key)
+        return Found(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+
+    @_as_os_errors
+    def fetch(self, key: str, path: Path) -> None:
+        with path.open("wb") as file:
+            for piece in self._store.get(key).stream(min_chunk_size=1 << 22):
+                file.write(piece)
+
+    @_as_os_errors
+    def put(self, key: str, data: bytes | Path) -> None:
+        self._store.put(key, data)
+
+    @_as_os_errors
+    def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            return _version(self._store.put(key, data, mode="create" if version is None else version))
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            return None
+
+    @_as_os_errors
+    def list(self, prefix: str = "") -> list[Entry]:
+        found = self._store.list_with_delimiter(prefix or None)
+        entries = [Entry(f"{key.rpartition('/')[2]}/", 0.0) for key in found["common_prefixes"]]
+        entries += [Entry(each["path"].rpartition("/")[2], each["last_modified"].timestamp())
+                    for each in found["objects"]]
+        return sorted(entry for entry in entries if entry.name[0] != ".")
+
+    @_as_os_errors
+    def delete(self, key: str) -> None:
+        try:
+            self._store.delete(key)
+        except FileNotFoundError:
+            return
+
+
+def _version(meta: Any) -> dict[str, str]:
+    """What an object's metadata say that a condition can be made of."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}

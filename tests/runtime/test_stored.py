@@ -1,0 +1,208 @@
+"""Trainings whose runs lie in a store: killed, continued on another machine, with storage that is away for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.engine.state_files import digest, read_state
+from ray_yolo.engine.stored import LEASE
+from ray_yolo.errors import TrainingError
+from ray_yolo.events import CheckpointEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runlog.stored_run import read_log
+from ray_yolo.runlog.verification import compare_runs
+from ray_yolo.runtime.trainer import TrainResult, fit
+from ray_yolo.storage import lease
+from ray_yolo.storage.store import FolderStore, Store, open_store
+from tests.support import run_log
+from tests.support.jobs import make_config
+from tests.support.object_storage import s3_server
+
+TRAIN = """
+import sys
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.runtime.trainer import fit
+if __name__ == "__main__":
+    fit(RunConfig.model_validate_json(sys.argv[1]))
+"""
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """The training, in a folder."""
+    return fit(make_config(tmp_path_factory.mktemp("calm"), 0, {"save_steps": 2}, epochs=EPOCHS, noval=False),
+               quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRES", 1.5)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.2)
+
+
+def config(folder: Path, address: str, num_workers: int = 0) -> RunConfig:
+    """The same in a store."""
+    return make_config(folder, num_workers, {"storage_path": address, "save_steps": 2}, epochs=EPOCHS, noval=False)
+
+
+@contextmanager
+def train(machine: Path, config: RunConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """The command on a machine, of which nothing is left after this."""
+    environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    script = machine.with_suffix(".py")
+    script.write_text(TRAIN)
+    with subprocess.Popen([sys.executable, str(script), config.model_dump_json()], env=environment,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
+
+
+def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -> None:
+    """kill -9 of a driver and of all that it has started."""
+    while not any(int(entry.name[12:-5]) >= step for entry in store.list("checkpoints/")):
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        time.sleep(0.05)
+    kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    for pid in (process.pid, *descendants(process.pid)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+                for child in (task / "children").read_text().split()]
+    return children + [grand for child in children for grand in descendants(child)]
+
+
+def check(run_dir: Path, store: Store, calm: TrainResult) -> None:
+    """A whole run, in its folder and in the store, with the bits of the calm one."""
+    assert not any(found.problem for found in compare_runs(run_dir, calm.run_dir))
+    assert max(event.step for event in run_log.told(run_dir, CheckpointEvent)) == 3 * EPOCHS
+    assert store.get("finished").data == b""
+    for name in ("weights/last.pt", "weights/best.pt", "results.csv", "detections.npy"):
+        assert store.get(name).data == (run_dir / name).read_bytes()
+    for kind in ("last", "best"):
+        mine, theirs = (read_state(folder / "weights" / f"{kind}.pt") for folder in (run_dir, calm.run_dir))
+        assert digest(mine) == digest(theirs)
+    assert read_log(store) == (run_dir / EVENTS_FILE).read_bytes()
+    rows = store.get("results.csv").data.decode().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
+
+
+def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: TrainResult, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "s3://bucket/killed"
+    settings, store = config(tmp_path, address), open_store(f"{address}/runs/train/exp")
+    with train(tmp_path / "one", settings) as process:
+        kill_once_saved(process, store, 4)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
+    result = fit(settings, quiet=True)
+    check(result.run_dir, store, calm)
+    assert result.best_fitness == calm.best_fitness
+    secrets = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
+    assert secrets == []
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_killed_and_continued_on_ray_workers(s3: dict[str, str], calm: TrainResult, tmp_path: Path) -> None:
+    address = "s3://bucket/ray"
+    settings, store = config(tmp_path, address, num_workers=2), open_store(f"{address}/runs/train/exp")
+    with train(tmp_path / "one", settings) as process:
+        kill_once_saved(process, store, 4)
+    store.put(LEASE, lease.Terms(1, "", "").to_bytes())  # as if it had expired
+    with train(tmp_path / "two", settings) as process:
+        _, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors.decode()
+    (run_dir,) = (tmp_path / "two" / "spool").glob("*/runs/train/exp")
+    check(run_dir, store, calm)
+
+
+@pytest.mark.parametrize("away", ["log", "all"])
+def test_storage_that_is_away_for_a_while_costs_a_warning(calm: TrainResult, tmp_path: Path, away: str,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    put, put_if, refused = FolderStore.put, FolderStore.put_if, list[str]()
+
+    def is_away(key: str) -> bool:
+        """From the first checkpoint to the second epoch's end."""
+        steps = [event.step for path in (tmp_path / "one").rglob(EVENTS_FILE) for event in read_events(path)
+                 if isinstance(event, CheckpointEvent)]
+        missed = sum("states" in each for each in refused)
+        gone = max(steps, default=0) == 2 if away == "log" else bool(steps) and missed < 2
+        if gone and (away == "all" or key.partition("/")[0] not in ("states", "checkpoints", "weights")):
+            refused.append(key)
+            return True
+        return False
+
+    def try_put(self: FolderStore, key: str, data: Any) -> None:
+        if is_away(key):
+            raise OSError("SlowDown")
+        put(self, key, data)
+
+    def try_put_if(self: FolderStore, key: str, *rest: Any) -> Any:
+        if is_away(key):
+            raise OSError("SlowDown")
+        return put_if(self, key, *rest)
+
+    monkeypatch.setattr(FolderStore, "put", try_put)
+    monkeypatch.setattr(FolderStore, "put_if", try_put_if)
+    result = fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
+    store = FolderStore(tmp_path / "bucket" / "runs/train/exp")
+    assert refused
+    told = run_log.messages(result.run_dir)
+    assert len([text for text in told if text.startswith("storage: OSError: SlowDown. Training goes on")]) <= 1
+    missed = [text for text in told if "could not be written (SlowDown)" in text]
+    assert len(missed) == (2 if away == "all" else 0)
+    assert told
+    check(result.run_dir, store, calm)
+
+
+def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    store = FolderStore(tmp_path / "bucket" / "runs/train/exp")
+
+    def take() -> None:
+        while not store.list("checkpoints/"):
+            time.sleep(0.01)
+        store.put(LEASE, lease.Terms(2, "other", "elsewhere 4711").to_bytes())
+
+    thief = threading.Thread(target=take)
+    thief.start()
+    with pytest.raises(TrainingError, match=r"attempt 2 at this run has begun \(elsewhere 4711\)"):
+        fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
+    thief.join()
+    told = lease.read_terms(store, LEASE)
+    assert told
+    assert told[0].attempt == 2
+    assert not store.list("finished")

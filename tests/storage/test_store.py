@@ -1,0 +1,165 @@
+"""One contract of all stores: files of a folder, and objects of S3, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.errors import InputError
+from ray_yolo.storage.store import Store, open_store
+from tests.support.object_storage import s3_server
+
+PIECE = os.urandom(1 << 20)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[None]:
+    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(params=["folder", "s3"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return f"s3://bucket/{tmp_path.name}"
+    return f"file://{tmp_path}/stored"
+
+
+@pytest.fixture
+def store(address: str) -> Store:
+    return open_store(address)
+
+
+def names(store: Store, prefix: str = "") -> list[str]:
+    return [entry.name for entry in store.list(prefix)]
+
+
+def test_what_was_put_is_there_and_listed_at_once(store: Store) -> None:
+    assert names(store) == []
+    with pytest.raises(FileNotFoundError):
+        store.get("a")
+    for number in range(12):
+        store.put(f"a/b{number:02d}", b"%d" % number)
+        assert names(store, "a/") == [f"b{each:02d}" for each in range(number + 1)]
+        assert store.get(f"a/b{number:02d}").data == b"%d" % number
+    store.put("ab", b"")
+    store.put("a/c/d", b"")
+    store.put(".hidden", b"")
+    assert names(store) == ["a/", "ab"]
+    assert names(store, "a/c/") == ["d"]
+    assert names(store, "none/") == []
+    assert store.list()[0].modified == 0
+    assert abs(store.list()[1].modified - time.time()) < 60
+
+
+def test_the_last_of_two_puts_stays_and_what_is_deleted_is_gone(store: Store) -> None:
+    store.put("a/b", b"1")
+    store.put("a/b", b"22")
+    assert store.get("a/b").data == b"22"
+    store.delete("a/b")
+    store.delete("a/b")
+    assert names(store, "a/") == []
+
+
+def test_files_come_and_go_whole(store: Store, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(PIECE * 11)  # in several parts
+    store.put("states/big", source)
+    store.fetch("states/big", target)
+    assert target.read_bytes() == source.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        store.fetch("states/none", target)
+
+
+def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:
+    assert store.put_if("lease", b"x", {"e_tag": '"none"'} if "Object" in type(store).__name__ else "none") is None
+    first = store.put_if("lease", b"1")
+    assert first
+    assert store.put_if("lease", b"2") is None
+    assert store.get("lease").data == b"1"
+    assert store.get("lease").version == first
+    second = store.put_if("lease", b"2", first)
+    assert second
+    assert store.put_if("lease", b"3", first) is None
+    assert store.get("lease").data == b"2"
+    store.put("lease", b"4")
+    assert store.put_if("lease", b"5", second) is None
+
+
+def test_of_many_writers_on_one_condition_one_succeeds(store: Store) -> None:
+    for round_ in range(5):
+        version = store.get("lease").version if round_ else None
+        won: list[int] = []
+        start = threading.Barrier(6)
+
+        def write(number: int, version: object = version, won: list[int] = won, start: threading.Barrier = start
+                  ) -> None:
+            start.wait()
+            if store.put_if("lease", b"%d" % number, version):
+                won.append(number)
+
+        threads = [threading.Thread(target=write, args=(10 * round_ + number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [b"%d" % number for number in won] == [store.get("lease").data]
+
+
+def test_of_an_upload_that_is_torn_nothing_is_there(address: str, store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(PIECE * 48)
+    store.put("states/before", b"1")
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from ray_yolo.storage.store import open_store
+        print("begins", flush=True)
+        open_store(sys.argv[1]).put("states/torn", Path(sys.argv[2]))
+        """), address, str(source)], stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    time.sleep(0.03)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert names(store, "states/") in (["before"], ["before", "torn"])
+    if "torn" in names(store, "states/"):  # it was faster
+        store.fetch("states/torn", tmp_path / "target")
+        assert (tmp_path / "target").stat().st_size == source.stat().st_size
+
+
+@pytest.mark.parametrize("address", ["ftp://bucket/x", "file://relative/x", "s3://"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match="storage_path: "):
+        open_store(address)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(InputError, match=r"pip install 'ray_yolo\[s3\]'"):
+        open_store("s3://bucket/x")
+
+
+def test_storage_that_refuses_is_an_os_error_without_secrets(s3: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="bucket") as refused:
+        open_store("s3://no-such-bucket/x").put("a", b"")
+    assert "canary" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_nothing_of_it_is_imported_unasked() -> None:
+    code = "import sys; import ray_yolo.storage.store; assert not {'obstore', 'boto3'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
