@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_yolo.errors import PeerLostError
 
 _MEETING_SECONDS = 30.0  # in which all who are alive have come to a group that is formed
+_connections: set[str] = set()  # of the group that was formed last, as /proc names them
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -127,9 +130,33 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
         if store.add("come", 1) == num_workers:
             store.set("all", "")
         store.wait(["all"], meeting)  # forming the group itself would wait as long as a collective may take
+        before = _sockets().keys()
         dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=worker, world_size=num_workers,
                                 timeout=timedelta(seconds=timeout_seconds))
+        _connections.clear()
+        _connections.update(_sockets().keys() - before)
     return Replicas(worker, num_workers)
+
+
+def cut_group() -> None:
+    """Have what another thread of this worker waits for in its group fail at once, and tell the others in it.
+
+    gloo's abort and shutdown end nothing that is under way, and a wire that is cut closes no connection.
+    """
+    for name, number in _sockets().items():
+        if name in _connections:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.getpeername()  # not of what listens: gloo ends the process if that is taken away
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> dict[str, int]:
+    """This process's sockets by their names, which are not used again, and their numbers, which are."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed in the meantime
+            found[os.readlink(f"/proc/self/fd/{number}")] = int(number)
+    return {name: number for name, number in found.items() if name.startswith("socket:")}
 
 
 def in_group() -> bool:

@@ -19,7 +19,7 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_yolo.engine.membership import Generation, Pulse
-from ray_yolo.engine.replicas import form_group, leave_group, offer_store
+from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store
 from ray_yolo.events import Summary
 from ray_yolo.runlog.status import Member, write_members
 from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Seen, Stalled, own_process
@@ -107,6 +107,8 @@ class RosterMembers:
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
+                if reply.in_vain and pulse.phase == "exchanging":
+                    cut_group()
 
 
 def answer(reference: Any) -> Any:

@@ -21,6 +21,7 @@ from ray_yolo.events import Summary
 from ray_yolo.structures import Progress
 
 SILENCE_SECONDS = 3.0  # without a beat, of which there is one a second: not alive, for those who wait to go on
+ABSENT_SECONDS = 15.0  # without a beat: whoever waits for it in a collective need not wait for its end
 TOLD_SECONDS = 8.0  # without a step: it is told who is waited for
 STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
 SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
@@ -80,6 +81,7 @@ class Reply(NamedTuple):
 
     regroups: bool  # somebody waits to join, or is to leave
     accusations: int  # so far; with each one everybody tells its stacks
+    in_vain: bool  # who waits in a collective waits for somebody who has gone without closing his connections
 
 
 class Stalled(NamedTuple):
@@ -152,7 +154,9 @@ class Roster:
         self._beats[uid] = (self._clock(), beat)
         newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
         leavers = self._parting & self._members.keys() - self._gone
-        return Reply(newcomers or bool(leavers and self._staying(self._members)), self._accusations)
+        absent = any(self._clock() - self._beats[other][0] > ABSENT_SECONDS for other in self._members)
+        return Reply(newcomers or bool(leavers and self._staying(self._members)), self._accusations,
+                     uid in self._members and absent)
 
     def part(self, uid: str) -> None:
         """Have a worker leave after the step in hand, in order; one stays until another has its state."""

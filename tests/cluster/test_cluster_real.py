@@ -136,7 +136,7 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
         job = service.nodes.start(
             "n1", service.folder / "ray", "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m",
             "ray_yolo.train", *RECIPE, "--storage-path", service.folder / STORAGE, "--num-workers", "2",
-            "--name", "cut", "--timeout-seconds", "15", stdout=stream, stderr=stream)
+            "--name", "cut", stdout=stream, stderr=stream)
     wait_for(lambda: service.trained(2, 20) or job.poll())
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
     service.nodes.wire("n2", "down")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.replicas import Replicas, peers_needed
+from ray_yolo.engine.replicas import Replicas, cut_group, form_group, leave_group, offer_store, peers_needed
 from ray_yolo.errors import PeerLostError
 from tests.support.workers import run_workers
 
@@ -46,3 +49,23 @@ def test_what_gloo_says_of_a_lost_peer_is_known(said: str) -> None:
 def test_other_errors_are_not_a_lost_peer() -> None:
     with pytest.raises(RuntimeError, match="shape"), peers_needed():
         raise RuntimeError("shape mismatch")
+
+
+def wait_in_vain(replicas: Replicas) -> dict[str, float]:
+    """Worker 0 waits for the other one, who does not come and does not close his connections either."""
+    store = offer_store("127.0.0.1")
+    port = int(replicas.gather(torch.tensor([[float(store.port)]]))[0])
+    leave_group()
+    formed = form_group(store, ("127.0.0.1", port), replicas.worker, 2, timeout_seconds=60.0)
+    began = time.monotonic()
+    if replicas.worker:
+        time.sleep(8.0)
+        return {}
+    threading.Timer(1.0, cut_group).start()
+    with pytest.raises(PeerLostError), peers_needed():
+        formed.gather(torch.zeros(1, 1))
+    return {"seconds": time.monotonic() - began}
+
+
+def test_a_collective_that_waits_in_vain_is_ended_from_another_thread() -> None:
+    assert 1.0 <= run_workers(2, wait_in_vain)[0]["seconds"] < 6.0

@@ -10,7 +10,7 @@ import pytest
 
 from ray_yolo.events import Summary
 from ray_yolo.runtime import roster as module
-from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Roster, own_process
+from ray_yolo.runtime.roster import ABSENT_SECONDS, Arrival, Beat, Formed, Process, Roster, own_process
 from ray_yolo.structures import Progress
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
@@ -308,3 +308,14 @@ def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
 def test_the_roster_needs_neither_torch_nor_ray() -> None:
     code = f"import sys, {module.__name__}; print(sorted({{'torch', 'ray'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_who_waits_for_one_that_has_not_been_heard_of_is_told_that_it_is_in_vain() -> None:
+    desk = started()
+    desk.pass_by(int(ABSENT_SECONDS), "ab")
+    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
+    desk.pass_by(1, "ab")
+    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [True, True]
+    desk.arrive("ab", 3)
+    assert desk.members("ab") == [0, 1]
+    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
