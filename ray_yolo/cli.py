@@ -6,14 +6,12 @@ What a command calls is imported once its line is read, so that --help and bad f
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import os
 import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -125,36 +123,10 @@ parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PRE
 def train(argv: Sequence[str] | None = None) -> int:
     """Train one model; a dry run tells also what Ray would be asked for."""
     parsed = parse_train(argv)
-    with _importing():
-        if parsed.config.placement.num_workers and not parsed.dry_run and _has_data(parsed.config):
-            from ray_yolo.runtime import cluster
-
-            cluster.connect_aside(parsed.config.placement)
-        from ray_yolo.runtime import trainer
+    from ray_yolo.runtime import trainer
 
     return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
                 _train_note)
-
-
-def _has_data(config: RunConfig) -> bool:
-    """Whether there is a description of data; what is wrong with it is told in its place, and no cluster is started."""
-    from ray_yolo.data.dataset_yaml import read_description
-
-    with contextlib.suppress(InputError):
-        read_description(config.recipe.data)
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Context in which nobody looks for garbage, nor afterwards in what was made: modules stay. A tenth of a start."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _train_note(config: RunConfig) -> str:

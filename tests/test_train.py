@@ -22,7 +22,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     seen: list[RunConfig] = []
     stand_ins = {
         "trainer": SimpleNamespace(fit=seen.append, foresee=lambda config: resolve(config.recipe, 2, gpu=False)),
-        "cluster": SimpleNamespace(connect_aside=lambda placement: None),
         "ray_train": SimpleNamespace(scaling_config=lambda placement: f"ScalingConfig({placement.num_workers})"),
     }
     for name, module in stand_ins.items():

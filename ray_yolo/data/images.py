@@ -87,7 +87,7 @@ def check_image(path: str) -> tuple[int, int]:
     """
     if Path(path).stat().st_size == 0:
         raise UnreadableImageError("is empty (0 bytes)")
-    height, width, mode, whole = _header(path)
+    height, width, whole = _header(path)
     if height * width > MAX_PIXELS:
         raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     if min(height, width) < MIN_SIDE_PX:
@@ -95,8 +95,6 @@ def check_image(path: str) -> tuple[int, int]:
     if whole:
         return height, width
     content = Path(path).read_bytes()
-    if mode in ("RGB", "L") and _ends_well(content):
-        return height, width
     if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
         if _starves(content, small):
             raise UnreadableImageError("is grey from some place on: its data end before the picture does")
@@ -104,18 +102,6 @@ def check_image(path: str) -> tuple[int, int]:
     if _decode_with_pillow(path) is None:  # Pillow alone refuses a picture that ends early in every version
         raise UnreadableImageError("is damaged or cut off")
     return read_image(path).shape[:2]
-
-
-def _ends_well(content: bytes) -> bool:
-    """Whether a JPEG has its end marker, and data for its last pixel: OpenCV tells in two thirds of Pillow's time."""
-    if not (content.startswith(_JPEG) and content.endswith(_JPEG_END)):
-        return False
-    way = cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        small = cv2.imdecode(np.frombuffer(content, np.uint8), way)
-    except cv2.error:
-        return False
-    return small is not None and small[-1, -1] != _FILLED
 
 
 def _eighth(content: bytes) -> np.ndarray | None:
@@ -140,20 +126,20 @@ def _starves(content: bytes, small: np.ndarray) -> bool:
     return fed is None or not np.array_equal(small, fed)
 
 
-def _header(path: str) -> tuple[int, int, str, bool]:
-    """(height, width, Pillow's mode, known to be whole) from what the file says of itself."""
+def _header(path: str) -> tuple[int, int, bool]:
+    """(height, width, known to be whole) from what the file says of itself."""
     try:
         with Image.open(path, formats=_FORMATS) as file:
-            (width, height), kind, mode = file.size, file.format, file.mode
+            (width, height), kind = file.size, file.format
             if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
                 whole = width * height <= MAX_PIXELS and b"eXIf" not in Path(path).read_bytes()
                 file.verify()
-                return height, width, mode, whole
+                return height, width, whole
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:
         if path.lower().endswith(".pfm"):
-            return *read_image(path).shape[:2], "F", True
+            return *read_image(path).shape[:2], True
         raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
-    return *((width, height) if turned else (height, width)), mode, False
+    return *((width, height) if turned else (height, width)), False

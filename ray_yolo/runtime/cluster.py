@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
 import math
 import os
@@ -59,27 +57,6 @@ DRIVER_ENVIRONMENT = {
 }
 
 
-_connecting: list[threading.Event] = []  # at most one
-
-
-def connect_aside(placement: Placement) -> None:
-    """Begin to connect, while torch is imported and data are read; `connect` waits for it, and tries again if need be.
-
-    The process does not end before that is done, so that what was started ends with it.
-    """
-    tried = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(Exception):
-            _connect(placement)
-        tried.set()
-        threading.Event().wait()  # or Ray's processes would end, with the thread that has started them
-
-    threading.Thread(target=connect, name="ray_yolo connect", daemon=True).start()
-    atexit.register(tried.wait)
-    _connecting.append(tried)
-
-
 def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
@@ -88,17 +65,6 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         ResourcesError: if there is no cluster at the address, or it does not let us in; without `start` also if there
             is none here.
     """
-    if _connecting:
-        _connecting.pop().wait()
-    _connect(placement, start=start)
-    if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    if placement.gpus_per_worker != "auto":
-        return float(placement.gpus_per_worker)
-    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
-
-
-def _connect(placement: Placement, *, start: bool = True) -> None:
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement)
@@ -115,6 +81,11 @@ def _connect(placement: Placement, *, start: bool = True) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
+    if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    if placement.gpus_per_worker != "auto":
+        return float(placement.gpus_per_worker)
+    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
 def join(placement: Placement) -> float:
