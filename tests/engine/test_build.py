@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import Host, build, build_network, val_loader
+from ray_yolo.engine.build import Host, build, build_network, regroup, ungroup, val_loader
+from ray_yolo.engine.replicas import Replicas
 from ray_yolo.errors import CheckpointError
 from tests.support.jobs import make_index, make_job
 
@@ -85,3 +86,14 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
 def test_batches_for_a_gpu_are_pinned_whoever_reads_them(tmp_path: Path, processes: int, device: str) -> None:
     index, host = make_index(tmp_path, 3), Host(device=torch.device(device), loader_processes=processes)
     assert val_loader(index, ImageStore(index, 64), 64, 2, host).pin_memory is (device == "cuda")
+
+
+def test_a_group_that_was_never_whole_is_let_go_of_too(tmp_path: Path) -> None:
+    """Somebody is lost between two groups: all ask for the next one, without having had this one."""
+    parts = build(make_job(tmp_path), Host())
+    model = parts.model
+    ungroup(parts)
+    ungroup(parts)
+    again = regroup(parts, Replicas())
+    assert again.model is model
+    assert again.gradients is not None
