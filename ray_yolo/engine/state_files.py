@@ -146,8 +146,8 @@ def _inflates(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):  # no zip, or none that torch reads either
-        return False
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False  # no zip; the last one is zipfile's for an entry that only newer readers take
     return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
             or sum(entry.file_size for entry in entries) > path.stat().st_size)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+import torch
 from ray._private.state import available_resources_per_node  # for developers, and nowhere else
 from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
@@ -27,6 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.resources import Node
+from ray_yolo.engine.build import local_device
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
@@ -81,8 +83,8 @@ def connect(placement: Placement, *, start: bool = True) -> float:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
-    if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
@@ -117,10 +119,6 @@ def free_cpus() -> float:
 
 def foreseen_gpus(placement: Placement) -> float | None:
     """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
-    import torch  # here: Ray is started before and while it is imported
-
-    from ray_yolo.engine.build import local_device
-
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     if placement.gpus_per_worker != "auto":

@@ -114,6 +114,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
                 answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
             elif news.failures:
                 lost = {number: error or ray.exceptions.WorkerCrashedError() for number, error in news.failures}
+                answer(config["roster"].lose.remote(list(lost)))
                 judge.decide(lost, others_go_on=len(lost) < wanted)
             elif news.summary:
                 return news.summary

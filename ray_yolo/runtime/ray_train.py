@@ -78,6 +78,9 @@ class Asked(ray.train.UserCallback):
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
+        if self._roster:
+            with contextlib.suppress(ray.exceptions.RayError):
+                answer(self._roster.lose.remote(list(worker_exceptions)))
         if self._roster is None or not outcome_of(self._roster):
             self.judge.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
 

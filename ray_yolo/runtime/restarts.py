@@ -18,7 +18,8 @@ from ray_yolo.runlog.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
-# They would come again: input that is not as it has to be, or a defect of the program.
+# They would come again: input that is not as it has to be, or a defect of the program. torch raises the last of them
+# where a device lacks an operator; its other errors of running are RuntimeErrors, and may pass.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)

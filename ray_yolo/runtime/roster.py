@@ -21,7 +21,6 @@ from ray_yolo.events import Summary
 from ray_yolo.structures import Progress
 
 SILENCE_SECONDS = 3.0  # without a beat, of which there is one a second: not alive, for those who wait to go on
-ABSENT_SECONDS = 15.0  # without a beat: whoever waits for it in a collective need not wait for its end
 TOLD_SECONDS = 8.0  # without a step: it is told who is waited for
 STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
 SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
@@ -81,7 +80,7 @@ class Reply(NamedTuple):
 
     regroups: bool  # somebody waits to join, or is to leave
     accusations: int  # so far; with each one everybody tells its stacks
-    in_vain: bool  # who waits in a collective waits for somebody who has gone without closing his connections
+    in_vain: bool  # who waits in a collective waits for one that has ended, and may not have closed its connections
 
 
 class Stalled(NamedTuple):
@@ -117,6 +116,7 @@ class Roster:
         self._members: dict[str, Arrival] = {}  # of the present generation, in the order of its workers
         self._parting: set[str] = set()  # are to leave before the next generation
         self._gone: set[str] = set()
+        self._lost: set[str] = set()  # have ended, or are being ended, without having left
         self._beats: dict[str, tuple[float, Beat | None]] = {}
         self._number = self._rescued = 0
         self._accused, self._accused_at, self._accusations = "", 0.0, 0
@@ -154,9 +154,8 @@ class Roster:
         self._beats[uid] = (self._clock(), beat)
         newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
         leavers = self._parting & self._members.keys() - self._gone
-        absent = any(self._clock() - self._beats[other][0] > ABSENT_SECONDS for other in self._members)
         return Reply(newcomers or bool(leavers and self._staying(self._members)), self._accusations,
-                     uid in self._members and absent)
+                     uid in self._members and bool(self._lost & self._members.keys()))
 
     def part(self, uid: str) -> None:
         """Have a worker leave after the step in hand, in order; one stays until another has its state."""
@@ -178,6 +177,7 @@ class Roster:
         """The processes of workers, by their numbers, have ended, as their driver knows."""
         there = {**self._members, **self._waiting}
         for uid in [uid for uid, arrival in there.items() if arrival.worker in workers]:
+            self._lost.add(uid)
             self.leave(uid)
 
     def end(self, summary: Summary) -> None:
@@ -233,6 +233,7 @@ class Roster:
             self._accused, self._accused_at, self._accusations = uid, self._clock(), self._accusations + 1
         if self._clock() - self._accused_at < STACKS_SECONDS:
             return None
+        self._lost.add(uid)
         self._gone.add(uid)
         arrival, (_, beat) = self._members[uid], self._beats[uid]
         process = arrival.process

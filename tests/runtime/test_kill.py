@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from ray_yolo.runlog.event_log import read_events
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import STEADY, TINY, make_dataset
+from tests.support.processes import kill
 
 EPOCHS = 4
 
@@ -64,17 +64,7 @@ def kill_after(process: subprocess.Popen[bytes], storage: Path, step: int) -> No
     while step not in steps(storage):
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.005)
-    pids = descendants(process.pid)
-    for pid in (process.pid, *pids):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.communicate()
-
-
-def descendants(pid: int) -> list[int]:
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-                for child in (task / "children").read_text().split()]
-    return children + [grand for child in children for grand in descendants(child)]
+    kill(process)
 
 
 def tensors(storage: Path) -> dict[str, Any]:

@@ -55,9 +55,10 @@ class Roster:
     """Says how training ended, from a moment on; `answer` is what asks it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
-        self.ended = ended
-        self.outcome = SimpleNamespace(remote=lambda: self)
-        monkeypatch.setattr(ray_train, "answer", lambda roster: roster.ended)
+        self.ended, self.lost = ended, []
+        self.outcome = SimpleNamespace(remote=lambda: self.ended)
+        self.lose = SimpleNamespace(remote=self.lost.extend)
+        monkeypatch.setattr(ray_train, "answer", lambda answered: answered)
 
 
 def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +70,7 @@ def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monk
     asked.after_exception(None, dict.fromkeys(range(3), FULL))
     alone.after_exception(None, {0: FULL})
     assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
+    assert roster.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
     roster.ended = ENDED
     asked.after_exception(None, {1: FULL})
     assert len(decided) == 3

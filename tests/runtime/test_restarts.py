@@ -101,7 +101,8 @@ def test_workers_that_were_lost_are_told_from_workers_that_failed(
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
-                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
+                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError),
+                                            (NotImplementedError("Could not run 'aten::_foobar'"), TrainingError)])
 def test_a_failure_that_would_come_again_ends_the_training_at_once(
         tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from ray_yolo.events import Summary
 from ray_yolo.runtime import roster as module
-from ray_yolo.runtime.roster import ABSENT_SECONDS, Arrival, Beat, Formed, Process, Roster, own_process
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Roster, own_process
 from ray_yolo.structures import Progress
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
@@ -310,11 +311,15 @@ def test_the_roster_needs_neither_torch_nor_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_who_waits_for_one_that_has_not_been_heard_of_is_told_that_it_is_in_vain() -> None:
+@pytest.mark.parametrize("lose", [
+    lambda desk: desk.roster.lose([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
+def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Callable[[Desk], object]) -> None:
+    """As the driver knows, or by the limit; a silent one may come back. Who leaves by itself closes its connections."""
     desk = started()
-    desk.pass_by(int(ABSENT_SECONDS), "ab")
+    desk.beat("c", EXCHANGING)
+    desk.pass_by(20, "ab")
     assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
-    desk.pass_by(1, "ab")
+    lose(desk)
     assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [True, True]
     desk.arrive("ab", 3)
     assert desk.members("ab") == [0, 1]

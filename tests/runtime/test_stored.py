@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config
 from tests.support.object_storage import s3_server
+from tests.support.processes import kill
 
 TRAIN = """
 import sys
@@ -88,19 +88,6 @@ def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -
         assert process.poll() is None, process.stderr and process.stderr.read().decode()
         time.sleep(0.05)
     kill(process)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    for pid in (process.pid, *descendants(process.pid)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.communicate()
-
-
-def descendants(pid: int) -> list[int]:
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
-                for child in (task / "children").read_text().split()]
-    return children + [grand for child in children for grand in descendants(child)]
 
 
 def check(run_dir: Path, store: Store, calm: TrainResult) -> None:
