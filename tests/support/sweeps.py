@@ -33,10 +33,11 @@ def make_sweep(folder: Path, space: str = SPACE, *, recipe: dict[str, Any] | Non
                       "mlflow_uri": f"sqlite:///{folder}/mlflow.db"}})
 
 
-def crew_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_failures: int = 3) -> Path:
+def crew_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_failures: int = 3,
+               epochs: int = 60) -> Path:
     """A sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
     folder.mkdir()
-    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": 60}, trials=trials,
+    config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": epochs}, trials=trials,
                         workers_per_trial=workers_per_trial, keep_weights=True)
     placement = config.placement.model_copy(update={"max_failures": max_failures})
     return search(config.model_copy(update={"placement": placement}), quiet=True).folder
