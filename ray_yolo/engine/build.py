@@ -148,10 +148,12 @@ def build(job: Job, host: Host) -> Parts:
 
 def ungroup(parts: Parts) -> None:
     """Let go of the process group: it closes its connections, which tells those who wait, when nothing holds it."""
+    alone = parts.replica is parts.model
     if parts.gradients is not None:  # somebody may be lost before the next group is whole
         parts.gradients.close()
     vars(parts).update(replica=None, gradients=None)
-    gc.collect()  # DDP is part of a circle; its hooks on the parameters would still wait for a step that was given up
+    if not alone:
+        gc.collect()  # DDP is part of a circle; its hooks on parameters would still wait for a step that was given up
 
 
 def regroup(parts: Parts, replicas: Replicas) -> Parts:

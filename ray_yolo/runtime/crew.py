@@ -1,8 +1,9 @@
 """A standing crew: workers that train one job after another, and the list of jobs that they are leased to.
 
 Starting a worker costs ten seconds and more; a worker that is there begins the next job within a moment. Who trains a
-job together is said by the job's own roster (`runtime/roster.py`); the crew only says which job a worker works at.
-Everybody asks again and again, so that whoever has died, or was taken for dead, is known by what he says or does not.
+job together is said by the job's own roster (`runtime/roster.py`), which is kept here to save each trial a process; the
+crew says which job a worker works at. Everybody asks again and again, so that whoever has died, or was taken for dead,
+is known by what he says or does not.
 
 `Crew` runs as an actor beside the driver. It is plain and knows neither Ray nor torch.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ray_yolo.events import Summary
-from ray_yolo.runtime.roster import Process
+from ray_yolo.runtime.roster import Process, Roster
 
 SILENCE_SECONDS = 10.0  # without a word: a worker is lost
 ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone
@@ -87,6 +88,7 @@ class Crew:
         self._clock = clock
         self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
         self._folders: dict[str, str] = {}  # of all jobs that there were
+        self._rosters: dict[str, Roster] = {}  # the same: their workers may speak to them after the end
         self._workers: dict[str, _Worker] = {}
         self._draining: frozenset[str] = frozenset()  # nodes
         self._progress = 0
@@ -101,6 +103,10 @@ class Crew:
             most: workers that it can have while others are idle.
         """
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock()), folder
+
+    def roster(self, job: str, wanted: int, method: str, *given: Any) -> Any:
+        """What a method of a job's roster, of workers of whom so many begin together, returns."""
+        return getattr(self._rosters.setdefault(job, Roster(wanted, self._clock)), method)(*given)
 
     def news(self, job: str) -> News | str | None:
         """What has come of a job, for whoever has offered it; why there is no crew any more; None: it is not known.

@@ -8,6 +8,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import ray
@@ -95,14 +97,31 @@ class _CrewJudge:
 # A trial's side
 
 
-def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: Job) -> Summary:
-    """Have a crew train a job, as `config` tells its workers. Returns how it ended.
+class CrewRoster:
+    """A job's roster, which the crew keeps; its methods are called as an actor's are.
+
+    Args:
+        wanted: how many workers begin together.
+    """
+
+    def __init__(self, crew: CrewHandle, wanted: int) -> None:
+        self.crew, self.job, self._wanted = crew, uuid.uuid4().hex, wanted
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what pickle asks for, before there is a crew
+            raise AttributeError(name)
+        return SimpleNamespace(remote=partial(self.crew.roster.remote, self.job, self._wanted, name))
+
+
+def train(config: dict[str, Any], placement: Placement, job: Job) -> Summary:
+    """Have a crew train a job, as `config`, with its `CrewRoster`, tells its workers. Returns how it ended.
 
     Raises:
         RayYoloError: as the `Judge` says of workers that have failed.
         ResourcesError: if there is no crew any more.
     """
-    name, wanted = uuid.uuid4().hex, placement.max_workers
+    roster, wanted = config["roster"], placement.max_workers
+    crew, name = roster.crew, roster.job
     reference = [ray.put(config)]  # in a list: the crew itself has no need to open it
     judge = Judge(job.run_dir, placement.max_failures, config["recorder"])
     try:
@@ -114,7 +133,7 @@ def train(crew: CrewHandle, config: dict[str, Any], placement: Placement, job: J
                 answer(crew.offer.remote(name, str(job.run_dir), wanted, most_workers(job.recipe), reference))
             elif news.failures:
                 lost = {number: error or ray.exceptions.WorkerCrashedError() for number, error in news.failures}
-                answer(config["roster"].lose.remote(list(lost)))
+                answer(roster.lose.remote(list(lost)))
                 judge.decide(lost, others_go_on=len(lost) < wanted)
             elif news.summary:
                 return news.summary

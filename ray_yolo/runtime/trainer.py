@@ -182,13 +182,16 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     in_places = crew is not None or has_places(placement, gpus)
     if not in_places:
         from ray_yolo.runtime import ray_train  # here: it takes seconds, and the others need none of it
-    roster = start_here(Roster, placement.min_workers) if in_places or ray_train.replaces_in_place(
-        placement, gpus) else None
+    roster: Any = None
+    if crew:
+        roster = leases.CrewRoster(crew, placement.min_workers)
+    elif in_places or ray_train.replaces_in_place(placement, gpus):
+        roster = start_here(Roster, placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
     with watched(roster, job.run_dir, books.warn):
         if crew:
-            return leases.train(crew, config, placement, job)
+            return leases.train(config, placement, job)
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(

@@ -171,18 +171,19 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
                 parent: str | None, display: SweepDisplay) -> None:
     """Have Ray Tune run what the ledger has not seen the end of, and what it proposes, until enough has ended.
 
-    On CPUs one crew of workers trains all trials. While its workers are busy one trial more than they can train gets
-    ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
+    On CPUs one crew of workers trains all trials. While its workers are busy `trials_ahead` more than they can train
+    get ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
     """
     wire = _wire(config, ledger, folder, space.search, parent)
     workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
     grows = config.sweep.max_concurrent == "auto"
     crewed = not gpus
-    ready = int(crewed and grows and not isinstance(space.search.scheduler, Pbt))
+    ahead = crewed and grows and not isinstance(space.search.scheduler, Pbt)
 
     @lru_cache(maxsize=1)
     def limit(second: int) -> int:
-        return max(1, room_for_trials(config, gpus)) + ready
+        room = max(1, room_for_trials(config, gpus))
+        return room + ahead * trials_ahead(room)
 
     with standing_crew(workers, display.say, grows=grows) if crewed else contextlib.nullcontext() as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
@@ -261,6 +262,15 @@ def room_for_trials(config: TuneConfig, gpus: float) -> int:
     needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
     room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
     return room if config.sweep.max_concurrent == "auto" else min(room, config.sweep.max_concurrent)
+
+
+def trials_ahead(slots: int) -> int:
+    """How many trials get ready while others train: as few as keep the slots busy, for proposals know nothing of them.
+
+    Getting ready takes some seconds, the shortest trials some ten. One for each slot of two, as two trials may end
+    together where idle workers have helped; of more slots an eighth ends meanwhile.
+    """
+    return min(slots, max(2, slots // 8))
 
 
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2]
 
 Trials of the tiny model on one worker each. A slot trains from a trial's `start` event to its `end`, or to the next
-`start`, when its workers have changed; the rest, between the first start and the last end, is building and waiting.
+`start`, when its workers have changed; the rest, until the last end, is building and waiting. The sweep is warm when
+the first slot begins its second trial: until then its processes start.
 """
 
 from __future__ import annotations
@@ -38,18 +39,23 @@ def main(argv: list[str]) -> None:
         sweep = crew_sweep(Path(folder) / "sweep", trials=given.trials, epochs=given.epochs)
         logs = [read_events(log) for log in sorted(sweep.glob(f"trials/*/{EVENTS_FILE}"))]
         ray.shutdown()
-    starts, ends = ([[event.time for event in only(kind, log)] for log in logs] for kind in (StartEvent, EndEvent))
-    first, last = min(map(min, starts)), max(map(max, ends))
-    seconds = [end[-1] - start[0] for start, end in zip(starts, ends, strict=True)]
+    spans = [span for log in logs for span in worker_spans(log)]
+    starts = sorted(min(event.time for event in only(StartEvent, log)) for log in logs)
+    begin, warm, end = starts[0], starts[given.slots], max(span[1] for span in spans)
     print(json.dumps({
-        "id": "sweep", "busy": round(sum(map(worker_seconds, logs)) / (given.slots * (last - first)), 3),
-        "seconds of a trial": [round(min(seconds), 1), round(max(seconds), 1)], "seconds": round(last - first, 1),
-        "first start to last end": sorted((round(start[0] - first, 1), round(end[-1] - first, 1), len(start))
-                                          for start, end in zip(starts, ends, strict=True)), "machine": machine()}))
+        "id": "sweep", "busy": busy(spans, begin, end, given.slots), "busy after warm-up": busy(
+            spans, warm, end, given.slots), "seconds": round(end - begin, 1), "warm-up": round(warm - begin, 1),
+        "starts": [round(start - begin, 1) for start in starts], "machine": machine()}))
 
 
-def worker_seconds(log: Sequence[Event]) -> float:
-    """Of all workers of a trial together."""
+def worker_spans(log: Sequence[Event]) -> list[tuple[float, float, int]]:
+    """From when to when how many workers trained."""
     told = [event for event in log if isinstance(event, StartEvent | EndEvent)]
-    return sum((after.time - event.time) * event.num_workers for event, after in pairwise(told)
-               if isinstance(event, StartEvent))
+    return [(event.time, after.time, event.num_workers) for event, after in pairwise(told)
+            if isinstance(event, StartEvent)]
+
+
+def busy(spans: Sequence[tuple[float, float, int]], begin: float, end: float, slots: int) -> float:
+    """The share of the slots' time."""
+    trained = sum(max(0.0, to - max(begin, since)) * workers for since, to, workers in spans)
+    return round(trained / (slots * (end - begin)), 3)

@@ -7,7 +7,7 @@ import pytest
 from ray_yolo.errors import ConfigError
 from ray_yolo.events import Summary
 from ray_yolo.runtime.crew import ABSENCE_SECONDS, ENDING_SECONDS, IDLE_SECONDS, SILENCE_SECONDS, Crew, News, Place
-from ray_yolo.runtime.roster import Process
+from ray_yolo.runtime.roster import Arrival, Process
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 NODES = {"a": "left", "b": "right"}  # of workers; else a third one
@@ -190,3 +190,15 @@ def test_when_it_is_over_everybody_is_told(asks: str) -> None:
     assert desk.crew.progress() == 6
     desk.crew.close("the sweep has ended")
     assert (desk.ask("e") == ["over"]) if asks == "ask" else (desk.crew.news("1") == "the sweep has ended")
+
+
+def test_each_job_has_a_roster_of_its_own_which_outlives_it() -> None:
+    desk = Desk()
+    desk.offer("1", "2")
+    for job, name in (("1", "a"), ("2", "b")):
+        desk.crew.roster(job, 1, "arrive", name, Arrival(0, ELSEWHERE, (name, 1), None))
+    assert [desk.crew.roster(job, 1, "formed", name).address for job, name in (("1", "a"), ("2", "b"))] == [
+        ("a", 1), ("b", 1)]
+    desk.crew.withdraw("1")
+    desk.crew.roster("1", 1, "end", ENDED)
+    assert [desk.crew.roster(job, 1, "outcome") for job in "12"] == [ENDED, None]

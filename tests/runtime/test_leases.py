@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runtime.crew import Crew
+from ray_yolo.runtime.leases import CrewRoster
+from ray_yolo.runtime.roster import Arrival, own_process
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
-
-pytestmark = pytest.mark.ray
 
 TRIALS = 5
 
@@ -55,6 +59,28 @@ def kill_a_trials_process(pids: list[int]) -> None:
     os.kill(int(found[0].parent.name), signal.SIGKILL)
 
 
+class ActorCrew:
+    """A crew of this process, called as an actor is."""
+
+    def __init__(self) -> None:
+        self.crew = Crew()
+
+    @property
+    def roster(self) -> Any:
+        return SimpleNamespace(remote=self.crew.roster)
+
+
+def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
+    crew: Any = ActorCrew()
+    roster = CrewRoster(crew, 1)
+    sent = pickle.loads(pickle.dumps(roster))
+    assert sent.job == roster.job
+    sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None))
+    assert sent.formed.remote("a").num_workers == 1
+    assert CrewRoster(sent.crew, 1).present.remote() == 0  # another job's
+
+
+@pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
