@@ -69,7 +69,7 @@ class RosterMembers:
         host = get_node_ip_address()
         store = offer_store(host)
         node = ray.get_runtime_context().get_node_id()
-        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, node)
+        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node)
         answer(self._roster.arrive.remote(self._uid, arrival))
         while (found := answer(self._roster.formed.remote(self._uid))) is None:
             time.sleep(_ASK_SECONDS)
@@ -97,17 +97,20 @@ class RosterMembers:
         self._roster.leave.remote(self._uid)
         leave_group()
 
+    def _now(self) -> Beat:
+        pulse = self._pulse
+        return Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
+
     def _beat(self) -> None:
-        pulse, accusations = self._pulse, None
+        accusations = None
         while not self._left.wait(_BEAT_SECONDS):
-            beat = Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
             with contextlib.suppress(ray.exceptions.RayError):
-                reply: Reply = answer(self._roster.beat.remote(self._uid, beat))
+                reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
                 self._regroups = reply.regroups
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
-                if reply.in_vain and pulse.phase == "exchanging":
+                if reply.in_vain and self._pulse.phase == "exchanging":
                     cut_group()
 
 

@@ -45,6 +45,15 @@ def own_process() -> Process:
     return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid())
 
 
+class Beat(NamedTuple):
+    """What a worker is doing."""
+
+    phase: str
+    step: int
+    seconds: float  # since the phase began
+    limit: float  # how long it may last while others wait
+
+
 class Arrival(NamedTuple):
     """A worker that asks to train with others."""
 
@@ -52,6 +61,7 @@ class Arrival(NamedTuple):
     process: Process
     address: tuple[str, int]  # where the others can meet it
     progress: Progress | None  # between which steps it stands; None: it has no state
+    beat: Beat
     node: str = ""  # Ray's id of it
 
 
@@ -64,15 +74,6 @@ class Formed(NamedTuple):
     address: tuple[str, int]  # of worker 0
     source: int | None  # the worker that is furthest; None: nobody has a state
     behind: bool
-
-
-class Beat(NamedTuple):
-    """What a worker is doing."""
-
-    phase: str
-    step: int
-    seconds: float  # since the phase began
-    limit: float  # how long it may last while others wait
 
 
 class Reply(NamedTuple):
@@ -117,7 +118,7 @@ class Roster:
         self._parting: set[str] = set()  # are to leave before the next generation
         self._gone: set[str] = set()
         self._lost: set[str] = set()  # have ended, or are being ended, without having left
-        self._beats: dict[str, tuple[float, Beat | None]] = {}
+        self._beats: dict[str, tuple[float, Beat]] = {}  # the newest, and when it came
         self._number = self._rescued = 0
         self._accused, self._accused_at, self._accusations = "", 0.0, 0
         self._told: tuple[str, int] | None = None  # of whom, after which step, it was told that he is waited for
@@ -126,7 +127,7 @@ class Roster:
     def arrive(self, uid: str, arrival: Arrival) -> None:
         """A worker stands between two steps and asks for the next generation."""
         self._waiting[uid], self._since[uid] = arrival, self._clock()
-        self._beats[uid] = (self._clock(), None)
+        self._beats[uid] = (self._clock(), arrival.beat)
 
     def formed(self, uid: str) -> Formed | Summary | Literal["parted"] | None:
         """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
@@ -150,7 +151,7 @@ class Roster:
                       None if furthest is None else reached.index(furthest), set(reached) != {furthest})
 
     def beat(self, uid: str, beat: Beat) -> Reply:
-        """A worker tells what it does."""
+        """A worker tells what it does now."""
         self._beats[uid] = (self._clock(), beat)
         newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
         leavers = self._parting & self._members.keys() - self._gone
@@ -198,15 +199,14 @@ class Roster:
         found = []
         for uid, arrival in there.items():
             beat = self._beats[uid][1]
-            waits = uid in self._waiting or (beat is not None and self._is_waiting(uid, beat))
-            found.append(Seen(arrival.worker, arrival.process, beat.phase if beat else "joining",
-                              beat.step if beat else 0, self._idle(uid), waits))
+            waits = uid in self._waiting or self._is_waiting(uid, beat)
+            found.append(Seen(arrival.worker, arrival.process, beat.phase, beat.step, self._idle(uid), waits))
         return tuple(sorted(found))
 
     def held_up(self) -> str | None:
         """Said once of each step that does not come: for whom the others wait, and have waited for some seconds."""
         busy = {uid: beat for uid in self._members.keys() - self._gone - self._waiting.keys()
-                if (beat := self._beats[uid][1]) and not self._is_waiting(uid, beat)}
+                if not self._is_waiting(uid, beat := self._beats[uid][1])}
         uid = max(busy, key=self._idle, default="")
         if self._ended or not uid or len(self._members) == 1 or self._told == (uid, busy[uid].step):
             return None
@@ -238,8 +238,7 @@ class Roster:
         arrival, (_, beat) = self._members[uid], self._beats[uid]
         process = arrival.process
         return Stalled(process, f"worker {arrival.worker} on {process.node} (process {process.pid}) has not moved for "
-                                f"{self._idle(uid):.0f} s ({beat.phase if beat else 'joining'}, after step "
-                                f"{beat.step if beat else 0})")
+                                f"{self._idle(uid):.0f} s ({beat.phase}, after step {beat.step})")
 
     def _is_ready(self) -> bool:
         """Whether the next generation can form."""
@@ -272,26 +271,23 @@ class Roster:
     def _idle(self, uid: str) -> float:
         """Seconds that a worker has been in its phase, as far as it is known."""
         heard, beat = self._beats[uid]
-        return self._clock() - heard + (beat.seconds if beat else 0.0)
+        return self._clock() - heard + beat.seconds
 
     def _lateness(self, uid: str) -> float:
         """Seconds beyond its limit that a member has not moved; negative if it has, or waits itself."""
         _, beat = self._beats[uid]
-        if uid in self._gone or uid in self._waiting or beat is None:
+        if uid in self._gone or uid in self._waiting:
             return -1.0
         return -1.0 if self._is_waiting(uid, beat) else self._idle(uid) - beat.limit
 
     def _is_waiting(self, uid: str, beat: Beat) -> bool:
         """Whether a member waits for others, alive; or it is stuck behind an exchange that is over."""
-        furthest = max((other.step for _, other in map(self._beats.__getitem__, self._members) if other), default=0)
+        furthest = max((self._beats[other][1].step for other in self._members), default=0)
         return (beat.phase == "exchanging" and beat.step == furthest
                 and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS)
 
     def _somebody_waits(self, uid: str) -> bool:
         """Whether another member is alive and waits, or there is none: then it is the user who does."""
         others = [other for other in self._members if other != uid and self._is_alive(other)]
-        return not others or any(other in self._waiting or self._phase(other) == "exchanging" for other in others)
-
-    def _phase(self, uid: str) -> str | None:
-        beat = self._beats[uid][1]
-        return beat and beat.phase
+        exchanging = {other for other in others if self._beats[other][1].phase == "exchanging"}
+        return not others or bool(exchanging or self._waiting.keys() & others)

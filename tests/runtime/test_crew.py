@@ -7,10 +7,11 @@ import pytest
 from ray_yolo.errors import ConfigError
 from ray_yolo.events import Summary
 from ray_yolo.runtime.crew import ABSENCE_SECONDS, ENDING_SECONDS, IDLE_SECONDS, SILENCE_SECONDS, Crew, News, Place
-from ray_yolo.runtime.roster import Arrival, Process
+from ray_yolo.runtime.roster import Arrival, Beat, Process
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 NODES = {"a": "left", "b": "right"}  # of workers; else a third one
+JOINING = Beat("joining", 0, 0.0, 30.0)
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 
 
@@ -196,7 +197,7 @@ def test_each_job_has_a_roster_of_its_own_which_outlives_it() -> None:
     desk = Desk()
     desk.offer("1", "2")
     for job, name in (("1", "a"), ("2", "b")):
-        desk.crew.roster(job, 1, "arrive", name, Arrival(0, ELSEWHERE, (name, 1), None))
+        desk.crew.roster(job, 1, "arrive", name, Arrival(0, ELSEWHERE, (name, 1), None, JOINING))
     assert [desk.crew.roster(job, 1, "formed", name).address for job, name in (("1", "a"), ("2", "b"))] == [
         ("a", 1), ("b", 1)]
     desk.crew.withdraw("1")

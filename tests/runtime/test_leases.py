@@ -18,11 +18,12 @@ from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.crew import Crew
 from ray_yolo.runtime.leases import CrewRoster
-from ray_yolo.runtime.roster import Arrival, own_process
+from ray_yolo.runtime.roster import Arrival, Beat, own_process
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
 
 TRIALS = 5
+JOINING = Beat("joining", 0, 0.0, 30.0)
 
 
 def workers_at(trial: Path, least_steps: int) -> list[int]:
@@ -75,7 +76,7 @@ def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
     roster = CrewRoster(crew, 1)
     sent = pickle.loads(pickle.dumps(roster))
     assert sent.job == roster.job
-    sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None))
+    sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None, JOINING))
     assert sent.formed.remote("a").num_workers == 1
     assert CrewRoster(sent.crew, 1).present.remote() == 0  # another job's
 

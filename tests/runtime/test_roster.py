@@ -16,6 +16,7 @@ from ray_yolo.structures import Progress
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+JOINING = Beat("joining", 0, 0.0, 30.0)
 EXCHANGING = Beat("exchanging", 3, 1.0, 30.0)
 
 
@@ -29,7 +30,7 @@ class Desk:
     def arrive(self, names: str, step: int | None = 0) -> None:
         for name in names:
             progress = None if step is None else Progress(0, 4 * step, step)
-            self.roster.arrive(name, Arrival("abcdef".index(name), ELSEWHERE, (name, 1), progress))
+            self.roster.arrive(name, Arrival("abcdef".index(name), ELSEWHERE, (name, 1), progress, JOINING))
 
     def beat(self, names: str, beat: Beat = EXCHANGING) -> list[bool]:
         return [self.roster.beat(name, beat).regroups for name in names]
@@ -97,10 +98,10 @@ def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
     here, desk = own_process(), Desk(2)
     assert here == (os.uname().nodename, os.readlink("/proc/self/ns/pid"), os.getpid())
     for uid, pid in (("a", here.pid), ("b", here.pid)):
-        desk.roster.arrive(uid, Arrival(0, here._replace(pid=pid), (uid, 1), None))
+        desk.roster.arrive(uid, Arrival(0, here._replace(pid=pid), (uid, 1), None, JOINING))
     assert set(desk.members("ab")) == {0, 1}
     desk.roster._members["b"] = desk.roster._members["b"]._replace(process=here._replace(pid=ended.pid))
-    desk.roster.arrive("a", Arrival(0, here, ("a", 1), Progress(0, 4, 1)))
+    desk.roster.arrive("a", Arrival(0, here, ("a", 1), Progress(0, 4, 1), JOINING))
     assert desk.members("a") == [0]
     assert desk.roster.formed("a").num_workers == 1
 
@@ -175,7 +176,7 @@ def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
 def test_all_workers_of_a_node_are_told_to_part() -> None:
     desk = started()
     for name, node in zip("ab", ("left", "right"), strict=True):
-        desk.roster.arrive(name, Arrival("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), node))
+        desk.roster.arrive(name, Arrival("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), JOINING, node))
     assert desk.roster.part_from({"right", "up"}) == {1: "right"}
     desk.arrive("c", 5)
     assert [desk.roster.formed(name) for name in "abc"] == [
@@ -263,6 +264,16 @@ def test_nobody_is_named_while_nobody_waits() -> None:
     assert desk.roster.stalled() is None
     desk.pass_by(4, "ac", busy)
     assert desk.roster.stalled() is None
+
+
+def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
+    desk = started()
+    desk.pass_by(30, "ac")
+    assert desk.roster.stalled() is None
+    desk.pass_by(1, "ac")
+    text = accused(desk)
+    assert text
+    assert "(process 42) has not moved for 34 s (joining, after step 0)" in text
 
 
 def test_all_who_wait_for_each_other_are_left_alone() -> None:
