@@ -85,6 +85,8 @@ class SplitCounts(Frozen):
     rows_left_out: int
     looked_for: tuple[str, ...]
     """Where labels were looked for."""
+    digest: str = ""
+    """Identity of the labels, as `AnnotationIndex.digest` says; '': told by an older log."""
 
 
 class DatasetEvent(Event):

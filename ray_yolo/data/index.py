@@ -173,7 +173,8 @@ def survey(index: AnnotationIndex) -> SplitCounts:
     return SplitCounts(
         images=len(index), boxes=len(index.classes), images_left_out=sum(out), rows_left_out=len(out) - sum(out),
         per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
-        empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for)
+        empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for,
+        digest=index.digest)
 
 
 def require_boxes(index: AnnotationIndex, description: DatasetDescription, split: str) -> None:

@@ -8,6 +8,7 @@ in a thread of the driver with short time limits: a server that is down or slow 
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import time
@@ -22,7 +23,7 @@ from ray_yolo.events import Event
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
-from ray_yolo.runlog.mlflow_run import RUN_ID_TAG, Plan, plan_run
+from ray_yolo.runlog.mlflow_run import RUN_ID_TAG, Data, Plan, plan_run
 from ray_yolo.runlog.owed import RUN_FILE, claimed, forget_owed, note_owed, owing_runs, read_owed, read_run_file
 from ray_yolo.runlog.projections import Projection
 from ray_yolo.runlog.results_files import replace_text
@@ -87,13 +88,14 @@ class Tracker:
             experiment_id = str(parent.info.experiment_id) if parent else find_experiment(
                 client, self._uri, plan.experiment)
             run = _find_run(client, experiment_id, plan.tags[RUN_ID_TAG]) or client.create_run(
-                experiment_id, start_time=plan.start_ms, run_name=plan.name, tags=plan.tags | self._tags)
+                experiment_id, start_time=plan.start_ms, run_name=plan.name, tags=plan.tags | _user() | self._tags)
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
             replace_text(self._run_dir / RUN_FILE, json.dumps(about, indent=1) + "\n")
         self._note_answer()
         run_id = run.info.run_id
         posted = {(key, point.step) for key in run.data.metrics for point in client.get_metric_history(run_id, key)}
-        return _Remote(client, run_id, self._note_answer, posted, set(run.data.params), dict(run.data.tags),
+        data = {(each.dataset.name, each.dataset.digest) for each in (run.inputs.dataset_inputs if run.inputs else ())}
+        return _Remote(client, run_id, self._note_answer, posted, set(run.data.params), dict(run.data.tags), data,
                        run.info.status)
 
     def _stored_run(self, client: MlflowClient) -> Run | None:
@@ -124,6 +126,7 @@ class _Remote:
     posted: set[tuple[str, int]]  # (key, epoch)
     params: set[str]
     tags: dict[str, str]
+    data: set[tuple[str, str]]  # (name, digest)
     status: str
 
     def post(self, plan: Plan, extra_tags: Mapping[str, str]) -> None:
@@ -131,6 +134,7 @@ class _Remote:
         if plan.end_ms is None and self.status != plan.status:
             self.client.update_run(self.run_id, status=plan.status)
         self._post_labels(plan.params, {**plan.tags, **extra_tags})
+        self._post_data(plan.data)
         self._post_points(plan)
         if plan.end_ms is not None and self.status != plan.status:
             self.client.set_terminated(self.run_id, plan.status, end_time=plan.end_ms)
@@ -158,6 +162,16 @@ class _Remote:
             self.client.log_batch(self.run_id, tags=some)
         self.params |= params.keys()
         self.tags |= tags
+
+    def _post_data(self, data: Sequence[Data]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        new = [each for each in data if (each.name, each.digest) not in self.data]
+        if new:
+            self.client.log_inputs(self.run_id, [DatasetInput(
+                Dataset(each.name, each.digest, "local", each.source, profile=each.profile),
+                [InputTag("mlflow.data.context", each.context)]) for each in new])
+        self.data |= {(each.name, each.digest) for each in new}
 
     def _post_points(self, plan: Plan) -> None:
         from mlflow.entities import Metric
@@ -245,6 +259,14 @@ def _find_run(client: MlflowClient, experiment_id: str, run_id: str) -> Run | No
     """The MLflow run that an earlier call created without living to write down its id."""
     runs = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run_id}'", max_results=1)
     return next(iter(runs), None)
+
+
+def _user() -> dict[str, str]:
+    """Who has begun the run, in MLflow's terms."""
+    try:
+        return {"mlflow.user": getpass.getuser()}
+    except (OSError, KeyError):  # a container's user without a name
+        return {}
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:

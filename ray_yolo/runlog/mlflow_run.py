@@ -6,13 +6,14 @@ repeated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.events import EndEvent, EpochEvent, Event, RunEvent, StartEvent
+from ray_yolo.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import best_row, durable, epoch_rows
 from ray_yolo.runlog.interruptions import interruptions
@@ -21,6 +22,7 @@ from ray_yolo.runlog.metrics import Metric, best_metrics, metrics, terms_of
 RUN_ID_TAG = "ray_yolo.run_id"
 
 
+_CONTEXTS = {"train": "training", "val": "validation"}
 _STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _LONGEST_PARAM = 6000  # characters, MLflow's limit
 
@@ -34,6 +36,16 @@ class Point(NamedTuple):
     epoch: int
 
 
+class Data(NamedTuple):
+    """A data split, as `mlflow.entities.Dataset` has it."""
+
+    name: str
+    digest: str
+    source: str  # JSON
+    profile: str  # JSON
+    context: str
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the MLflow run should hold."""
@@ -43,6 +55,7 @@ class Plan:
     start_ms: int
     params: dict[str, str]
     tags: dict[str, str]
+    data: list[Data]
     points: list[Point]
     status: str
     end_ms: int | None  # None while training goes on
@@ -70,6 +83,7 @@ def plan_run(events: Sequence[Event]) -> Plan | None:
         params={path: text[:_LONGEST_PARAM] for path, text in _params(run).items()},
         tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
                                    vars(interruptions(events)).items()},
+        data=_data(run, next((event for event in reversed(events) if isinstance(event, DatasetEvent)), None)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,
@@ -103,6 +117,15 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
     if commit := run.provenance.get("git_commit"):
         tags["mlflow.source.git.commit"] = str(commit)
     return tags
+
+
+def _data(run: RunEvent, found: DatasetEvent | None) -> list[Data]:
+    """The splits, as the data set was at the last start; a description `data.yaml` has its folder's name."""
+    path = Path(run.recipe["data"])
+    name = path.parent.name if path.stem == "data" and path.parent.name else path.stem
+    return [Data(name, counts.digest, json.dumps({"uri": redact(str(path))}),
+                 json.dumps({"images": counts.images, "boxes": counts.boxes}), _CONTEXTS[split])
+            for split, counts in (found.splits if found else {}).items() if counts.digest]
 
 
 def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[Point]:

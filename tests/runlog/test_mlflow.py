@@ -1,3 +1,4 @@
+import getpass
 import json
 import os
 import shlex
@@ -25,8 +26,8 @@ from tests.support import run_log
 from tests.support.servers import BrokenServer
 from tests.support.tracking import Tracking
 
-STORY = [run_log.run(), run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1),
-         *run_log.trained_epoch(2), run_log.end(30)]
+STORY = [run_log.run(), run_log.dataset(train="a1", val="b2"), run_log.start(), *run_log.trained_epoch(0),
+         *run_log.trained_epoch(1), *run_log.trained_epoch(2), run_log.end(30)]
 WEIGHTS = {"weights/best.pt", "weights/last.pt"}
 
 
@@ -104,6 +105,9 @@ class TestSynchronise:
         assert client.get_experiment(run.info.experiment_id).name == "train"
         assert run.data.params["optimizer.momentum"] == "0.937"
         assert run.data.tags["ray_yolo.attempts"] == "1"
+        assert run.data.tags["mlflow.user"] == getpass.getuser()
+        assert {(each.dataset.digest, each.tags[0].value) for each in run.inputs.dataset_inputs} == {
+            ("a1", "training"), ("b2", "validation")}
         values = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "metrics/mAP50")}
         assert values == {0: 0.125, 1: 1.125, 2: 2.125}
 
@@ -124,7 +128,8 @@ class TestSynchronise:
         tell(run_dir, STORY)
         run_id = synchronise(run_dir, uri)
         before = client.get_run(run_id).to_dictionary()
-        for name in ("log_batch", "log_artifact", "set_terminated", "update_run", "set_tag", "create_run"):
+        for name in ("log_batch", "log_inputs", "log_artifact", "set_terminated", "update_run", "set_tag",
+                     "create_run"):
             monkeypatch.setattr(MlflowClient, name, lambda *args, **kwargs: pytest.fail("posted again"))
         assert synchronise(run_dir, uri) == run_id
         assert client.get_run(run_id).to_dictionary() == before
@@ -138,11 +143,11 @@ class TestSynchronise:
         assert points(client, run_id) == EXPECTED
 
     def test_what_may_be_taken_back_is_not_posted(self, uri, client, run_dir):
-        tell(run_dir, [*STORY[:4], run_log.epoch(1)])
+        tell(run_dir, [*STORY[:5], run_log.epoch(1)])
         assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {0}
 
     def test_an_interruption_leaves_no_trace_but_the_number_of_attempts(self, uri, client, run_dir):
-        tell(run_dir, [*STORY[:6], run_log.epoch(2)])
+        tell(run_dir, [*STORY[:7], run_log.epoch(2)])
         first = synchronise(run_dir, uri)
         tell(run_dir, [run_log.end(20, "stopped")])
         synchronise(run_dir, uri)
@@ -258,9 +263,9 @@ def black_hole(monkeypatch):
 class TestThread:
     def test_everything_is_delivered_and_nothing_is_said(self, uri, client, run_dir):
         warnings = []
-        tell(run_dir, STORY[:4])
+        tell(run_dir, STORY[:5])
         tracking = Tracking(run_dir, uri, warnings.append)
-        tell(run_dir, STORY[4:])
+        tell(run_dir, STORY[5:])
         assert tracking.finish() is None
         run_id = read_run_file(run_dir)["run_id"]
         assert points(client, run_id) == EXPECTED
@@ -305,9 +310,9 @@ class TestThread:
         assert len(warnings) == 1
 
     def test_a_server_that_never_answers_holds_nobody_up(self, black_hole, run_dir):
-        tell(run_dir, STORY[:4])
+        tell(run_dir, STORY[:5])
         tracking = Tracking(run_dir, black_hole, lambda _: None)
-        for event in STORY[4:]:
+        for event in STORY[5:]:
             began = time.monotonic()
             tell(run_dir, [event])
             assert time.monotonic() - began < 0.1
@@ -327,11 +332,11 @@ class TestThread:
                 raise ConnectionError("the answer got lost")
 
         monkeypatch.setattr(MlflowClient, "log_batch", maybe)
-        tell(run_dir, STORY[:4])
+        tell(run_dir, STORY[:5])
         tracking = Tracking(run_dir, uri, warnings.append)
         wait_until(lambda: posted)
         away.set()
-        tell(run_dir, STORY[4:])
+        tell(run_dir, STORY[5:])
         wait_until(lambda: warnings)
         away.clear()
         assert tracking.finish() is None
@@ -381,7 +386,7 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
     server, warnings = RealServer(tmp_path), []
     try:
         server.wait_until_up()
-        tell(run_dir, STORY[:4])
+        tell(run_dir, STORY[:5])
         tracking = Tracking(run_dir, server.uri, warnings.append)
         wait_until(lambda: read_run_file(run_dir))
         server.signal(signal.SIGSTOP)

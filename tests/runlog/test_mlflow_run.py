@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
@@ -42,6 +44,22 @@ def test_tags_say_where_the_run_comes_from():
         "ray_yolo.run_id": "train/exp-1", "ray_yolo.recipe_digest": recipe_digest(recipe), "ray_yolo.attempts": "2",
         "ray_yolo.workers": "4", "mlflow.source.git.commit": "abc123", "mlflow.source.name": "python -m ray_yolo.train",
     } == tags
+
+
+@pytest.mark.parametrize(("path", "name"), [
+    ("bccd", "bccd"), ("/there/bccd.yaml", "bccd"), ("sets/bccd/data.yaml", "bccd"), ("data.yaml", "data")])
+def test_data_sets_are_those_of_the_last_start(path, name):
+    recipe = {**run_log.run().recipe, "data": path}
+    told = [run_log.run(recipe=recipe), run_log.dataset(train="old", val="old"), run_log.dataset(train="a1", val="b2")]
+    found = plan_run(run_log.numbered(told)).data
+    assert [(each.name, each.digest, each.context) for each in found] == [
+        (name, "a1", "training"), (name, "b2", "validation")]
+    assert json.loads(found[0].source) == {"uri": path}
+    assert json.loads(found[0].profile) == {"images": 80, "boxes": 99}
+
+
+def test_an_older_log_says_nothing_of_data_sets():
+    assert plan().data == plan(run_log.dataset(train="")).data == []
 
 
 def test_only_durable_epochs_are_planned():

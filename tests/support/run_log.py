@@ -6,7 +6,18 @@ from typing import Any, TypeVar
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent, StepEvent, WarningEvent
+from ray_yolo.events import (
+    CheckpointEvent,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    RunEvent,
+    SplitCounts,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+)
 from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog, read_events
 
 STEPS_PER_EPOCH = 10
@@ -21,6 +32,14 @@ def run(**changes: Any) -> RunEvent:
         "placement": Placement().model_dump(mode="json"), "names": NAMES, "num_images": 80, "num_val_images": 16,
         "num_parameters": 7_000_000, "command": "python -m ray_yolo.train", "provenance": {"git_commit": "abc123"},
     } | changes)
+
+
+def dataset(**digests: str) -> DatasetEvent:
+    """Of splits with these digests."""
+    counts = {"images": 80, "boxes": 99, "per_class": (50, 49), "empty_file": 0, "no_file": 0, "images_left_out": 0,
+              "rows_left_out": 0, "looked_for": ()}
+    return DatasetEvent(names=NAMES, splits={split: SplitCounts(digest=digest, **counts)
+                                             for split, digest in digests.items()})
 
 
 def start(step: int = 0, **changes: Any) -> StartEvent:
