@@ -222,9 +222,22 @@ def _is_private(folder: Path) -> bool:
 
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
-    with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
-        _lock(lock, file, fcntl.LOCK_EX)
-        yield
+    """Context of one process at a time. It takes the file along: who has waited for that one asks for another."""
+    while True:
+        with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
+            _lock(lock, file, fcntl.LOCK_EX)
+            if _is_at(lock, file):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
+
+
+def _is_at(path: Path, file: IO[Any]) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    return False
 
 
 def _lock(path: Path, file: IO[Any], kind: int) -> None:

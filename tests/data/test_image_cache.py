@@ -1,6 +1,7 @@
 import fcntl
 import os
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -150,7 +151,6 @@ def test_a_link_in_the_place_of_a_kept_file_is_not_followed(index: AnnotationInd
     named.with_suffix(".part").symlink_to(mine)
     ImageStore(index, 64, "ram", folder)
     named.unlink()
-    named.with_suffix(".lock").unlink()
     named.with_suffix(".lock").symlink_to(mine)
     with pytest.raises(OSError, match="symbolic"):
         ImageStore(index, 64, "ram", folder)
@@ -284,6 +284,24 @@ def test_a_lock_held_by_another_builder_is_waited_for(index: AnnotationIndex) ->
         assert not waiting.done()
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert waiting.result().load(0).shape == (48, 64, 3)
+    assert not list(store.file.parent.glob("*.lock"))
+
+
+def test_whoever_has_waited_for_a_lock_that_is_gone_asks_for_another_one(tmp_path: Path) -> None:
+    """Two never hold it at once, though each takes its file along."""
+    path, inside, most = tmp_path / "x.lock", [], []
+
+    def build(number: int) -> None:
+        with image_cache._only_one(path):
+            inside.append(number)
+            time.sleep(0.02)
+            most.append(len(inside))
+            inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(build, range(24)))
+    assert most == [1] * 24
+    assert not path.exists()
 
 
 def test_a_lock_is_not_waited_for_for_ever(index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch) -> None:
