@@ -20,7 +20,8 @@ from tests.support.run_log import only
 pytestmark = [pytest.mark.root, pytest.mark.ray, pytest.mark.timeout(1800),
               pytest.mark.skipif(bool(machines.missing()), reason=machines.missing() or "-")]
 
-RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs", "50", "--batch-size", "16",
+EPOCHS = 80  # a node that comes back takes its time
+RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs", str(EPOCHS), "--batch-size", "16",
           "--microbatch", "8", "--exact", "--noval", "--noplots"]
 STORAGE = "storage"  # what --storage-path is given: a folder that both nodes see
 HEAD, DASHBOARD, TRACKER = "10.77.0.1:6379", "http://127.0.0.1:8265", "http://127.0.0.1:5000"
@@ -138,14 +139,15 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
             "n1", service.folder / "ray", "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m",
             "ray_yolo.train", *RECIPE, "--storage-path", service.folder / STORAGE, "--num-workers", "2",
             "--name", "cut", stdout=stream, stderr=stream)
-    wait_for(lambda: service.trained(2, 20) or job.poll())
+    wait_for(lambda: service.trained(2, 20) or job.poll() is not None)
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
     service.nodes.wire("n2", "down")
-    wait_for(lambda: service.trained(1, 1) or job.poll())
+    wait_for(lambda: service.trained(1, 1) or job.poll() is not None)
     service.await_nodes(1)
     service.nodes.wire("n2", "up")
-    wait_for(lambda: service.trained(2, 1) or job.poll())
+    wait_for(lambda: service.trained(2, 1) or job.poll() is not None)
     assert job.wait(600) == 0, log.read_text()
+    assert [start.num_workers for start in only(StartEvent, service.events)] == [2, 1, 2]
     assert not [finding for finding in compare_runs(service.run_dir, service.calm) if finding.problem]
     ends = [only(CheckpointEvent, read_events(folder / EVENTS_FILE))[-1] for folder in (service.run_dir, service.calm)]
     assert ends[0].digest == ends[1].digest
@@ -170,7 +172,7 @@ def test_it_is_one_run_of_the_tracking_server(service: Service) -> None:
     client = MlflowClient(f"sqlite:///{service.folder}/tracker.db")
     (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     assert run.info.status == "FINISHED"
-    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/box_loss")] == list(range(50))
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/box_loss")] == list(range(EPOCHS))
 
 
 def test_nothing_is_left(service: Service) -> None:
