@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
     given = parser.parse_args(argv)
     with scratch() as folder, ray_nodes(2) as nodes:
         chaos = Chaos(folder, nodes, given.seed)
-        chaos.training.wait_for_workers(2)
+        chaos.training.wait(lambda _: chaos.training.step >= 3)
         chaos.go_on(given.minutes, given.mean)
         chaos.end()
         events = read_events(chaos.training.run_dir / "events.jsonl")
