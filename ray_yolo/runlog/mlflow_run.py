@@ -120,12 +120,18 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
 
 
 def _data(run: RunEvent, found: DatasetEvent | None) -> list[Data]:
-    """The splits, as the data set was at the last start; a description `data.yaml` has its folder's name."""
+    """The splits, as the data set was at the last start; a description `data.yaml` has its folder's name.
+
+    Of two with one digest, as where a set is its own validation, MLflow would keep the first one's context alone.
+    """
     path = Path(run.recipe["data"])
     name = path.parent.name if path.stem == "data" and path.parent.name else path.stem
-    return [Data(name, counts.digest, json.dumps({"uri": redact(str(path))}),
-                 json.dumps({"images": counts.images, "boxes": counts.boxes}), _CONTEXTS[split])
-            for split, counts in (found.splits if found else {}).items() if counts.digest]
+    splits = found.splits if found else {}
+    profiles = {counts.digest: json.dumps({"images": counts.images, "boxes": counts.boxes})
+                for counts in splits.values() if counts.digest}
+    return [Data(name, digest, json.dumps({"uri": redact(str(path))}), profile,
+                 ", ".join(_CONTEXTS[split] for split, counts in splits.items() if counts.digest == digest))
+            for digest, profile in profiles.items()]
 
 
 def _points(rows: Sequence[EpochEvent], numbers: Sequence[Metric]) -> Iterator[Point]:

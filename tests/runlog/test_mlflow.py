@@ -111,6 +111,11 @@ class TestSynchronise:
         values = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "metrics/mAP50")}
         assert values == {0: 0.125, 1: 1.125, 2: 2.125}
 
+    def test_a_data_set_that_is_its_own_validation_is_named_once_as_both(self, uri, client, run_dir):
+        tell(run_dir, [run_log.run(), run_log.dataset(train="a1", val="a1"), *STORY[2:]])
+        (found,) = client.get_run(synchronise(run_dir, uri)).inputs.dataset_inputs
+        assert (found.dataset.digest, found.tags[0].value) == ("a1", "training, validation")
+
     def test_files_are_there_too(self, uri, client, run_dir):
         tell(run_dir, STORY)
         run_id = synchronise(run_dir, uri)
