@@ -116,6 +116,7 @@ class Session:
         if not isinstance(found, Generation):
             self.ended, self.parted, self._begun = found, True, True
             return
+        before = self.state
         self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
         self._begun = True
         if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
@@ -128,7 +129,10 @@ class Session:
                 regrouped=found.source is not None))
             if self.state.last_epoch:  # its event may have been lost on the way when a worker died
                 self._emit(self.state.last_epoch)
-        self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
+        if self.state is before:  # its own, between the same two steps
+            self.clock.go_on()
+        else:
+            self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
         self._count_anew()
         self.stopped_early = self._has_stalled()
 

@@ -25,7 +25,7 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, StepEvent, WarningEvent, parse_event
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, ShardEvent, StepEvent, WarningEvent, parse_event
 from ray_yolo.structures import Progress
 from tests.support import run_log
 from tests.support.jobs import TINY, make_job
@@ -254,6 +254,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     assert members.rescued == 1
     saved = [event.step for event in run_log.only(CheckpointEvent, events)]
     assert saved[:2] == ([2, 3] if where == "train" else [2, 2])
+    assert [event.images for event in run_log.only(ShardEvent, events)] == [len(job.train)] * 4
 
 
 def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
