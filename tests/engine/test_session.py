@@ -25,7 +25,16 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, ShardEvent, StepEvent, WarningEvent, parse_event
+from ray_yolo.events import (
+    CheckpointEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    ShardEvent,
+    StepEvent,
+    WarningEvent,
+    parse_event,
+)
 from ray_yolo.structures import Progress
 from tests.support import run_log
 from tests.support.jobs import TINY, make_job
