@@ -32,6 +32,14 @@ class Finding:
     image: bool = False  # a whole image was left out, not a row
 
 
+class Mirror(NamedTuple):
+    """A version of a data set that lies in a store, in a folder of the machine that this was made on."""
+
+    address: str
+    version: str
+    folder: str
+
+
 @dataclass(frozen=True)
 class AnnotationIndex:
     """All annotations of a data split as flat arrays, cheap to share between processes of a node."""
@@ -49,6 +57,7 @@ class AnnotationIndex:
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
     num_without_file: int = 0  # images that no label file belongs to
     looked_for: tuple[str, ...] = ()  # where labels were looked for: COCO files, and patterns of the others
+    mirror: Mirror | None = None  # that `paths` are of
 
     def __len__(self) -> int:
         return len(self.paths)

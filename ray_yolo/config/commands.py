@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import STRIDE
 from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
-from ray_yolo.storage.store import is_address
 
 ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
 
@@ -22,14 +21,8 @@ class ResultsPlacement(Placement):
     name: str = ""
     """Name of the results; '': a new expN."""
     exist_ok: bool = False
-    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten."""
-
-    @field_validator("storage_path")
-    @classmethod
-    def _is_folder(cls, value: str) -> str:
-        if is_address(value):
-            raise ValueError("results are files; give a folder")
-        return value
+    """Use --name again: results that lie there already are moved aside to NAME.oldN, never mixed or overwritten; in a
+    store they are refused."""
 
 
 class ValPlacement(ResultsPlacement):
@@ -50,7 +43,7 @@ class ValConfig(Frozen):
     weights: str
     """Weights to validate, such as runs/train/exp/weights/best.pt."""
     data: str = ""
-    """Data set: a YAML file or a built-in one; '': the one that the weights were trained on."""
+    """Data set: a YAML file, its address, or a built-in one; '': the one that the weights were trained on."""
     split: Literal["val", "test", "train"] = "val"
     """Part of the data set."""
     imgsz: ImageSize = None

@@ -51,7 +51,8 @@ class Recipe(Frozen):
     """Everything that decides the trained weights."""
 
     data: str = "shapes"
-    """Data set: a YAML file, or a built-in one (shapes, shapes8, shapes1k)."""
+    """Data set: a YAML file, the address of one (s3://bucket/coco/data.yaml, gs://, az://), or a built-in one (shapes,
+    shapes8, shapes1k)."""
     model: str = "yolov5s"
     """Architecture: yolov5{n,s,m,l,x}, yolov5{n,s,m,l,x}u, yolov8{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a
     YOLOv5-style YAML file."""

@@ -12,15 +12,17 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
 from ray_yolo.data.media import matching
+from ray_yolo.data.mirror import address_parts, mirror
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
-from ray_yolo.errors import DatasetError
-from ray_yolo.structures import Finding
+from ray_yolo.errors import DatasetError, InputError
+from ray_yolo.storage.store import is_address
+from ray_yolo.structures import Finding, Mirror
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
@@ -44,6 +46,7 @@ class DatasetDescription:
     names: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # what there was to say about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
+    mirror: Mirror | None = None  # where the data set lies in a store
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -57,11 +60,19 @@ class DatasetDescription:
 
 
 def read_description(source: str | Path) -> DatasetDescription:
-    """The description of a built-in data set (drawn if need be) or of a YAML file.
+    """The description of a built-in data set (drawn if need be), of a YAML file, or of one in a store, whose data set
+    is mirrored on this machine.
 
     Raises:
         DatasetError: if there is no such data set or its description cannot be used.
     """
+    if is_address(str(source)):
+        mirrored = mirror(str(source))
+        try:
+            found = read_description(Path(mirrored.folder, address_parts(mirrored.address)[1]))
+        except InputError as error:
+            raise DatasetError(str(error).replace(mirrored.folder, address_parts(mirrored.address)[0])) from None
+        return replace(found, file=mirrored.address, mirror=mirrored)
     from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))

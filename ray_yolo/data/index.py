@@ -59,7 +59,8 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         checked = _check_all(sources, num_readers or min(8, os.cpu_count() or 1))
         index = build_index(sources.paths, checked, description.names)
         index_cache.keep(key, index, sources.paths)
-    index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for)
+    index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
+                    mirror=description.mirror)
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "

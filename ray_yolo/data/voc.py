@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from reprlib import repr as short
 from xml.parsers import expat
@@ -22,7 +22,7 @@ def annotation_path(image_path: str) -> Path | None:
     return next((place for folder in folders(image_path) if (place := Path(folder, name)).is_file()), None)
 
 
-def folders(image_path: str) -> list[str]:
+def folders(image_path: str, is_there: Callable[[str], bool] = os.path.isdir) -> list[str]:
     """Where an image's XML file may be: beside it, in `Annotations` next to its `JPEGImages`, or in one of the folders
     that are usual next to `images`, as far as they are there."""
     folder = os.path.dirname(image_path)
@@ -31,7 +31,7 @@ def folders(image_path: str) -> list[str]:
         return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
     head, found, tail = f"{folder}/".rpartition("/images/")
     places = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
-    return [folder, *filter(os.path.isdir, places)]
+    return [folder, *filter(is_there, places)]
 
 
 def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +99,7 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
 
 
 def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *, threads: int
-                 ) -> Iterator[tuple[Media, list[Prediction]]]:
+                 ) -> Generator[tuple[Media, list[Prediction]]]:
     """What is found in each file, in their order: one prediction for a picture, one for each frame of a video."""
     found = detect_frames(predictor, frames_of(media, output.config.vid_stride), output, threads=threads,
                           batch_size=output.config.batch_size)

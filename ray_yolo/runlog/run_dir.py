@@ -34,7 +34,7 @@ from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, 
 from ray_yolo.runlog.spool import begin_spool, project_address, refresh, spool_folder
 from ray_yolo.runlog.stored_run import StoredRun, hold
 from ray_yolo.storage.lease import store_time
-from ray_yolo.storage.store import is_address, open_store
+from ray_yolo.storage.store import Store, is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
 _logger = logging.getLogger(__name__)
@@ -265,31 +265,45 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
     With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
+    Where storage is a store it is a spool, whose name there nobody else gets; `stored_run.put_results` stores it.
 
     Args:
         sources: absolute paths of what is read, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training.
+        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training, or there is
+            that name in the store.
     """
-    project = project_folder(placement)
-    if not (placement.name and placement.exist_ok):
-        return _exclusive(project, placement.name or "exp")
+    project, address = project_folder(placement), project_address(placement)
+    store = open_store(address) if address else None
     folder = project / placement.name
-    if folder.exists() and any(folder.iterdir()):
+    if not (placement.name and placement.exist_ok):
+        folder = _exclusive(project, placement.name or "exp", store)
+    elif store and not _claim(store, placement.name):
+        raise InputError(f"exist_ok: {address}/{placement.name}: what is in a store is not moved aside; choose another "
+                         "--name, or remove it there")
+    elif folder.exists() and any(folder.iterdir()):
         held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
         if found := next(filter(os.path.exists, held), None):
             raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
                              "results; choose another --name or --project")
         _logger.warning("%s: what it held lies in %s now", folder, _move_aside(folder))
     folder.mkdir(parents=True, exist_ok=True)
+    if address:
+        begin_spool(folder, f"{address}/{folder.name}")
     return folder
 
 
-def _exclusive(project: Path, stem: str) -> Path:
-    """A folder stem, stem2, stem3, ... made by exclusive create, so that two commands never share one."""
+def _claim(store: Store, name: str) -> bool:
+    """Take a name in a store, unless it is taken."""
+    return not store.list(f"{name}/") and store.put_if(f"{name}/.begun", b"") is not None
+
+
+def _exclusive(project: Path, stem: str, store: Store | None = None) -> Path:
+    """A folder stem, stem2, stem3, ... made by exclusive create, there too, so that two commands never share one."""
     project.mkdir(parents=True, exist_ok=True)
-    matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)", path.name) for path in project.iterdir())
+    names = [*(path.name for path in project.iterdir()), *(entry.name for entry in (store.list() if store else ()))]
+    matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name) for name in names)
     number = max((int(match[1] or 1) for match in matches if match), default=0)
     while True:
         number += 1
@@ -298,7 +312,8 @@ def _exclusive(project: Path, stem: str) -> Path:
             folder.mkdir()
         except FileExistsError:
             continue
-        return folder
+        if store is None or _claim(store, folder.name):
+            return folder
 
 
 def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True

@@ -25,7 +25,7 @@ from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.stored import LEASE, StoredCheckpoints
-from ray_yolo.errors import InputError, TrainingError
+from ray_yolo.errors import InputError, RayYoloError, TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.projections import Projection, reason_of
@@ -99,6 +99,21 @@ def copy_of(address: str) -> Path:
     except OSError as error:
         raise InputError(f"{address}: {error}") from None
     return folder
+
+
+def put_results(folder: Path, address: str) -> None:
+    """Store what a validation or prediction has left in a folder; '' as the address: it stays there alone.
+
+    Raises:
+        RayYoloError: if storage refuses.
+    """
+    store = open_store(address) if address else None
+    paths = [path for path in _files(folder) if path.relative_to(folder).parts[0] != "ray"] if store else []
+    try:
+        with ThreadPoolExecutor(_READERS) as writers:
+            list(writers.map(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths))
+    except OSError as error:
+        raise RayYoloError(f"{address}: not all results are stored ({error}); they lie in {folder}") from None
 
 
 class StoredRun:

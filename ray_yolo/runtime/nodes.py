@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -26,11 +27,12 @@ import ray_yolo
 from ray_yolo.config.placement import Placement
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.data.index_cache import cache_folder
+from ray_yolo.data.mirror import WAIT_SECONDS, mirror
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.structures import AnnotationIndex, Mirror
 
 SAMPLE = 32  # images that every node is asked for
 ANSWER_SECONDS = 60.0  # in which a node starts a process and answers
@@ -39,6 +41,7 @@ LEAST_BYTES = 2 * 1024**3  # free for what Ray and torch put aside
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 Files = tuple[tuple[str, int], ...]
 
 
@@ -68,8 +71,8 @@ def versions() -> dict[str, str]:
 
 
 def sample(*indices: AnnotationIndex) -> Files:
-    """(path, bytes) of some images of each index, at equal distances, that are here."""
-    paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices
+    """(path, bytes) of some images of each index, at equal distances, that are here; of none that was mirrored."""
+    paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices if not index.mirror
              for number in range(min(SAMPLE, len(index)))]
     return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths) if os.path.isfile(path))
 
@@ -98,6 +101,16 @@ def report(folder: str, files: Files) -> Report:
     lacks = tuple(path for path, size in files if not os.path.isfile(path) or os.path.getsize(path) != size)
     temporary = os.environ.get("RAY_TMPDIR") or "/tmp"
     return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free)
+
+
+def bring(data: Mirror) -> tuple[str, list[str]]:
+    """Make this node's mirror of a data set. Why there is none, and what was fetched."""
+    told: list[str] = []
+    try:
+        mirror(data.address, data.version, told.append)
+    except InputError as error:
+        return str(error), told
+    return "", told
 
 
 def faults(node: str, told: Report, here: dict[str, str], folder: str, looked_at: int) -> Iterator[RayYoloError]:
@@ -129,6 +142,8 @@ def concerns(node: str, told: Report, skew: float) -> Iterator[str]:
 def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
     """Refuse a node on which workers could not train as on the others. Returns what else there is to say of them.
 
+    A data set that lies in a store is mirrored on each.
+
     Args:
         folder: of storage, or a file in it; or a store's address.
 
@@ -144,6 +159,12 @@ def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
     for name, (told, _) in answers.items():
         for fault in faults(name, told, ours, str(folder), len(files)):
             raise fault
+    for data in {index.mirror for index in indices if index.mirror}:
+        for name, ((refused, told), _) in _ask(nodes, bring, data, seconds=WAIT_SECONDS).items():
+            if refused:
+                raise InputError(f"node {name}: {refused}")
+            for text in told:
+                _log.warning("node %s: %s", name, text)
     return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
 
 
@@ -191,7 +212,8 @@ def least_room_for_images() -> int:
     return min(rooms if rooms and len(away) == len(nodes) else [*rooms, room_for_images()])
 
 
-def _ask(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any) -> dict[str, tuple[T, float]]:
+def _ask(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS
+         ) -> dict[str, tuple[T, float]]:
     """What a function returns on each node, by the node's name, and the moment at which it was there.
 
     Raises:
@@ -200,12 +222,12 @@ def _ask(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any) 
     ask = ray.remote(num_cpus=0, max_retries=0)(function)
     asked = {ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments): name
              for node, name in nodes.items()}
-    pending, found, deadline = list(asked), {}, time.monotonic() + ANSWER_SECONDS
+    pending, found, deadline = list(asked), {}, time.monotonic() + seconds
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         now = time.time()
         if not ready:
-            raise ResourcesError(f"node {asked[pending[0]]} has not answered for {ANSWER_SECONDS:g} s; check it with "
+            raise ResourcesError(f"node {asked[pending[0]]} has not answered for {seconds:g} s; check it with "
                                  "`ray status`, or take it out of the cluster")
         try:
             found[asked[ready[0]]] = cast(T, ray.get(ready[0])), now

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
 from ray_yolo.runlog.run_dir import output_folder
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.runlog.stored_run import put_results
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 
@@ -37,7 +40,7 @@ _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with l
 class PredictResult:
     """What was found, and where its files are."""
 
-    folder: Path
+    folder: Path  # on this machine
     names: tuple[str, ...]  # of the classes
     predictions: tuple[Prediction, ...]  # of pictures and frames, by path
 
@@ -64,11 +67,15 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
     folder = output_folder(placement, (anywhere(config.weights), *(one.path for one in media)))
-    output = Output(folder, config)
-    predictions = _collect(detect(output=output), media, trained.names, quiet=quiet)
-    write_tables(output, predictions, trained.names)
+    output, address = Output(folder, config), address_of(folder)
+    try:
+        with closing(detect(output=output)) as found:
+            predictions = _collect(found, media, trained.names, quiet=quiet)
+        write_tables(output, predictions, trained.names)
+    finally:  # what an interrupted one has left, too
+        put_results(folder, address)
     if not quiet:
-        print(f"results in {folder}")
+        print(f"results in {address or folder}")
     return PredictResult(folder, trained.names, tuple(predictions))
 
 
@@ -108,7 +115,7 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 
 def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
-                   ) -> Iterator[tuple[Media, list[Prediction]]]:
+                   ) -> Generator[tuple[Media, list[Prediction]]]:
     """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
 
     A RayYoloError says why an actor has failed for good.
@@ -123,7 +130,8 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
         found = files.map_batches(
-            _Actor, fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder)), batch_size=None,
+            _Actor, batch_size=None,
+            fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder), address_of(output.folder)),
             num_cpus=placement.cpus, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
@@ -136,21 +144,23 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
 class _Actor:
     """Detects in the files of one part after the other."""
 
-    def __init__(self, config: dict[str, Any], folder: str) -> None:
+    def __init__(self, config: dict[str, Any], folder: str, address: str) -> None:
         import ray
 
         keep_freed_memory()
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
-        self._output = Output(Path(folder), settings)
-        self._threads = settings.placement.threads
+        self._settings, self._folder, self._address = settings, folder, address
         self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, imgsz=settings.imgsz,
                                           precision=settings.precision, device=device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
-        found = detect_files(self._predictor, media, self._output, threads=self._threads)
-        return {"number": list(part["number"]), "found": [to_wire(predictions) for _, predictions in found]}
+        with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
+            found = [to_wire(predictions) for _, predictions in detect_files(
+                self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]
+            put_results(Path(folder), self._address)  # of a folder that no other node sees
+        return {"number": list(part["number"]), "found": found}
 
 
 @contextmanager

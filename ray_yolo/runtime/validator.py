@@ -17,9 +17,10 @@ import torch
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.resources import share_out
-from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
+from ray_yolo.data.mirror import at_hand
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
 from ray_yolo.engine.predict import Trained, check_classes, load_trained
@@ -37,6 +38,8 @@ from ray_yolo.runlog.narrator import class_table, dataset_table
 from ray_yolo.runlog.plots import Failed, draw_detections
 from ray_yolo.runlog.projections import reason_of
 from ray_yolo.runlog.run_dir import output_folder, storage_folder
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.runlog.stored_run import put_results
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_train import run_workers
 from ray_yolo.structures import AnnotationIndex
@@ -46,7 +49,7 @@ from ray_yolo.structures import AnnotationIndex
 class ValResult:
     """What a validation found."""
 
-    folder: Path
+    folder: Path  #: on this machine
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95
     losses: dict[str, float]  #: by term
     per_class: list[dict[str, Any]]
@@ -63,7 +66,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         ResourcesError: if there is no such GPU, or the cluster can never hold the workers.
         TrainingError: if a worker fails.
     """
-    config, trained, index = check(config)
+    config, trained, description, index = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         gpus = cluster.join(placement)
@@ -81,23 +84,26 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     told = outcome(found, index)
     result = ValResult(folder, told["metrics"], told["val"], [row.model_dump() for row in told["per_class"]],
                        twelve_numbers(found, index) if config.coco else {}, found.speed)
-    if failed := _write(config, found, index, folder):
+    if failed := _write(config, found, description, index, folder):
         say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
-    about = {**result.__dict__, "folder": str(folder), "weights": config.weights, "data": config.data}
+    where = address_of(folder) or str(folder)
+    about = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
     write_durably(folder / "results.json", json.dumps(about, indent=1).encode())
-    say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result)]))
+    put_results(folder, address_of(folder))
+    say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result, where)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
         say(_track(config, result, uri))
     return result
 
 
-def _write(config: ValConfig, found: Evaluation, index: AnnotationIndex, folder: Path) -> list[str]:
+def _write(config: ValConfig, found: Evaluation, description: DatasetDescription, index: AnnotationIndex, folder: Path
+           ) -> list[str]:
     """Write the files that are asked for and, as training does, the pictures; gives those that could not be drawn."""
     failed: Failed = {}
     if config.save_txt:
         write_label_files(found.detections, index, folder, scores=config.save_conf)
     if config.save_json:
-        rows = coco_results(found.detections, index, read_description(config.data), config.split)
+        rows = coco_results(found.detections, index, description, config.split)
         write_durably(folder / "detections.json", json.dumps(rows).encode())
     if not config.placement.noplots:
         assert config.imgsz, "the configuration is decided"
@@ -105,8 +111,9 @@ def _write(config: ValConfig, found: Evaluation, index: AnnotationIndex, folder:
     return [f"{name} ({reason})" for name, reason in failed.items()]
 
 
-def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
-    """The configuration with what the weights decide, the weights and the labels; nothing is started or made.
+def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, AnnotationIndex]:
+    """The configuration with what the weights decide, the weights, the data set and its labels; nothing is started or
+    made.
 
     What cannot be used is refused as by `validate`.
     """
@@ -128,14 +135,14 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, AnnotationIndex]:
                            f"{trained.model.num_classes} ({', '.join(trained.names)})")
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
-    return decided, trained, index
+    return decided, trained, description, index
 
 
-def _rest(result: ValResult) -> list[str]:
+def _rest(result: ValResult, where: str) -> list[str]:
     """What is told under the table of classes: the COCO numbers, the time, and where it all is."""
     speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
     return [*(f"{name:>22}{value:11.4f}" for name, value in result.coco.items()), f"ms per image: {speed}",
-            f"results in {result.folder}"]
+            f"results in {where}"]
 
 
 def _track(config: ValConfig, result: ValResult, uri: str) -> str:
@@ -174,5 +181,5 @@ def _worker(wire: dict[str, Any]) -> Evaluation:
     context = ray.train.get_context()
     torch.set_num_threads(config.placement.threads)
     replicas = Replicas(context.get_world_rank(), context.get_world_size())
-    index = ray.get(wire["index"], timeout=config.placement.timeout_seconds)
+    index = at_hand(ray.get(wire["index"], timeout=config.placement.timeout_seconds))
     return _evaluate(load_trained(local_file(wire["weights"])), config, index, replicas, ray.train.torch.get_device())

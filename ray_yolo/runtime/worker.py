@@ -21,6 +21,7 @@ from torch import nn
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.data.mirror import at_hand
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
@@ -46,7 +47,7 @@ def from_wire(wire: dict[str, Any]) -> Job:
     """The job that `to_wire` sent."""
     train, val = ray.get([wire["train"], wire["val"]], timeout=_INDEX_SECONDS)
     recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
-    return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": train, "val": val})
+    return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": at_hand(train), "val": at_hand(val)})
 
 
 def train_worker(config: dict[str, Any]) -> Summary | None:

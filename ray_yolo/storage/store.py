@@ -2,7 +2,7 @@
 
 One contract for all of them, which is less than that of a file system: an object is there whole or not at all, is never
 appended to, and can be replaced on condition that it still is the version that was read. Keys have parts between
-slashes; `list` shows one level. What goes wrong with storage is an OSError.
+slashes; `list` shows one level, `walk` all. What goes wrong with storage is an OSError.
 
 Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, the role
 of a machine, ...), as `obstore` reads them.
@@ -36,8 +36,10 @@ T = TypeVar("T")
 class Entry(NamedTuple):
     """What a listing tells of an object, or of a level below, whose name ends with a slash."""
 
-    name: str  # the key's last part
+    name: str  # the key's last part; of `walk` the key
     modified: float  # Unix seconds by the store's clock; 0 of a level
+    size: int = 0  # bytes
+    tag: str = ""  # another one for other content; of most objects of S3 and Google the MD5 of their bytes
 
 
 class Found(NamedTuple):
@@ -54,8 +56,8 @@ class Store(Protocol):
     def get(self, key: str) -> Found:
         """An object; FileNotFoundError if there is none."""
 
-    def fetch(self, key: str, path: Path) -> None:
-        """Put an object into a file, without holding it in memory."""
+    def fetch(self, key: str, path: Path) -> str:
+        """Put an object into a file, without holding it in memory. Returns its tag."""
 
     def put(self, key: str, data: bytes | Path) -> None:
         """Make or replace an object by bytes, or by a file's."""
@@ -68,6 +70,9 @@ class Store(Protocol):
         with a dot are left out.
         """
 
+    def walk(self, prefix: str = "") -> list[Entry]:
+        """All objects below a prefix by their keys, without those of which a part begins with a dot."""
+
     def delete(self, key: str) -> None:
         """Remove an object, which need not be there."""
 
@@ -77,32 +82,35 @@ def is_address(path: str) -> bool:
     return "://" in path
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str, setting: str = "storage_path") -> Store:
     """The store at an address; nothing is asked of it yet.
+
+    Args:
+        setting: what the address was given by, for messages.
 
     Raises:
         InputError: if it is none, or what reads it is not installed.
     """
     scheme = address.partition("://")[0]
     if scheme == "file":
-        return FolderStore(Path(address.removeprefix(_FOLDER)))
+        return FolderStore(Path(address.removeprefix(_FOLDER)), setting)
     if scheme not in ("s3", "gs", "az"):
-        raise InputError(f"storage_path: {redact(address)}: give a folder, or an address with s3://, gs://, az:// or "
+        raise InputError(f"{setting}: {redact(address)}: give a folder, or an address with s3://, gs://, az:// or "
                          "file://")
     try:
         return ObjectStore(address)
     except ImportError:
-        raise InputError(f"storage_path: {redact(address)} needs pip install 'ray_yolo[s3]' on every node") from None
+        raise InputError(f"{setting}: {redact(address)} needs pip install 'ray_yolo[s3]' on every node") from None
     except Exception as error:  # of obstore's or ValueError: what it says of addresses and settings
-        raise InputError(f"storage_path: {redact(f'{address}: {error}').splitlines()[0]}") from None
+        raise InputError(f"{setting}: {redact(f'{address}: {error}').splitlines()[0]}") from None
 
 
 class FolderStore:
     """Objects as files of a folder. Versions are digests; conditions hold among users of one file system's locks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, setting: str = "storage_path") -> None:
         if not folder.is_absolute():
-            raise InputError(f"storage_path: {_FOLDER}{folder} is not absolute; write {_FOLDER}/folder")
+            raise InputError(f"{setting}: {_FOLDER}{folder} is not absolute; write {_FOLDER}/folder")
         self._folder = folder
 
     def get(self, key: str) -> Found:
@@ -110,8 +118,9 @@ class FolderStore:
         data = path.read_bytes()
         return Found(data, hashlib.sha256(data).hexdigest(), path.stat().st_mtime)
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path) -> str:
         shutil.copyfile(self._folder / key, path)
+        return _file_entry(key, self._folder / key).tag  # as it is now: a file that changes meanwhile has another one
 
     def put(self, key: str, data: bytes | Path) -> None:
         path = self._folder / key
@@ -145,9 +154,17 @@ class FolderStore:
         try:
             with os.scandir(self._folder / prefix) as found:
                 return sorted(Entry(f"{each.name}/", 0.0) if each.is_dir() else
-                              Entry(each.name, each.stat().st_mtime) for each in found if each.name[0] != ".")
+                              _file_entry(each.name, each) for each in found if each.name[0] != ".")
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+    def walk(self, prefix: str = "") -> list[Entry]:
+        found = []
+        for here, folders, names in os.walk(self._folder / prefix, followlinks=True):
+            folders[:] = [name for name in folders if name[0] != "."]
+            found += [_file_entry(Path(here, name).relative_to(self._folder).as_posix(), Path(here, name))
+                      for name in names if name[0] != "."]
+        return sorted(found)
 
     def delete(self, key: str) -> None:
         (self._folder / key).unlink(missing_ok=True)
@@ -159,6 +176,11 @@ class FolderStore:
         with (self._folder / ".conditions").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _file_entry(name: str, file: Path | os.DirEntry[str]) -> Entry:
+    found = file.stat()
+    return Entry(name, found.st_mtime, found.st_size, f"{found.st_mtime_ns:x}-{found.st_size:x}")
 
 
 def _as_os_errors(method: Callable[P, T]) -> Callable[P, T]:
@@ -193,10 +215,12 @@ class ObjectStore:
         return Found(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
 
     @_as_os_errors
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path) -> str:
+        found = self._store.get(key)
         with path.open("wb") as file:
-            for piece in self._store.get(key).stream(min_chunk_size=1 << 22):
+            for piece in found.stream(min_chunk_size=1 << 22):
                 file.write(piece)
+        return _object_entry(found.meta).tag
 
     @_as_os_errors
     def put(self, key: str, data: bytes | Path) -> None:
@@ -215,9 +239,13 @@ class ObjectStore:
     def list(self, prefix: str = "") -> list[Entry]:
         found = self._store.list_with_delimiter(prefix or None)
         entries = [Entry(f"{key.rpartition('/')[2]}/", 0.0) for key in found["common_prefixes"]]
-        entries += [Entry(each["path"].rpartition("/")[2], each["last_modified"].timestamp())
-                    for each in found["objects"]]
+        entries += [_object_entry(each)._replace(name=each["path"].rpartition("/")[2]) for each in found["objects"]]
         return sorted(entry for entry in entries if entry.name[0] != ".")
+
+    @_as_os_errors
+    def walk(self, prefix: str = "") -> list[Entry]:
+        found = (_object_entry(each) for part in self._store.list(prefix or None, chunk_size=1000) for each in part)
+        return sorted(entry for entry in found if not f"/{entry.name}".count("/."))
 
     @_as_os_errors
     def delete(self, key: str) -> None:
@@ -225,6 +253,10 @@ class ObjectStore:
             self._store.delete(key)
         except FileNotFoundError:
             return
+
+
+def _object_entry(meta: Any) -> Entry:
+    return Entry(meta["path"], meta["last_modified"].timestamp(), meta["size"], (meta["e_tag"] or "").strip('"'))
 
 
 def _version(meta: Any) -> dict[str, str]:

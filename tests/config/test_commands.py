@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ray_yolo.config.commands import (
-    ExportConfig,
-    PredictConfig,
-    PredictPlacement,
-    ResultsPlacement,
-    ValConfig,
-    ValPlacement,
-)
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 
 NEEDED = {ValConfig: {"weights": "w.pt"}, PredictConfig: {"weights": "w.pt", "source": "s"},
           ExportConfig: {"weights": "w.pt"}}
@@ -36,10 +29,3 @@ def test_weights_are_used_in_this_process_unless_workers_are_asked_for() -> None
 def test_one_class_may_stand_alone() -> None:
     for given in (3, (3,), [3]):
         assert PredictConfig.model_validate({**NEEDED[PredictConfig], "classes": given}).classes == (3,)
-
-
-@pytest.mark.parametrize("placement", [ValPlacement, PredictPlacement])
-def test_results_are_files_of_a_folder(placement: type[ResultsPlacement]) -> None:
-    assert placement(storage_path="/results").storage_path == "/results"
-    with pytest.raises(ValidationError, match="results are files; give a folder"):
-        placement(storage_path="s3://bucket/x")

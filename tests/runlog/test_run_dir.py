@@ -18,6 +18,8 @@ from ray_yolo.errors import InputError
 from ray_yolo.runlog import record, run_dir
 from ray_yolo.runlog.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, output_folder, storage_folder
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.storage.store import FolderStore
 
 RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
 Open = Callable[..., Run]
@@ -254,6 +256,27 @@ def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
     assert output_folder(placement.model_copy(update={"exist_ok": True})).name == "mine"
     assert not list(tmp_path.rglob("*.old*")), "an empty folder is used as it is"
     assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"
+
+
+def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FolderStore(tmp_path / "bucket" / "val").put("mine3/results.json", b"")
+
+    def named(machine: str, **placement: Any) -> str:
+        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / machine))
+        where = Placement.model_validate({"storage_path": f"file://{tmp_path}/bucket", "project": "val", **placement})
+        folder = output_folder(where)
+        assert folder.is_relative_to(tmp_path / machine)
+        assert address_of(folder) == f"file://{tmp_path}/bucket/val/{folder.name}"
+        return folder.name
+
+    assert [named(machine) for machine in ("one", "two", "two", "one")] == ["exp", "exp2", "exp3", "exp4"]
+    assert named("one", name="mine") == "mine4"
+    assert named("one", name="mine", exist_ok=True) == "mine"
+    for taken in ("mine", "mine3"):
+        with pytest.raises(InputError, match=f"exist_ok: file://.*/val/{taken}: what is in a store is not moved aside"):
+            named("two", name=taken, exist_ok=True)
+    monkeypatch.setattr(FolderStore, "list", lambda *_: [])
+    assert named("three") == "exp5", "others have taken them since they were listed"
 
 
 @pytest.fixture

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.index import read_index
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import nodes
-from ray_yolo.runtime.nodes import Report, check_nodes, concerns, describe_cluster, faults, report, sample, versions
+from ray_yolo.runtime.nodes import (
+    Report,
+    bring,
+    check_nodes,
+    concerns,
+    describe_cluster,
+    faults,
+    report,
+    sample,
+    versions,
+)
 from ray_yolo.storage.store import FolderStore
-from tests.support.jobs import make_index
+from ray_yolo.structures import Mirror
+from tests.support.jobs import make_dataset, make_index
 from tests.support.sweeps import assert_cpus_return
 
 OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
@@ -78,6 +92,21 @@ def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monk
     assert "pip install" in report("s3://bucket/x", ()).refuses
 
 
+def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
+    index = read_index(read_description(f"file://{make_dataset(tmp_path / 'set', 5)}"), "train")
+    assert index.mirror
+    assert sample(index) == ()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    refused, [told] = bring(index.mirror)
+    assert not refused
+    assert f"33 files (0.2 MB) are fetched into {tmp_path}/node/" in told
+    assert bring(index.mirror) == ("", [])
+    (tmp_path / "set" / "images" / "train" / "000.png").unlink()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))
+    assert "has changed since" in bring(index.mirror)[0]
+
+
 def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("a", "gain = 0.05"), ("b", "gain = 0.5")):
         (tmp_path / name).mkdir()
@@ -98,6 +127,9 @@ def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert check_nodes(tmp_path, index) == []
     with pytest.raises(InputError, match=r"node n1 does not see .*gone; give a folder that every node mounts"):
         check_nodes(tmp_path / "gone", index)
+    away = replace(index, mirror=Mirror("file:///none", "0", str(tmp_path)))
+    with pytest.raises(InputError, match="node n1: data: file:///none: there is no such bucket or object"):
+        check_nodes(tmp_path, away)
     monkeypatch.setattr(nodes, "other_nodes", lambda: {"0" * 56: "n2"})
     with pytest.raises(ResourcesError, match="node n2 "):
         check_nodes(tmp_path, index)

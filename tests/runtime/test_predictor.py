@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_yolo.api import YOLO
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.engine.predict_files import Prediction
 from ray_yolo.errors import CheckpointError, InputError, RayYoloError
-from ray_yolo.runtime import cluster
+from ray_yolo.runtime import cluster, predictor
 from ray_yolo.runtime.predictor import PredictResult, predict
+from ray_yolo.storage.store import FolderStore
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
 from tests.support.weights import make_weights
@@ -114,6 +117,49 @@ def test_a_file_may_be_called_anything_and_has_one_line(
     assert len(list((result.folder / "labels").iterdir())) == len(list(result.folder.glob("*.jpg"))) == 5
 
 
+def stored_in(folder: Path) -> dict[str, bytes]:
+    """Without what takes the name."""
+    return {name: data for name, data in contents(folder).items() if name != ".begun"}
+
+
+def test_results_are_stored_also_those_of_an_interrupted_prediction(
+        weights: Path, source: Path, local: PredictResult, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    stored: dict[str, Any] = {"placement": {"storage_path": f"file://{tmp_path}/bucket"}}
+    project = tmp_path / "bucket" / "p"
+    run(weights, source, Path("p"), "", quiet=False, **stored)
+    assert stored_in(project / "exp") == contents(local.folder)
+    assert capsys.readouterr().out.splitlines()[-1] == f"results in file://{project}/exp"
+    YOLO(str(weights)).predict(str(source), save_json=True, storage_path=f"file://{tmp_path}/bucket", project="p")
+    assert stored_in(project / "exp2").keys() == {"predictions.json"}
+
+    def interrupt(found: list[Prediction], names: object) -> str:
+        if found[0].frame:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(predictor, "summary", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(weights, source, Path("p"), "", quiet=False, **stored)
+    assert stored_in(project / "exp3") == {
+        name: data for name, data in contents(local.folder).items() if name != "predictions.json"}
+
+
+def test_results_that_cannot_be_stored_stay_where_they_are(weights: Path, source: Path, tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+
+    def refuse(*_: object) -> None:
+        raise OSError("SlowDown")
+
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    monkeypatch.setattr(FolderStore, "put_if", lambda *_: "1")
+    with pytest.raises(RayYoloError, match=r"/bucket/p/exp: not all results are stored \(SlowDown\); they lie in "):
+        run(weights, source / "0.png", Path("p"), "", placement={"storage_path": f"file://{tmp_path}/bucket"})
+    assert list((tmp_path / "cache").rglob("p/exp/predictions.json"))
+
+
 def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^classes: 2 "):
         run(weights, source, tmp_path, "x", classes=(2,))
@@ -134,6 +180,9 @@ def test_actors_write_the_same_bytes_as_this_process(
         assert one[:3] == other[:3]
         assert one.error == other.error
         assert one.detections.tobytes() == other.detections.tobytes()
+    run(weights, source, Path("p"), "x", placement={"num_workers": 2, "gpus_per_worker": 0,
+                                                    "storage_path": f"file://{tmp_path}/bucket"})
+    assert stored_in(tmp_path / "bucket" / "p" / "x") == contents(local.folder)
 
 
 @pytest.mark.ray

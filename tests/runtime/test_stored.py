@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.engine.state_files import digest, read_state
 from ray_yolo.engine.stored import LEASE
@@ -23,11 +26,12 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.stored_run import read_log
 from ray_yolo.runlog.verification import compare_runs
 from ray_yolo.runtime.trainer import TrainResult, fit
+from ray_yolo.runtime.validator import validate
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config
-from tests.support.object_storage import s3_server
+from tests.support.object_storage import s3_server, upload
 from tests.support.processes import kill
 
 TRAIN = """
@@ -117,6 +121,26 @@ def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: Train
     assert result.best_fitness == calm.best_fitness
     secrets = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
     assert secrets == []
+
+
+def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], calm: TrainResult, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    data = "s3://bucket/sets/tiny/data.yaml"
+    settings = make_config(tmp_path, 0, {"save_steps": 2}, epochs=EPOCHS, noval=False, data=data)
+    upload(tmp_path / "data", "s3://bucket/sets/tiny")
+    shutil.rmtree(tmp_path / "data")
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    result = fit(settings, quiet=True)
+    for kind in ("last", "best"):
+        mine, theirs = (read_state(each.run_dir / "weights" / f"{kind}.pt") for each in (result, calm))
+        assert digest(mine) == digest(theirs)
+    assert json.loads((result.run_dir / "run.json").read_text())["recipe"]["data"] == data
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
+    found = validate(ValConfig.model_validate({  # of weights that know the address
+        "weights": str(result.last), "placement": {"storage_path": "s3://bucket/vision", "noplots": True}}), quiet=True)
+    assert found.metrics == pytest.approx(result.metrics, abs=1e-6)
+    told = json.loads(open_store("s3://bucket/vision/runs/val/exp").get("results.json").data)
+    assert (told["data"], told["folder"]) == (data, "s3://bucket/vision/runs/val/exp")
 
 
 @pytest.mark.slow

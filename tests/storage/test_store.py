@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -81,6 +82,28 @@ def test_files_come_and_go_whole(store: Store, tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
     with pytest.raises(FileNotFoundError):
         store.fetch("states/none", target)
+
+
+def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_content(store: Store, tmp_path: Path) -> None:
+    content = {"a/b/c": b"1", "a/b": b"22", "a/bc/d": b"333", "ä /+%41#": b"4444"}
+    if "Folder" in type(store).__name__:
+        del content["a/b"]
+    for key, data in content.items():
+        store.put(key, data)
+    for hidden in ("a/.d", "a/.e/f", ".g"):
+        store.put(hidden, b"")
+    told = {entry.name: entry for entry in store.walk()}
+    assert {key: entry.size for key, entry in told.items()} == {key: len(data) for key, data in content.items()}
+    assert [entry.name for entry in store.walk("a/b/")] == ["a/b/c"]
+    assert store.walk("none/") == []
+    for key, entry in told.items():
+        assert store.fetch(key, tmp_path / "target") == entry.tag
+        assert (tmp_path / "target").read_bytes() == content[key]
+    assert store.list("a/b/") == [told["a/b/c"]._replace(name="c")]
+    store.put("a/b/c", b"5")
+    assert store.walk("a/b/")[0].tag != told["a/b/c"].tag
+    if "Object" in type(store).__name__:  # what a mirror is checked by
+        assert told["a/b/c"].tag == hashlib.md5(b"1").hexdigest()
 
 
 def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:

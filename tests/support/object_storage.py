@@ -9,6 +9,9 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from ray_yolo.storage.store import open_store
 
 _SERVE = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', sys.argv[1]])"
 
@@ -36,3 +39,11 @@ def s3_server() -> Iterator[dict[str, str]]:
     finally:
         server.terminate()
         server.wait()
+
+
+def upload(folder: Path, address: str) -> None:
+    """Store every file of a folder."""
+    store = open_store(address)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put(path.relative_to(folder).as_posix(), path)
