@@ -34,6 +34,7 @@ class Mutation(NamedTuple):
 
 DATASET, EPOCHS = "data/test_dataset.py", "engine/test_epochs.py"
 EVALUATE, LOOP = "engine/test_evaluate.py", "engine/test_loop.py"
+MIRROR = "data/test_mirror.py"
 
 MUTATIONS = (
     # What the first tests did not notice
@@ -64,6 +65,18 @@ MUTATIONS = (
     Mutation("runlog/stored_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)",
              "runlog/test_stored_run.py"),
     Mutation("runlog/stored_run.py", "if name[:7] == names[-1][:7]", "", "runlog/test_stored_run.py"),
+    Mutation("runlog/run_dir.py", "if store is None or _claim(store, folder.name):", "if True:",
+             "runlog/test_run_dir.py"),
+    Mutation("data/mirror.py", "found.st_mtime_ns == file.time or _digests(path)[0] == file.sha256", "True", MIRROR),
+    Mutation("data/mirror.py", "            if md5 == tag:", "            if True:", MIRROR),
+    Mutation("data/mirror.py", "(md5 == tag or not is_md5)", "True", MIRROR),
+    Mutation("data/mirror.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
+    Mutation("data/mirror.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):",
+             MIRROR),
+    Mutation("data/mirror.py", "while not _try_lock(lock.fileno()):", "while False:", MIRROR),
+    Mutation("data/mirror.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
+    Mutation("data/mirror.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
+    Mutation("runtime/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),

@@ -105,7 +105,8 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
     findings = (*_unrun(content, where), *_doubles(names, where("names")))
-    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders, **splits)
+    return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
+                              mirror=None, **splits)
 
 
 def _unrun(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:

@@ -100,8 +100,8 @@ def mirror(address: str, version: str = "", tell: Callable[[str], None] = _log.w
     except InputError as error:  # of the description, which nobody knows by that name
         raise DatasetError(str(error).replace(str(top / _COMING), folder)) from None
     except OSError as error:
-        raise DatasetError(f"data: {address}: {error}; see that this machine's credentials may list and read it, and "
-                           f"that {top} can be written to") from None
+        advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
+        raise DatasetError(f"data: {address}: {error}; see that {advice}") from None
     return Mirror(address, found, str(top / found))
 
 

@@ -107,11 +107,12 @@ def put_results(folder: Path, address: str) -> None:
     Raises:
         RayYoloError: if storage refuses.
     """
-    store = open_store(address) if address else None
-    paths = [path for path in _files(folder) if path.relative_to(folder).parts[0] != "ray"] if store else []
+    if not address:
+        return
+    store, keys = open_store(address), [path.relative_to(folder).as_posix() for path in _files(folder)]
     try:
         with ThreadPoolExecutor(_READERS) as writers:
-            list(writers.map(lambda path: store.put(path.relative_to(folder).as_posix(), path), paths))
+            list(writers.map(lambda key: store.put(key, folder / key), (key for key in keys if key[:4] != "ray/")))
     except OSError as error:
         raise RayYoloError(f"{address}: not all results are stored ({error}); they lie in {folder}") from None
 

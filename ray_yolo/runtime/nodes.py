@@ -160,11 +160,11 @@ def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
         for fault in faults(name, told, ours, str(folder), len(files)):
             raise fault
     for data in {index.mirror for index in indices if index.mirror}:
-        for name, ((refused, told), _) in _ask(nodes, bring, data, seconds=WAIT_SECONDS).items():
+        for name, ((refused, lines), _) in _ask(nodes, bring, data, seconds=WAIT_SECONDS).items():
             if refused:
                 raise InputError(f"node {name}: {refused}")
-            for text in told:
-                _log.warning("node %s: %s", name, text)
+            for line in lines:
+                _log.warning("node %s: %s", name, line)
     return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
 
 

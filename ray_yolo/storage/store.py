@@ -65,13 +65,13 @@ class Store(Protocol):
     def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
         """The same if it still is that version; None: if there is none. Returns the new version, None if it was not."""
 
+    def walk(self, prefix: str = "") -> list[Entry]:
+        """All objects below a prefix by their keys, without those of which a part begins with a dot."""
+
     def list(self, prefix: str = "") -> list[Entry]:
         """What there is one level below a prefix, sorted by name; a prefix is '' or ends with a slash. Names that begin
         with a dot are left out.
         """
-
-    def walk(self, prefix: str = "") -> list[Entry]:
-        """All objects below a prefix by their keys, without those of which a part begins with a dot."""
 
     def delete(self, key: str) -> None:
         """Remove an object, which need not be there."""
@@ -150,14 +150,6 @@ class FolderStore:
             self.put(key, data)
         return hashlib.sha256(data).hexdigest()
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        try:
-            with os.scandir(self._folder / prefix) as found:
-                return sorted(Entry(f"{each.name}/", 0.0) if each.is_dir() else
-                              _file_entry(each.name, each) for each in found if each.name[0] != ".")
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
     def walk(self, prefix: str = "") -> list[Entry]:
         found = []
         for here, folders, names in os.walk(self._folder / prefix, followlinks=True):
@@ -165,6 +157,14 @@ class FolderStore:
             found += [_file_entry(Path(here, name).relative_to(self._folder).as_posix(), Path(here, name))
                       for name in names if name[0] != "."]
         return sorted(found)
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        try:
+            with os.scandir(self._folder / prefix) as found:
+                return sorted(Entry(f"{each.name}/", 0.0) if each.is_dir() else
+                              _file_entry(each.name, each) for each in found if each.name[0] != ".")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def delete(self, key: str) -> None:
         (self._folder / key).unlink(missing_ok=True)
@@ -236,16 +236,16 @@ class ObjectStore:
             return None
 
     @_as_os_errors
+    def walk(self, prefix: str = "") -> list[Entry]:
+        found = (_object_entry(each) for part in self._store.list(prefix or None, chunk_size=1000) for each in part)
+        return sorted(entry for entry in found if not f"/{entry.name}".count("/."))
+
+    @_as_os_errors
     def list(self, prefix: str = "") -> list[Entry]:
         found = self._store.list_with_delimiter(prefix or None)
         entries = [Entry(f"{key.rpartition('/')[2]}/", 0.0) for key in found["common_prefixes"]]
         entries += [_object_entry(each)._replace(name=each["path"].rpartition("/")[2]) for each in found["objects"]]
         return sorted(entry for entry in entries if entry.name[0] != ".")
-
-    @_as_os_errors
-    def walk(self, prefix: str = "") -> list[Entry]:
-        found = (_object_entry(each) for part in self._store.list(prefix or None, chunk_size=1000) for each in part)
-        return sorted(entry for entry in found if not f"/{entry.name}".count("/."))
 
     @_as_os_errors
     def delete(self, key: str) -> None:

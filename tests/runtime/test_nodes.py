@@ -100,7 +100,7 @@ def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, mon
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
     refused, [told] = bring(index.mirror)
     assert not refused
-    assert f"33 files (0.2 MB) are fetched into {tmp_path}/node/" in told
+    assert f"33 files (0.1 MB) are fetched into {tmp_path}/node/" in told
     assert bring(index.mirror) == ("", [])
     (tmp_path / "set" / "images" / "train" / "000.png").unlink()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))

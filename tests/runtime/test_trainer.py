@@ -18,6 +18,8 @@ import yaml
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.index import read_index
 from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.evaluate import Evaluation
@@ -37,13 +39,13 @@ from ray_yolo.events import (
 )
 from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
-from ray_yolo.runtime import cluster, nodes, trainer
+from ray_yolo.runtime import cluster, nodes, trainer, worker
 from ray_yolo.runtime.preflight import job_of
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from tests.support import run_log
 from tests.support.checkpoints import newest
-from tests.support.jobs import make_config
+from tests.support.jobs import make_config, make_dataset, make_job
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 
@@ -385,6 +387,22 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
     resumed = fit(RunConfig(placement=placement), quiet=True)  # of a recipe it knows nothing but the defaults
     assert resumed.run_dir == first.run_dir
     assert [event.epoch for event in run_log.told(resumed.run_dir, StartEvent)] == [0, 2]
+
+
+def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
+    description = read_description(f"file://{make_dataset(tmp_path / 'set', 4)}")
+    train, val = (read_index(description, split) for split in ("train", "val"))
+    monkeypatch.setattr(worker.ray, "put", lambda value: value)
+    monkeypatch.setattr(worker.ray, "get", lambda values, timeout: values)
+    wire = worker.to_wire(replace(make_job(tmp_path, 4), train=train, val=val))
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    job = worker.from_wire(wire)
+    for mine, theirs in ((job.train, train), (job.val, val)):
+        assert mine.digest == theirs.digest
+        assert [path.partition("/node/")[2] for path in mine.paths] == [
+            path.partition("/driver/")[2] for path in theirs.paths]
+        assert all(Path(path).is_file() for path in mine.paths)
 
 
 def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:
