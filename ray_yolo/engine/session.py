@@ -71,6 +71,7 @@ class Session:
         self.parted = False  # is no member of the last generation: was told to leave, or came too late
         self.ended: Summary | None = None  # without this worker
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
+        self.clock = Clock(0)
         self._begun = False
         self._lost = 0  # peers since the last step
 

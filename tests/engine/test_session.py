@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint, session
+from ray_yolo.engine import checkpoint, saver, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.membership import FixedMembers, Generation
@@ -495,6 +495,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
         run_session(make_job(tmp_path), Host(), Placement(), events.append)
