@@ -129,7 +129,7 @@ def _data(run: RunEvent, found: DatasetEvent | None) -> list[Data]:
     splits = found.splits if found else {}
     profiles = {counts.digest: json.dumps({"images": counts.images, "boxes": counts.boxes})
                 for counts in splits.values() if counts.digest}
-    return [Data(name, digest, json.dumps({"uri": redact(str(path))}), profile,
+    return [Data(name, digest, json.dumps({"uri": redact(run.recipe["data"])}), profile,
                  ", ".join(_CONTEXTS[split] for split, counts in splits.items() if counts.digest == digest))
             for digest, profile in profiles.items()]
 

@@ -47,7 +47,8 @@ def test_tags_say_where_the_run_comes_from():
 
 
 @pytest.mark.parametrize(("path", "name"), [
-    ("bccd", "bccd"), ("/there/bccd.yaml", "bccd"), ("sets/bccd/data.yaml", "bccd"), ("data.yaml", "data")])
+    ("bccd", "bccd"), ("/there/bccd.yaml", "bccd"), ("sets/bccd/data.yaml", "bccd"), ("data.yaml", "data"),
+    ("s3://bucket/bccd/data.yaml", "bccd")])
 def test_data_sets_are_those_of_the_last_start(path, name):
     recipe = {**run_log.run().recipe, "data": path}
     told = [run_log.run(recipe=recipe), run_log.dataset(train="old", val="old"), run_log.dataset(train="a1", val="b2")]

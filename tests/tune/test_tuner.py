@@ -325,6 +325,7 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
         str(tmp_path / name) for name in ("data", "tiny.yaml", "weights.pt", "hooks.py:Hooks")]
     known = told({"data": "shapes8", "model": "yolov5n"}).recipe
     assert (known.data, known.model, known.weights) == ("shapes8", "yolov5n", "")
+    assert told({"data": f"file://{tmp_path}/data/data.yaml"}).recipe.data == f"file://{tmp_path}/data/data.yaml"
 
 
 def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:
