@@ -43,7 +43,7 @@ from ray_yolo.structures import AnnotationIndex, Mirror
 
 MANIFEST, _LOCK, _IN_USE, _COMING = ".manifest.json", ".lock", ".in-use", ".coming"
 WAIT_SECONDS = 3600.0  # for another process, or another node, to make a mirror
-_REQUESTS = 32  # at once
+_REQUESTS, _PART = 32, 8192  # at once; that wait in memory
 _KINDS = SUFFIXES | {".txt", ".xml", ".json"}
 _log = logging.getLogger(__name__)
 _used: dict[Path, int] = {}  # versions that this process keeps, with the locked file
@@ -190,7 +190,9 @@ def _fill(store: Store, folder: Path, wanted: _Wanted, tell: Callable[[str], Non
         tell(f"{len(missing)} files ({sum(wanted[key][0] for key in missing) / 1e6:.1f} MB) are fetched into {folder}")
         fetch = _Fetch(store, folder)
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            files.update(zip(missing, pool.map(lambda key: fetch(key, *wanted[key]), missing), strict=True))
+            for first in range(0, len(missing), _PART):
+                part = missing[first:first + _PART]
+                files.update(zip(part, pool.map(lambda key: fetch(key, *wanted[key]), part), strict=True))
         os.sync()  # once: to wait for each of a hundred thousand files would take longer than to fetch them
     if files != _recorded(folder):
         publish(folder / MANIFEST, lambda path: path.write_text(json.dumps(files)))
@@ -250,13 +252,11 @@ class _Fetch:
 
 
 def _digests(path: Path) -> tuple[str, str]:
-    """SHA-256 and MD5, of one look at a file."""
-    digests = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+    """SHA-256 and MD5 of a file."""
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            for digest in digests:
-                digest.update(piece)
-    return digests[0].hexdigest(), digests[1].hexdigest()
+        sha256 = hashlib.file_digest(file, "sha256")
+        file.seek(0)
+        return sha256.hexdigest(), hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _recorded(folder: Path) -> dict[str, _File]:
@@ -281,4 +281,5 @@ def _remove_unused(top: Path) -> None:
     for folder in [each for each in top.iterdir() if each.is_dir() and each.name != _COMING]:
         with (folder / _IN_USE).open("a") as file:
             if _try_lock(file.fileno()):
+                (folder / MANIFEST).unlink(missing_ok=True)  # first: for who waits in `_use`
                 shutil.rmtree(folder, ignore_errors=True)

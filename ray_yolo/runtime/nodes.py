@@ -159,13 +159,23 @@ def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
     for name, (told, _) in answers.items():
         for fault in faults(name, told, ours, str(folder), len(files)):
             raise fault
+    bring_everywhere(*indices)
+    return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
+
+
+def bring_everywhere(*indices: AnnotationIndex) -> None:
+    """Make the mirrors of data sets that lie in a store on the other nodes, so that none waits there for another.
+
+    Raises:
+        InputError: if one cannot be made.
+        ResourcesError: if a node does not answer.
+    """
     for data in {index.mirror for index in indices if index.mirror}:
-        for name, ((refused, lines), _) in _ask(nodes, bring, data, seconds=WAIT_SECONDS).items():
+        for name, ((refused, lines), _) in _ask(other_nodes(), bring, data, seconds=WAIT_SECONDS).items():
             if refused:
                 raise InputError(f"node {name}: {refused}")
             for line in lines:
                 _log.warning("node %s: %s", name, line)
-    return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
 
 
 def describe_cluster(address: str) -> tuple[list[str], bool]:

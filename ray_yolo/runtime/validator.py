@@ -41,6 +41,7 @@ from ray_yolo.runlog.run_dir import output_folder, storage_folder
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.runlog.stored_run import put_results
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.nodes import bring_everywhere
 from ray_yolo.runtime.ray_train import run_workers
 from ray_yolo.structures import AnnotationIndex
 
@@ -70,6 +71,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         gpus = cluster.join(placement)
+        bring_everywhere(index)
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         config = config.model_copy(update={"placement": given})
     folder = output_folder(placement, (anywhere(config.weights), *index.paths))
