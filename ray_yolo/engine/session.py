@@ -119,7 +119,7 @@ class Session:
             return
         before = self.state
         self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
-        self._begun = True
+        self._begun, self.host.pulse.step = True, self.state.progress.step
         if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
             self.parts = regroup(self.parts, found.replicas)
         if self.records:
