@@ -146,10 +146,12 @@ class Scripted(FixedMembers):
 
 
 def train_with_a_newcomer(replicas: Replicas, job: Job) -> dict[str, Any]:
-    members, events = Scripted(replicas), []
+    members, events, told = Scripted(replicas), [], []
     host = Host(prepare_model=lambda model: wrap_model(model, members.joined))
-    run_session(job, host, Placement(save_steps=1), events.append, members)
-    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins}
+    run_session(job, host, Placement(save_steps=1), events.append, members,
+                lambda: bool(told.append(host.pulse.step)))
+    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins,
+            "told": told}
 
 
 def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], tmp_path: Path) -> None:
@@ -158,6 +160,7 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], 
     assert_same(first["state"], calm["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (2, 1)
+    assert first["told"] == [2, 3, 4, 5, 6, 7]  # between which steps it says that it is
 
 
 class Parting(FixedMembers):
@@ -494,7 +497,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
     def refuse(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse)
     monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):

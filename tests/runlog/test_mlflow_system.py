@@ -41,11 +41,11 @@ def test_a_training_that_is_continued_goes_on_with_them(
     warned: list[str] = []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
     first = follow(tmp_path, uri, warned)
-    wait_for(lambda: len(steps(uri, tmp_path)) > 2)
+    wait_for(lambda: len(steps(uri, tmp_path)) > 2, 90)
     first.finish()
     before = steps(uri, tmp_path)
     second = follow(tmp_path, uri, warned)
-    wait_for(lambda: len(steps(uri, tmp_path)) > len(before))
+    wait_for(lambda: len(steps(uri, tmp_path)) > len(before), 90)
     second.finish()
     assert steps(uri, tmp_path) == list(range(len(steps(uri, tmp_path))))
     assert not warned
@@ -57,7 +57,7 @@ def test_without_what_it_needs_it_says_so_and_the_rest_is_tracked(
     warned: list[str] = []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
     projections = follow(tmp_path, uri, warned)
-    wait_for(lambda: warned)
+    wait_for(lambda: warned, 90)
     projections.finish()
     assert warned == ["system metrics: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING needs pip install psutil. Training goes on "
                       "without."]
