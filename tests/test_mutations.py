@@ -65,7 +65,7 @@ MUTATIONS = (
     Mutation("runlog/stored_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)",
              "runlog/test_stored_run.py"),
     Mutation("runlog/stored_run.py", "if name[:7] == names[-1][:7]", "", "runlog/test_stored_run.py"),
-    Mutation("runlog/run_dir.py", "if store is None or _claim(store, folder.name):", "if True:",
+    Mutation("runlog/run_dir.py", "if store and not _claim(store, folder.name):", "if False:",
              "runlog/test_run_dir.py"),
     Mutation("data/mirror.py", "found.st_mtime_ns == file.time or _digests(path)[0] == file.sha256", "True", MIRROR),
     Mutation("data/mirror.py", "            if md5 == tag:", "            if True:", MIRROR),

@@ -302,18 +302,21 @@ def _claim(store: Store, name: str) -> bool:
 def _exclusive(project: Path, stem: str, store: Store | None = None) -> Path:
     """A folder stem, stem2, stem3, ... made by exclusive create, there too, so that two commands never share one."""
     project.mkdir(parents=True, exist_ok=True)
-    names = [*(path.name for path in project.iterdir()), *(entry.name for entry in (store.list() if store else ()))]
+    names = [entry.name for entry in store.list()] if store else [path.name for path in project.iterdir()]
     matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name) for name in names)
     number = max((int(match[1] or 1) for match in matches if match), default=0)
     while True:
         number += 1
         folder = project / f"{stem}{number if number > 1 else ''}"
+        if store and not _claim(store, folder.name):
+            continue
+        if store and folder.exists():  # of what is no more in the store
+            _move_aside(folder)
         try:
             folder.mkdir()
         except FileExistsError:
             continue
-        if store is None or _claim(store, folder.name):
-            return folder
+        return folder
 
 
 def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True

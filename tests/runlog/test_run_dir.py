@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -275,8 +276,11 @@ def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, mon
     for taken in ("mine", "mine3"):
         with pytest.raises(InputError, match=f"exist_ok: file://.*/val/{taken}: what is in a store is not moved aside"):
             named("two", name=taken, exist_ok=True)
-    monkeypatch.setattr(FolderStore, "list", lambda *_: [])
-    assert named("three") == "exp5", "others have taken them since they were listed"
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "list", lambda *_: [])
+        assert named("three") == "exp5", "others have taken them since they were listed"
+    shutil.rmtree(tmp_path / "bucket")
+    assert named("one") == "exp", "what a machine still has of others takes no name"
 
 
 @pytest.fixture

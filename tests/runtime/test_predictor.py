@@ -173,7 +173,8 @@ def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path)
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_actors_write_the_same_bytes_as_this_process(
-        weights: Path, source: Path, tmp_path: Path, local: PredictResult) -> None:
+        weights: Path, source: Path, tmp_path: Path, local: PredictResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
     result = run(weights, source, tmp_path, "x", placement={"num_workers": 2, "gpus_per_worker": 0})
     assert contents(result.folder) == contents(local.folder)
     for one, other in zip(result.predictions, local.predictions, strict=True):
