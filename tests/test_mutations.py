@@ -64,6 +64,8 @@ MUTATIONS = (
     Mutation("runlog/stored_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)",
              "runlog/test_stored_run.py"),
     Mutation("runlog/stored_run.py", "if name[:7] == names[-1][:7]", "", "runlog/test_stored_run.py"),
+    Mutation("tune/ledger.py", "self.stored.keep_up()", "pass", "tune/test_stored.py"),
+    Mutation("tune/trial.py", "bring_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
