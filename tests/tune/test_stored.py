@@ -35,6 +35,7 @@ from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
 from ray_yolo.tune.ledger import Finished, Ledger, Proposed, Started, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.mlflow import _child, sweep_run
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.searcher import tune_config_of
 from ray_yolo.tune.trial import train_trial
@@ -175,8 +176,8 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     assert not (tmp_path / "of Ray's processes").exists()
 
 
-def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(start: Start, bucket: FolderStore
-                                                                               ) -> None:
+def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
+        start: Start, bucket: FolderStore, tmp_path: Path) -> None:
     run, _ = start()
     folders = [train(run, f"trial{number}", number, ends=number < 2) for number in range(3)]
     bucket.put("trials/trial0/detections.npy", b"x")
@@ -192,6 +193,9 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(s
         ledger.propose()
         best = keep_best(again.folder, replace(ledger.trials[-1], number=number, pasts={}))
         assert (best, checkpoints.value(best)) == (again.folder / "weights" / "best.pt", number)
+    bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
+    tracked = replace(sweep_run(make_sweep(tmp_path), ledger.trials, "RUNNING"), folders=("trial0", "trial1"))
+    assert [_child(again.folder, tracked, number) for number in range(2)] == [None, "its"]
 
 
 def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start, bucket: FolderStore) -> None:
