@@ -44,6 +44,11 @@ class Clock:
         self.step_images += images
         return seconds
 
+    def go_on(self) -> None:
+        """There was no training since the last step."""
+        now = time.perf_counter()
+        self.began, self.last = self.began + now - self.last, now
+
     def stop_training(self) -> None:
         """The epoch's last step has been taken."""
         self.trained = time.perf_counter()

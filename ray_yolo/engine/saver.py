@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,12 +16,12 @@ from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
 
-MAX_MISSED_SAVES = 3
+MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # so many in a row, and nothing saved for so long, end training
 WRITE_SECONDS = 600.0  # storage that takes longer is taken for lost, as if it were full
 
 
 class Saver:
-    """Writes a run's checkpoints, one at a time, in order; a few failures in a row are survived with a warning.
+    """Writes a run's checkpoints, one at a time, in order; for a while each failure in a row costs a warning.
 
     Args:
         keep: checkpoints that stay.
@@ -32,6 +33,7 @@ class Saver:
         self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
         self._missed = 0
+        self._missed_since = 0.0
         self.step = -1  # of the newest checkpoint that was asked for
 
     def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
@@ -61,7 +63,7 @@ class Saver:
             needed: the newest one has to be there.
 
         Raises:
-            TrainingError: if it is not, or too many in a row are missing.
+            TrainingError: if it is not, or nothing could be written for too long.
         """
         pending, self._pending = self._pending, None
         try:
@@ -70,10 +72,12 @@ class Saver:
                 self._missed = 0
         except OSError as error:
             self._missed += 1
+            self._missed_since = time.monotonic() if self._missed == 1 else self._missed_since
             reason = str(error) or f"the storage has not answered for {WRITE_SECONDS:g} s"
             problem = f"the checkpoint at step {self.step} could not be written ({reason})"
             self._emit(WarningEvent(message=problem))
-            if needed or self._missed >= MAX_MISSED_SAVES:
+            lasts = time.monotonic() - self._missed_since >= MISSED_SECONDS
+            if needed or (self._missed >= MAX_MISSED_SAVES and lasts):
                 raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
                                     "again") from error
 

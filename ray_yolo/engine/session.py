@@ -71,6 +71,7 @@ class Session:
         self.parted = False  # is no member of the last generation: was told to leave, or came too late
         self.ended: Summary | None = None  # without this worker
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
+        self.clock = Clock(0)
         self._begun = False
         self._lost = 0  # peers since the last step
 
@@ -116,8 +117,9 @@ class Session:
         if not isinstance(found, Generation):
             self.ended, self.parted, self._begun = found, True, True
             return
+        before = self.state
         self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
-        self._begun = True
+        self._begun, self.host.pulse.step = True, self.state.progress.step
         if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
             self.parts = regroup(self.parts, found.replicas)
         if self.records:
@@ -128,7 +130,10 @@ class Session:
                 regrouped=found.source is not None))
             if self.state.last_epoch:  # its event may have been lost on the way when a worker died
                 self._emit(self.state.last_epoch)
-        self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
+        if self.state is before:  # its own, between the same two steps
+            self.clock.go_on()
+        else:
+            self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
         self._count_anew()
         self.stopped_early = self._has_stalled()
 

@@ -33,6 +33,7 @@ from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.mlflow_client import tracking_uri
+from ray_yolo.runlog.mlflow_system import SystemMetrics, is_asked_for
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runlog.registry import Registry
@@ -69,10 +70,11 @@ class Bookkeeping:
                   file=stream)
         uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
         mlflow = [Mlflow(run.folder, uri, **link)] if uri else []
+        system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and is_asked_for(os.environ) else []
         # MLflow takes the files along, and the console tells what the others warn of
         self._projections = Projections(log, [
             ResultsCsv(run.folder), TensorBoard(run.folder),
-            *([] if placement.noplots else [Pictures(run.folder, job, self.warn)]), *mlflow,
+            *([] if placement.noplots else [Pictures(run.folder, job, self.warn)]), *system, *mlflow,
             *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
             Console(run.folder, stream, notes=lambda: [note for projection in mlflow for note in projection.notes]),
             *([Stored(run.stored)] if run.stored else []),

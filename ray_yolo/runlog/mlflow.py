@@ -93,7 +93,8 @@ class Tracker:
             replace_text(self._run_dir / RUN_FILE, json.dumps(about, indent=1) + "\n")
         self._note_answer()
         run_id = run.info.run_id
-        posted = {(key, point.step) for key in run.data.metrics for point in client.get_metric_history(run_id, key)}
+        keys = [key for key in run.data.metrics if not key.startswith("system/")]  # those are its monitor's
+        posted = {(key, point.step) for key in keys for point in client.get_metric_history(run_id, key)}
         data = {(each.dataset.name, each.dataset.digest) for each in (run.inputs.dataset_inputs if run.inputs else ())}
         return _Remote(client, run_id, self._note_answer, posted, set(run.data.params), dict(run.data.tags), data,
                        run.info.status)

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_yolo.engine.membership import Generation, Pulse
 from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store
 from ray_yolo.events import Summary
-from ray_yolo.runlog.status import Member, write_members
+from ray_yolo.runlog.status import MEMBERS_FILE, Member, write_members
 from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Seen, Stalled, own_process
 from ray_yolo.structures import Progress
 
@@ -110,7 +110,7 @@ class RosterMembers:
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
-                if reply.in_vain and self._pulse.phase == "exchanging":
+                if reply.in_vain and self._pulse.phase in ("exchanging", "validating"):
                     cut_group()
 
 
@@ -137,6 +137,7 @@ def watched(roster: ActorHandle[Roster] | None, run_dir: Path, tell: Callable[[s
                 if stalled:
                     tell(f"{stalled.text}: it is ended, and the others go on")
                     end(stalled.process)
+        (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
     if roster:
         threading.Thread(target=watch, args=(roster,), name="ray_yolo watch", daemon=True).start()

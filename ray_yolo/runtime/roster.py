@@ -10,6 +10,7 @@ import.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -224,9 +225,13 @@ class Roster:
         return first
 
     def stalled(self) -> Stalled | None:
-        """The member that others have waited for the longest beyond its limit, once everybody has told its stacks."""
-        uid = max(self._members, key=self._lateness, default="")
-        if self._ended or not uid or self._lateness(uid) <= 0 or not self._somebody_waits(uid):
+        """The member that others have waited for the longest beyond its limit, or the newcomer that has been silent for
+        so long, once everybody has told its stacks.
+        """
+        there = {**self._members, **self._waiting}
+        uid = max(there, key=self._lateness, default="")
+        if self._ended or not uid or self._lateness(uid) <= 0 or not (
+                uid in self._waiting or self._somebody_waits(uid)):
             self._accused = ""
             return None
         if uid != self._accused:
@@ -234,8 +239,8 @@ class Roster:
         if self._clock() - self._accused_at < STACKS_SECONDS:
             return None
         self._lost.add(uid)
-        self._gone.add(uid)
-        arrival, (_, beat) = self._members[uid], self._beats[uid]
+        self.leave(uid)
+        arrival, (_, beat) = there[uid], self._beats[uid]
         process = arrival.process
         return Stalled(process, f"worker {arrival.worker} on {process.node} (process {process.pid}) has not moved for "
                                 f"{self._idle(uid):.0f} s ({beat.phase}, after step {beat.step})")
@@ -245,9 +250,10 @@ class Roster:
         members = self._members.keys() - self._gone
         if any(uid not in self._waiting and self._is_alive(uid) for uid in members):
             return False
-        survivors = members & self._waiting.keys()
-        waited = self._clock() - min(self._since[uid] for uid in self._waiting)
-        return bool(survivors) or len(self._waiting) >= self._wanted or waited > SETTLE_SECONDS
+        if members & self._waiting.keys():
+            return True
+        since = [self._since[uid] for uid in self._waiting if self._is_alive(uid)]
+        return len(since) >= self._wanted or self._clock() - min(since, default=math.inf) > SETTLE_SECONDS
 
     def _staying(self, uids: Iterable[str]) -> set[str]:
         """Those who live and are not to leave."""
@@ -260,7 +266,8 @@ class Roster:
             self._gone |= self._parting & alive.keys() if staying else set()
             alive = {uid: arrival for uid, arrival in alive.items() if uid not in self._gone}
         self._members = dict(sorted(alive.items(), key=lambda item: (item[1].worker, item[0])))
-        self._waiting, self._since = {}, {}
+        self._waiting = {uid: arrival for uid, arrival in self._waiting.items()  # who is silent may come back
+                         if uid not in self._members.keys() | self._gone and not arrival.process.has_ended}
         self._number += 1
 
     def _is_alive(self, uid: str) -> bool:
@@ -274,16 +281,20 @@ class Roster:
         return self._clock() - heard + beat.seconds
 
     def _lateness(self, uid: str) -> float:
-        """Seconds beyond its limit that a member has not moved; negative if it has, or waits itself."""
-        _, beat = self._beats[uid]
-        if uid in self._gone or uid in self._waiting:
+        """Seconds beyond its limit that a worker has not moved; negative if it has, or waits itself and says so."""
+        heard, beat = self._beats[uid]
+        if uid in self._waiting:
+            return self._clock() - heard - beat.limit
+        if uid in self._gone or self._is_waiting(uid, beat):
             return -1.0
-        return -1.0 if self._is_waiting(uid, beat) else self._idle(uid) - beat.limit
+        left = max((self._since[other] for other in self._members.keys() & self._waiting.keys()), default=-math.inf)
+        return min(self._idle(uid), self._clock() - left) - beat.limit  # who has left may be whom it waited for
 
     def _is_waiting(self, uid: str, beat: Beat) -> bool:
-        """Whether a member waits for others, alive; or it is stuck behind an exchange that is over."""
+        """Whether a member waits for others, alive; or it is stuck in an exchange that is over for all of them."""
         furthest = max((self._beats[other][1].step for other in self._members), default=0)
-        return (beat.phase == "exchanging" and beat.step == furthest
+        others = self._members.keys() - self._gone - {uid}
+        return (beat.phase == "exchanging" and beat.step == furthest and not others <= self._waiting.keys()
                 and self._clock() - self._beats[uid][0] <= SILENCE_SECONDS)
 
     def _somebody_waits(self, uid: str) -> bool:

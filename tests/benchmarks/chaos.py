@@ -131,6 +131,7 @@ def scratch() -> Iterator[Path]:
 
 def drive(folder: Path, address: str) -> None:
     """What the driver's process does: train, or go on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     worker.train_in_place = breakable_worker
     ray.init(address=address, log_to_driver=False)
     with contextlib.suppress(KeyboardInterrupt):

@@ -192,4 +192,4 @@ def test_nothing_is_left(service: Service) -> None:
         assert [file for file in there if not file.startswith(others)] == []
     cut, calm = ({path.name for path in run.glob("*") if "tfevents" not in path.name}  # which have a node's name
                  for run in (service.run_dir, service.calm))
-    assert cut - calm <= {"ray", "mlflow.json", ".members.json"}
+    assert cut - calm <= {"ray", "mlflow.json"}

@@ -78,11 +78,22 @@ def test_saves_are_done_one_after_the_other_and_the_oldest_are_removed(
 def test_two_failures_in_a_row_are_told_and_the_third_ends_training(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, refuses=5)
+    monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
     for step in (1, 2, 3):
         desk.save(step)
     with pytest.raises(TrainingError, match=r"step 3 could not be written .*No space left.*run the same command again"):
         desk.saver.wait()
     assert [type(event) for event in desk.events] == [WarningEvent] * 3
+
+
+def test_storage_that_is_away_for_a_moment_ends_nothing_however_often_it_is_asked(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, refuses=9)
+    monkeypatch.setattr(saver, "MISSED_SECONDS", 3.0)
+    for step in range(1, 10):
+        desk.save(step)
+    desk.saver.wait()
+    assert [type(event) for event in desk.events] == [WarningEvent] * 9
 
 
 def test_a_success_between_failures_begins_the_count_anew_and_what_is_needed_may_not_fail(

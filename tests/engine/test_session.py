@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint, session
+from ray_yolo.engine import checkpoint, saver, session
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.membership import FixedMembers, Generation
@@ -25,7 +25,16 @@ from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import run_session
 from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, StepEvent, WarningEvent, parse_event
+from ray_yolo.events import (
+    CheckpointEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    ShardEvent,
+    StepEvent,
+    WarningEvent,
+    parse_event,
+)
 from ray_yolo.structures import Progress
 from tests.support import run_log
 from tests.support.jobs import TINY, make_job
@@ -137,10 +146,12 @@ class Scripted(FixedMembers):
 
 
 def train_with_a_newcomer(replicas: Replicas, job: Job) -> dict[str, Any]:
-    members, events = Scripted(replicas), []
+    members, events, told = Scripted(replicas), [], []
     host = Host(prepare_model=lambda model: wrap_model(model, members.joined))
-    run_session(job, host, Placement(save_steps=1), events.append, members)
-    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins}
+    run_session(job, host, Placement(save_steps=1), events.append, members,
+                lambda: bool(told.append(host.pulse.step)))
+    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins,
+            "told": told}
 
 
 def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], tmp_path: Path) -> None:
@@ -149,6 +160,7 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], 
     assert_same(first["state"], calm["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (2, 1)
+    assert first["told"] == [2, 3, 4, 5, 6, 7]  # between which steps it says that it is
 
 
 class Parting(FixedMembers):
@@ -254,6 +266,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     assert members.rescued == 1
     saved = [event.step for event in run_log.only(CheckpointEvent, events)]
     assert saved[:2] == ([2, 3] if where == "train" else [2, 2])
+    assert [event.images for event in run_log.only(ShardEvent, events)] == [len(job.train)] * 4
 
 
 def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,6 +498,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
         run_session(make_job(tmp_path), Host(), Placement(), events.append)

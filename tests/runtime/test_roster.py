@@ -282,10 +282,53 @@ def test_all_who_wait_for_each_other_are_left_alone() -> None:
     assert desk.roster.stalled() is None
 
 
-def test_one_who_trains_alone_is_named_for_the_user_waits() -> None:
+@pytest.mark.parametrize("phase", ["loading", "exchanging"])
+def test_one_who_trains_alone_is_named_for_the_user_waits(phase: str) -> None:
+    """Wherever it is: there is nobody with whom it could exchange anything."""
     desk = started("a")
-    desk.beat("a", Beat("loading", 3, 31.0, 30.0))
+    desk.beat("a", Beat(phase, 3, 31.0, 30.0))
     assert accused(desk, "") is not None
+
+
+def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit_later() -> None:
+    """Its own end of the exchange may take a while."""
+    desk = started()
+    stuck = EXCHANGING._replace(seconds=600.0)
+    desk.pass_by(600, "abc", stuck)
+    desk.arrive("a", 3)
+    assert accused(desk, "ac") is None
+    desk.arrive("c", 3)
+    desk.pass_by(30, "abc", stuck)
+    assert desk.roster.stalled() is None
+    desk.pass_by(1, "abc", stuck)
+    assert accused(desk, "ac") == "worker 1 on node7 (process 42) has not moved for 603 s (exchanging, after step 3)"
+    assert desk.members("ac") == [0, 1]
+
+
+def test_a_newcomer_that_is_silent_for_a_moment_is_taken_in_when_it_is_heard_of_again() -> None:
+    desk = started()
+    desk.arrive("d", None)
+    desk.pass_by(4, "abc")
+    assert desk.beat("abc") == [False] * 3
+    desk.arrive("abc", 5)
+    assert desk.members("abcd") == [0, 1, 2, None]
+    desk.beat("d", JOINING)
+    assert desk.beat("abc") == [True] * 3
+    desk.arrive("abc", 6)
+    assert desk.members("abcd") == [0, 1, 2, 3]
+
+
+def test_a_newcomer_that_is_silent_beyond_its_limit_is_ended_to_make_room_for_another() -> None:
+    desk = started()
+    desk.arrive("d", None)
+    busy = Beat("computing", 3, 0.5, 30.0)
+    desk.pass_by(int(JOINING.limit), "abc", busy)
+    assert accused(desk, "abc") is None
+    text = accused(desk, "abc")
+    assert text
+    assert text.startswith("worker 3 on node7 (process 42) has not moved for ")
+    assert [each.worker for each in desk.roster.seen()] == [0, 1, 2]
+    assert desk.beat("abc", busy) == [False] * 3
 
 
 def test_for_whom_others_wait_is_told_once_for_each_step() -> None:

@@ -1,0 +1,58 @@
+"""What a place on the roster costs a step: its heartbeat, once a second, by a thread of the worker.
+
+    python tests/benchmarks/run.py roster [--rounds 20] [--steps 4]
+
+The same steps of one process, with the thread and without it (`alone`), in turns; the roster runs in a process of its
+own, as in a training. CPU seconds are of the worker's process with all its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import ray
+
+from ray_yolo.engine import loop
+from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.members import RosterMembers, start_here
+from ray_yolo.runtime.roster import Roster
+from tests.benchmarks.contestant import timed
+from tests.benchmarks.harness import report, take_turns
+from tests.benchmarks.step import draw, parts_of
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="run.py roster")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    given = parser.parse_args(argv)
+    keep_freed_memory()
+    case = argparse.Namespace(model="yolov5n", imgsz=320, batch=16, microbatch=16, threads=1, precision="fp32")
+    parts, drawn = parts_of(case), draw(case)
+    batch = {"images": drawn["images"], "targets": drawn["targets"]}
+    step = parts.plan.steps(0)[0]
+    cluster.own_token()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+    def train() -> None:
+        for number in range(given.steps):
+            began = time.perf_counter()
+            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.Wishes)
+            loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
+            parts.host.pulse.finished(number, time.perf_counter() - began)
+
+    roster = start_here(Roster, 1)
+    ray.get(roster.present.remote())
+
+    def train_listed() -> dict[str, float]:
+        members = RosterMembers(roster, 0, parts.host.pulse, 60.0, print, f"worker-{time.monotonic()}")
+        members.join(None)
+        try:
+            return timed(train)
+        finally:
+            members.close()
+
+    report("roster", take_turns({"ours": train_listed, "alone": lambda: timed(train)}, given.rounds))
+    ray.shutdown()
