@@ -93,7 +93,7 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
             store.delete(DETECTIONS_FILE)
 
 
-def keep_best(folder: Path, best: Trial) -> Path:
+def keep_best(folder: Path, best: Trial) -> None:
     """Put the best trial's weights beside the ledger, as weights/best.pt and last.pt."""
     weights, run = folder / "weights", folder / "trials" / best.folder_name
     weights.mkdir(exist_ok=True)
@@ -104,7 +104,6 @@ def keep_best(folder: Path, best: Trial) -> Path:
         found = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
     for path in found:
         shutil.copyfile(path, weights / path.name)
-    return weights / "best.pt"
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:

@@ -318,7 +318,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
         reasons = sorted({trial.reason for trial in trials})
         raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
     write_sweep_files(folder, ledger.recipe, trials)
-    weights = keep_best(folder, best)
+    keep_best(folder, best)
     if not config.sweep.keep_weights:
         beaten = {name for trial in trials for name in trial.pasts} - {best.folder_name}
         with ThreadPoolExecutor() as pool:  # a store takes its time for each
@@ -327,12 +327,13 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     if parent:
         _track(config, folder, trials, "FINISHED")
     run.finish()
-    display.say(closing_message(folder, ledger.recipe, best, weights))
+    display.say(closing_message(folder, ledger.recipe, best))
     return SearchResult(folder, trials, best)
 
 
-def closing_message(folder: Path, recipe: Recipe, best: Trial, weights: Path) -> str:
+def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
     """What came of a sweep over `recipe`, and how to use it."""
+    weights = f"{address_of(folder) or folder}/weights/best.pt"
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
             f"repeat it:     {replay_command(recipe, best.past)}")
