@@ -7,25 +7,21 @@ Every worker runs the same code on the same numbers; only the recording worker (
 from __future__ import annotations
 
 import contextlib
-import json
-import platform
 from collections.abc import Callable
-from typing import Any, cast
 
 import numpy as np
-import torch
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
 from ray_yolo.engine.clock import Clock
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
 from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
-from ray_yolo.engine.replicas import Replicas, peers_needed
+from ray_yolo.engine.recovery import about, resume, take_over
+from ray_yolo.engine.replicas import peers_needed
 from ray_yolo.engine.saver import Saver
-from ray_yolo.engine.state import TrainState, capture, fingerprint, restore
+from ray_yolo.engine.state import TrainState, capture, fingerprint
 from ray_yolo.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.events import Emit, EndEvent, StartEvent, Summary, WarningEvent
 from ray_yolo.ops.schedule import Rates
@@ -118,7 +114,8 @@ class Session:
             self.ended, self.parted, self._begun = found, True, True
             return
         before = self.state
-        self.state = self._resume(found.replicas) if found.source is None else self._take_over(found)
+        self.state = (take_over(self.parts, self.state, found) if found.source is not None
+                      else resume(self.parts, found.replicas, self._warn))
         self._begun, self.host.pulse.step = True, self.state.progress.step
         if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
             self.parts = regroup(self.parts, found.replicas)
@@ -274,44 +271,11 @@ class Session:
         state, patience = self.state, self.job.recipe.patience
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
-    def _resume(self, replicas: Replicas) -> TrainState:
-        """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective."""
-        step, stored = -1, self.host.stored
-        if replicas.worker == 0:
-            told = stored.bring(self.job.run_dir) if stored else []
-            step, problems = checkpoint.recover(self.job.run_dir, self.job.digest)
-            for problem in (*told, *problems):
-                self._warn(f"damaged checkpoint set aside: {problem}")
-        chosen = int(replicas.gather(torch.tensor([[step]], device=self.host.device))[0])
-        state = TrainState()
-        if chosen >= 0:
-            if stored and replicas.worker:
-                stored.bring(self.job.run_dir, chosen)
-            saved = state_files.read_state(self.job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
-            self._check_threads(json.loads(saved["meta"]))
-            state = restore(self.parts, saved)
-        return state
-
-    def _take_over(self, generation: Generation) -> TrainState:
-        """The state of the worker that is furthest, out of its memory. Collective."""
-        if not generation.behind:
-            return self.state
-        replicas, source = generation.replicas, cast(int, generation.source)
-        own = capture(self.parts, self.state, {}) if replicas.worker == source else None
-        given = replicas.share(own, source)
-        return self.state if own else restore(self.parts, given)
-
-    def _check_threads(self, meta: dict[str, Any]) -> None:
-        """Under exact, arithmetic threads are part of the result."""
-        if self.job.recipe.exact and meta["threads"] != torch.get_num_threads():
-            raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
-                                f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
-
     def _save(self, kinds: list[str]) -> None:
         """Have the training checkpointed."""
         progress = self.state.progress
         self.host.pulse.enter("saving")
-        self.saver.save(capture(self.parts, self.state, self._about()), progress.step, progress.epoch, kinds)
+        self.saver.save(capture(self.parts, self.state, about(self.job)), progress.step, progress.epoch, kinds)
 
     def _keep_detections(self, found: Evaluation) -> None:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
@@ -323,11 +287,3 @@ class Session:
                     self.host.stored.put_file(path)
             except OSError as error:
                 self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
-
-    def _about(self) -> dict[str, Any]:
-        """What a checkpoint says of itself beside tensors."""
-        job = self.job
-        return {"format": state_files.FORMAT, "recipe": job.recipe.model_dump(mode="json"), "digest": job.digest,
-                "names": list(job.names), "architecture": job.architecture, "anchors": job.anchors,
-                "threads": torch.get_num_threads(), "labels": job.train.digest,
-                "versions": {"python": platform.python_version(), "torch": torch.__version__}}

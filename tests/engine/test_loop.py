@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Parts, build, build_optimizer
+from ray_yolo.engine.build import Host, Parts, build
 from ray_yolo.engine.gradients import GradientTree
+from ray_yolo.engine.optimizer import build_optimizer
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.state import TrainState
 from ray_yolo.errors import TrainingError

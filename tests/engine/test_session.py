@@ -497,7 +497,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
     def refuse(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(session.checkpoint, "save_checkpoint", refuse)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", refuse)
     monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):

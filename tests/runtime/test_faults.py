@@ -7,21 +7,18 @@ Nodes come first, while there is no other training.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
 from ray_yolo.errors import LostWorkersError
 from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
-from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, drain, left_over, ray_nodes
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
@@ -180,12 +177,3 @@ def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, 
 
 def dies_at_once(config: object, number: int) -> None:
     signal.raise_signal(signal.SIGKILL)
-
-
-def drain(node_id: str) -> float:
-    """What a cloud does before it takes a node back. Returns when."""
-    address = ray.get_runtime_context().gcs_address
-    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
-                    "--node-id", node_id, *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
-    return time.time()

@@ -10,6 +10,8 @@ import ctypes
 import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -212,6 +214,15 @@ def ray_nodes(cpus: int) -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+def drain(node_id: str) -> float:
+    """What a cloud does before it takes a node back. Returns when."""
+    address = ray.get_runtime_context().gcs_address
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
+                    "--node-id", node_id, *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+    return time.time()
 
 
 def left_over() -> str:
