@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -148,8 +149,9 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
                       *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
                 lambda text: recorder.emit(WarningEvent(message=text))).finish()
     close_recorder(recorder)
-    if isinstance(stored := hold(run_dir), StoredRun):
-        stored.release()
+    with suppress(OSError):  # then a store lacks its end
+        if isinstance(stored := hold(run_dir), StoredRun):
+            stored.release()
 
 
 def _run_event(run: Run, job: Job, placement: Placement, run_id: str) -> RunEvent:

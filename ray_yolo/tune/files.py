@@ -20,7 +20,7 @@ from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.engine.weights_file import local_file
-from ray_yolo.errors import InputError
+from ray_yolo.errors import InputError, StorageError
 from ray_yolo.events import ANCHOR_TERMS
 from ray_yolo.runlog.metrics import COLUMNS, loss_column
 from ray_yolo.runlog.results_files import replace_text
@@ -99,8 +99,12 @@ def keep_best(folder: Path, best: Trial) -> None:
     weights.mkdir(exist_ok=True)
     found = list((run / "weights").glob("[bl][ea]st.*"))
     if address := address_of(run):  # another machine may have trained it
-        copies = [local_file(f"{address}/weights/{kind.name.removesuffix('.json')}.pt")
-                  for kind in open_store(address).list("weights/") if kind.name in ("best.json", "last.json")]
+        try:
+            there = open_store(address).list("weights/")
+        except OSError as error:
+            raise StorageError(f"{address}: {error}; the same command goes on when storage answers") from None
+        copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in there
+                  if entry.name in ("best.json", "last.json")]
         found = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
     for path in found:
         shutil.copyfile(path, weights / path.name)
