@@ -227,7 +227,7 @@ def _found(predictor: Predictor, given: Source, config: PredictConfig, output: O
     finally:
         if output:
             from ray_yolo.runlog.spool import address_of
-            from ray_yolo.runlog.stored_run import put_results
+            from ray_yolo.runlog.stored_files import put_results
 
             write_tables(output, predictions, predictor.names)
             put_results(output.folder, address_of(output.folder))

@@ -213,7 +213,7 @@ def status(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.status", description=(
         "What a training or a sweep is doing now, by its folder; without one, which nodes a cluster has and whether "
         "each of them could train."))
-    parser.add_argument("run_dir", nargs="?", help="folder of a run or sweep, or address of a run")
+    parser.add_argument("run_dir", nargs="?", help="folder or address of a run or sweep")
     parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
     options = parser.parse_args(argv)
     if options.run_dir is None:
@@ -224,17 +224,17 @@ def status(argv: Sequence[str] | None = None) -> int:
         return 0 if fit else ResourcesError.exit_code
     from ray_yolo.tune.status import describe
 
-    print("\n".join(describe(_folder(options.run_dir))))
+    print("\n".join(describe(_folder(options.run_dir, whole=False))))
     return 0
 
 
-def _folder(run: str) -> Path:
-    """The folder of a run; of one in a store a copy."""
+def _folder(run: str, *, whole: bool = True) -> Path:
+    """The folder of a run or sweep; of one in a store a copy, whole or with its log and record alone."""
     if not is_address(run):
         return Path(run)
-    from ray_yolo.runlog.stored_run import copy_of
+    from ray_yolo.runlog.stored_files import copy_of
 
-    return copy_of(run)
+    return copy_of(run, whole=whole)
 
 
 COMMANDS = (train, val, predict, export, tune, sync, verify, status)

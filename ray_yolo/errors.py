@@ -29,6 +29,10 @@ class CheckpointError(InputError):
     """A weights file or checkpoint cannot be used: wrong format, wrong model, or damaged."""
 
 
+class StorageError(InputError):
+    """Where runs are stored refuses to be read or written."""
+
+
 class TrainingError(RayYoloError):
     """Training itself failed (exit 3): the loss stays non-finite, checkpoints cannot be written, ..."""
 

@@ -67,7 +67,8 @@ MUTATIONS = (
     Mutation("runlog/stored_run.py", "if name[:7] == names[-1][:7]", "", "runlog/test_stored_run.py"),
     Mutation("runlog/run_dir.py", "if store and not _claim(store, folder.name):", "if False:",
              "runlog/test_run_dir.py"),
-    Mutation("data/mirror.py", "found.st_mtime_ns == file.time or _digests(path)[0] == file.sha256", "True", MIRROR),
+    Mutation("data/mirror.py", "found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True",
+             MIRROR),
     Mutation("data/mirror.py", "            if md5 == tag:", "            if True:", MIRROR),
     Mutation("data/mirror.py", "(md5 == tag or not is_md5)", "True", MIRROR),
     Mutation("data/mirror.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
@@ -77,6 +78,8 @@ MUTATIONS = (
     Mutation("data/mirror.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/mirror.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
+    Mutation("tune/ledger.py", "self.stored.keep_up()", "pass", "tune/test_stored.py"),
+    Mutation("tune/trial.py", "bring_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),

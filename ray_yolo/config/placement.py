@@ -45,7 +45,7 @@ class Placement(Frozen):
     write, under which `project` lies; '': a `project` given in full, else the current folder (~/ray-yolo where that is
     Ray's copy of a job's files)."""
     resume: str = ""
-    """Run folder or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
+    """Run folder, its address, or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
     mlflow_uri: str = ""
     """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
     registered_name: str = ""

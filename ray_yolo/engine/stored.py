@@ -127,6 +127,12 @@ class StoredCheckpoints:
         if local and int(local.name[5:]) > stored:
             self.put(local, keep=len(self._names()) + 1)
 
+    def drop(self) -> None:
+        """Remove all of them."""
+        for folder in ("checkpoints", "weights", "states"):  # what names a state before it
+            for entry in self._store.list(f"{folder}/"):
+                self._store.delete(f"{folder}/{entry.name}")
+
     def _names(self) -> list[_Name]:
         """Of all manifests, newest first."""
         found = (re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name)

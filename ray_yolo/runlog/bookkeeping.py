@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flu
 from ray_yolo.runlog.registry import Registry
 from ray_yolo.runlog.results_files import ResultsCsv, replace_text, write_options
 from ray_yolo.runlog.run_dir import Run, lasting_folder, storage_folder
-from ray_yolo.runlog.stored_run import Stored
+from ray_yolo.runlog.stored_run import Stored, StoredRun, hold
 from ray_yolo.runlog.tensorboard import TensorBoard
 from ray_yolo.structures import AnnotationIndex
 
@@ -148,6 +149,9 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
                       *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
                 lambda text: recorder.emit(WarningEvent(message=text))).finish()
     close_recorder(recorder)
+    with suppress(OSError):  # then a store lacks its end
+        if isinstance(stored := hold(run_dir), StoredRun):
+            stored.release()
 
 
 def _run_event(run: Run, job: Job, placement: Placement, run_id: str) -> RunEvent:

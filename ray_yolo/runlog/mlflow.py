@@ -246,13 +246,14 @@ def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = No
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
     folder = Path(run_dir)
+    events = read_events(folder / EVENTS_FILE)
     owed = read_owed(folder, uri) or {}
     tracker = Tracker(folder, uri, parent_run_id or owed.get("parent_run_id"), tags or owed.get("tags", {}))
-    tracker.deliver(read_events(folder / EVENTS_FILE), with_files=True)
+    tracker.deliver(events, with_files=True)
     forget_owed(folder, uri)
     about = read_run_file(run_dir)
-    if about is None:
-        raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give the folder of a run")
+    if about is None or not events:  # a sweep's folder names its run too
+        raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
     return about["run_id"]
 
 

@@ -10,9 +10,12 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.errors import InputError
 from ray_yolo.events import Frozen
+from ray_yolo.runlog.event_log import EVENTS_FILE
 
 FORMAT = 1
 RECORD_FILE = "run.json"
+LEDGER_FILE = "ledger.jsonl"
+"""The log of a sweep, in its folder."""
 
 
 class SweepRecord(Frozen):
@@ -68,6 +71,11 @@ def read_record(folder: Path) -> Record | None:
     except (ValueError, AttributeError, TypeError):  # pydantic's is a ValueError
         raise InputError(f"{file}: is damaged; put it back from a copy, or move its folder away") from None
     raise InputError(f"{file}: written by a later ray_yolo; continue with that one, or move its folder away")
+
+
+def log_file(folder: Path) -> Path:
+    """The log of a run folder, by its record: a sweep's ledger, or the events of a training."""
+    return folder / (LEDGER_FILE if isinstance(read_record(folder), SweepRecord) else EVENTS_FILE)
 
 
 def write_record(folder: Path, record: Record) -> None:

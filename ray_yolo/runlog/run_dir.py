@@ -29,9 +29,9 @@ from typing import IO, Any
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, is_digest_of
 from ray_yolo.engine.state_files import write_durably
-from ray_yolo.errors import InputError
-from ray_yolo.runlog.record import Record, RunRecord, SweepRecord, read_record, write_record
-from ray_yolo.runlog.spool import begin_spool, project_address, refresh, spool_folder
+from ray_yolo.errors import InputError, StorageError
+from ray_yolo.runlog.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
+from ray_yolo.runlog.spool import address_of, begin_spool, project_address, refresh, spool_folder, spool_of_run
 from ray_yolo.runlog.stored_run import StoredRun, hold
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import Store, is_address, open_store
@@ -82,8 +82,8 @@ def _storage() -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in a path
         place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        raise InputError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
-                         "that runs can be written to") from None
+        raise StorageError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
+                           "that runs can be written to") from None
 
 
 def lasting_folder() -> Path:
@@ -142,10 +142,11 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     """
     project = project_folder(placement)
     if address := project_address(placement):
-        _check_stored(placement, sweep=extends is not None)
-        refresh(project, address, is_held)
+        if placement.exist_ok:
+            raise InputError("exist_ok: a run in a store is not moved aside; choose another --name, or remove it there")
+        refresh(project, address, is_held, "" if placement.resume else placement.name)
     if placement.resume:
-        return _resumed(project, placement.resume)
+        return _resumed(placement)
     with storage_probe(placement):
         pass
     if placement.name:
@@ -192,26 +193,31 @@ def begin_run(placement: Placement, record: Record) -> Run:
     return run
 
 
-def _check_stored(placement: Placement, *, sweep: bool) -> None:
-    """Refuse what folders alone can do."""
-    if sweep:
-        raise InputError(f"storage_path: {placement.storage_path} takes trainings; give a sweep a folder that all "
-                         "nodes mount")
-    if placement.exist_ok:
-        raise InputError("exist_ok: a run in a store is not moved aside; choose another --name, or remove it there")
-    if placement.resume not in ("", "auto"):
-        raise InputError("resume: a run in a store is continued by its --name, or by --resume auto")
+@_storage()
+def bring_run(placement: Placement) -> None:
+    """Bring the run of a name, if it lies in a store and nobody trains it, to this machine: its log and its files."""
+    if address := project_address(placement):
+        folder = project_folder(placement) / placement.name
+        refresh(folder.parent, address, is_held, folder.name)
+        if (folder / RECORD_FILE).exists() and (run := _try_open(folder)):
+            run.release()
 
 
-def _resumed(project: Path, resume: str) -> Run:
-    """The run of `--resume`: its folder, a file in it, or the newest unfinished one for 'auto'."""
+def _resumed(placement: Placement) -> Run:
+    """The run of `--resume`: its folder, a file in it, its address, or the newest unfinished one for 'auto'."""
+    resume = placement.resume
     if resume == "auto":
+        project = project_folder(placement)
         if run := next(_unfinished(project, sweeps=False), None):
             return run
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
-    holder = next((p for p in (path, *path.parents) if (p / "run.json").is_file()), None)
-    if holder is None:
+    if is_address(resume):
+        begin_spool(path := spool_of_run(resume.rstrip("/"), placement.project), resume.rstrip("/"))
+    holder = next((p for p in (path, *path.parents) if (p / RECORD_FILE).is_file()), path)
+    if address := address_of(holder):
+        refresh(holder.parent, address.rpartition("/")[0], is_held, holder.name)
+    if not (holder / RECORD_FILE).is_file():
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
         raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
@@ -249,7 +255,7 @@ def _move_aside(folder: Path) -> Path:
 
 def _go_on_from(folder: Path) -> str:
     """The flag that starts from a run's weights, as a shell takes it."""
-    return f"--weights {shlex.quote(str(folder / 'weights' / 'last.pt'))}"
+    return f"--weights {shlex.quote(f'{address_of(folder) or folder}/weights/last.pt')}"
 
 
 def is_held(folder: Path) -> bool:
@@ -265,7 +271,7 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
     With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
-    Where storage is a store it is a spool, whose name there nobody else gets; `stored_run.put_results` stores it.
+    Where storage is a store it is a spool, whose name there nobody else gets; `stored_files.put_results` stores it.
 
     Args:
         sources: absolute paths of what is read, which must not be moved.

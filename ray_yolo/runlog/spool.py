@@ -41,7 +41,7 @@ def project_address(placement: Placement) -> str:
         return ""
     if Path(placement.project).is_absolute() or ".." in Path(placement.project).parts:
         raise InputError(f"project: {placement.project} leads out of --storage-path; give a relative one")
-    return f"{placement.storage_path.rstrip('/')}/{Path(placement.project).as_posix()}"
+    return "/".join((placement.storage_path.rstrip("/"), *Path(placement.project).parts))
 
 
 def spool_folder(address: str) -> Path:
@@ -49,31 +49,43 @@ def spool_folder(address: str) -> Path:
     return cache_folder() / "spool" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
-def refresh(project: Path, address: str, is_held: Callable[[Path], bool]) -> None:
+def spool_of_run(address: str, project: str) -> Path:
+    """The folder, on this machine, of the run at an address: the one that commands with this project use, if theirs."""
+    storage, ours, name = address.rpartition(f"/{Path(project).as_posix()}/")
+    if ours and "/" not in name:
+        return spool_folder(storage) / project / name
+    return spool_folder(address.rpartition("/")[0]) / address.rpartition("/")[2]
+
+
+def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: str = "") -> None:
     """Make the records of a project's spools that nobody holds what the store says of its runs.
+
+    Args:
+        only: the name of the run that matters; '': all do.
 
     Raises:
         OSError: if storage cannot be read or written.
     """
     store = open_store(address)
     store_time(store, "")
-    there = [entry.name for entry in store.list() if entry.name.endswith("/")]
-    for name in there:
-        files = {entry.name: entry.modified for entry in store.list(name)}
-        if RECORD_FILE in files and not is_held(project / name):
-            folder, record = project / name, store.get(f"{name}{RECORD_FILE}").data
+    names = [only] if only else [entry.name[:-1] for entry in store.list() if entry.name.endswith("/")]
+    there = {name: files for name in names if (files := {each.name: each.modified for each in store.list(f"{name}/")})}
+    for name, files in there.items():
+        folder = project / name
+        if RECORD_FILE in files and not is_held(folder):
+            record = store.get(f"{name}/{RECORD_FILE}").data
             if folder.exists() and content(folder / RECORD_FILE) != record:
                 shutil.rmtree(folder)  # of a run that had this name before
-            begin_spool(folder, f"{address}/{name.rstrip('/')}")
+            begin_spool(folder, f"{address}/{name}")
             (folder / RECORD_FILE).write_bytes(record)
             os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
             if FINISHED in files:
                 (folder / FINISHED).touch()
             else:
                 (folder / FINISHED).unlink(missing_ok=True)
-    for marker in project.glob(f"*/{ADDRESS_FILE}"):
-        if f"{marker.parent.name}/" not in there and not is_held(marker.parent):
-            shutil.rmtree(marker.parent)
+    for folder in [project / only] if only else list(project.glob("*")):
+        if folder.name not in there and (folder / ADDRESS_FILE).exists() and not is_held(folder):
+            shutil.rmtree(folder)
 
 
 def begin_spool(folder: Path, address: str) -> None:
@@ -83,8 +95,11 @@ def begin_spool(folder: Path, address: str) -> None:
 
 
 def address_of(folder: Path) -> str:
-    """Where a run's folder is stored; '' if it is no spool."""
-    return content(folder / ADDRESS_FILE).decode()
+    """Where a run's folder is stored, or that of a trial whose sweep is; '' if it is no spool."""
+    if own := content(folder / ADDRESS_FILE).decode():
+        return own
+    sweep = content(folder.parent.parent / ADDRESS_FILE).decode()
+    return sweep and f"{sweep}/{folder.parent.name}/{folder.name}"
 
 
 def is_leased(folder: Path) -> bool:

@@ -1,10 +1,12 @@
 """A run in a store: its folder on the driver's disk, a spool, and what is brought from there.
 
     lease.json                     who trains it, instead of a lock (storage/lease.py)
-    log/000002-000000.jsonl        the event log in sealed segments. Each attempt begins with all that was before, and
-                                   the last attempt's are the log: what an earlier one still writes is not read
+    log/000002-000000.jsonl        the event log, or a sweep's ledger, in sealed segments. Each attempt begins with all
+                                   that was before, and the last attempt's are the log: what an earlier one still
+                                   writes is not read
     checkpoints/ states/ weights/  see engine/stored.py
     run.json, results.csv, ...     as in the folder
+    trials/trial3/...              of a sweep: runs of their own
 
 The folder is as any run's, so that whatever reads and writes it knows nothing of stores. It may be removed whenever
 nobody trains the run: another one, on any machine, is filled from the store.
@@ -13,42 +15,46 @@ nobody trains the run: another one, on any machine, is filled from the store.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.stored import LEASE, StoredCheckpoints
-from ray_yolo.errors import InputError, RayYoloError, TrainingError
+from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.projections import Projection, reason_of
-from ray_yolo.runlog.record import RECORD_FILE
+from ray_yolo.runlog.record import RECORD_FILE, log_file
 from ray_yolo.runlog.recorder import STOP_REQUEST
-from ray_yolo.runlog.spool import FINISHED, address_of, begin_spool, content, holder_id, spool_folder
+from ray_yolo.runlog.spool import FINISHED, address_of, content, holder_id
+from ray_yolo.runlog.stored_files import APART_FOLDERS, files_of, read_log, stored_keys
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease
 from ray_yolo.storage.store import Store, open_store
 
-_APART = (EVENTS_FILE, RECORD_FILE, FINISHED, LEASE)  # brought in ways of their own, as these folders are
-_APART_FOLDERS = ("checkpoints", "states", "weights", "log", "ray")
 _SEAL_SECONDS = 60.0
-_READERS = 16
 
 _logger = logging.getLogger(__name__)
 
 
-def spool_of(wire: Mapping[str, Any]) -> tuple[Path, StoredCheckpoints]:
-    """The folder of a run on a worker's machine, and its checkpoints."""
+@contextmanager
+def spool_of(wire: Mapping[str, Any]) -> Iterator[tuple[Path, StoredCheckpoints]]:
+    """A folder for a run on a worker's machine, and its checkpoints: where that is not the driver's too, a folder of
+    this worker's own, which goes when it has done its work.
+    """
     folder = cache_folder() / wire["spool"]
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder, StoredCheckpoints(open_store(wire["address"]), wire["attempt"])
+    with ExitStack() as stack:
+        if not address_of(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(stack.enter_context(TemporaryDirectory(
+                prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
+        yield folder, StoredCheckpoints(open_store(wire["address"]), wire["attempt"])
 
 
 def hold(folder: Path) -> StoredRun | str | None:
@@ -72,49 +78,6 @@ def hold(folder: Path) -> StoredRun | str | None:
         found.give_back()
         raise
     return run
-
-
-def copy_of(address: str) -> Path:
-    """A run of a store as it is now, in a folder of this machine: to be looked at, not continued.
-
-    Raises:
-        InputError: if there is none, or storage refuses.
-    """
-    store, folder = open_store(address), spool_folder(address) / address.rstrip("/").rpartition("/")[2]
-    try:
-        log = read_log(store)
-        if not log:
-            raise InputError(f"{address}: has no log of a run; give the address of one, such as "
-                             "s3://bucket/runs/train/exp")
-        shutil.rmtree(folder, ignore_errors=True)
-        begin_spool(folder, address)
-        (folder / EVENTS_FILE).write_bytes(log)
-        there = {entry.name for entry in store.list()}
-        weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
-        ended = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
-        for key in (*_keys(store), *({RECORD_FILE, FINISHED} & there), *ended):
-            (folder / key).parent.mkdir(parents=True, exist_ok=True)
-            store.fetch(key, folder / key)
-        StoredCheckpoints(store, 0).bring_all(folder)
-    except OSError as error:
-        raise InputError(f"{address}: {error}") from None
-    return folder
-
-
-def put_results(folder: Path, address: str) -> None:
-    """Store what a validation or prediction has left in a folder; '' as the address: it stays there alone.
-
-    Raises:
-        RayYoloError: if storage refuses.
-    """
-    if not address:
-        return
-    store, keys = open_store(address), [path.relative_to(folder).as_posix() for path in _files(folder)]
-    try:
-        with ThreadPoolExecutor(_READERS) as writers:
-            list(writers.map(lambda key: store.put(key, folder / key), (key for key in keys if key[:4] != "ray/")))
-    except OSError as error:
-        raise RayYoloError(f"{address}: not all results are stored ({error}); they lie in {folder}") from None
 
 
 class StoredRun:
@@ -147,12 +110,12 @@ class StoredRun:
 
     def bring(self) -> None:
         """Fill the folder; what it owes the store, since nobody has gone on in between, stays and is stored."""
-        stored, log = read_log(self._store), self._folder / EVENTS_FILE
+        stored, log = read_log(self._store), log_file(self._folder)
         mine = content(log)
         ours = bool(mine) and mine.startswith(stored)
         if not ours and stored:
             write_durably(log, stored)
-        for key in _keys(self._store):
+        for key in stored_keys(self._store):
             path = self._folder / key
             if not (ours and path.exists()):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,18 +147,22 @@ class StoredRun:
             TrainingError: if it is not this attempt's any more.
         """
         with self._sealing:
-            self._sealed = self._sealed or content(self._folder / EVENTS_FILE)[self._offset:]
-            self._sealed = self._sealed[:self._sealed.rfind(b"\n") + 1]
-            if not self._sealed:
-                return
-            key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
-            if self._store.put_if(key, self._sealed) is None and self._store.get(key).data != self._sealed:
-                raise TrainingError(f"{self.address}/{key} is another process's; this one stores nothing any more")
-            if not self._segments:
-                for entry in self._store.list("log/"):
-                    if entry.name < f"{self.attempt:06d}":
-                        self._store.delete(f"log/{entry.name}")
-            self._offset, self._segments, self._sealed = self._offset + len(self._sealed), self._segments + 1, b""
+            while self._find_new():  # after one whose answer was lost there may be more
+                key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
+                if self._store.put_if(key, self._sealed) is None and self._store.get(key).data != self._sealed:
+                    raise TrainingError(f"{self.address}/{key} is another process's; this one stores nothing any more")
+                if not self._segments:
+                    for entry in self._store.list("log/"):
+                        if entry.name < f"{self.attempt:06d}":
+                            self._store.delete(f"log/{entry.name}")
+                self._offset, self._segments, self._sealed = self._offset + len(self._sealed), self._segments + 1, b""
+
+    def _find_new(self) -> bytes:
+        """The next segment."""
+        if not self._sealed:
+            new = content(log_file(self._folder))[self._offset:]
+            self._sealed = new[:new.rfind(b"\n") + 1]
+        return self._sealed
 
     def put_files(self, *, weights: bool = False) -> None:
         """Store the files that are new, or others than before.
@@ -210,7 +177,7 @@ class StoredRun:
         if not self._lease.renew():
             raise TrainingError(f"{self.address}: another process has taken this run over, and this one stores "
                                 "nothing any more")
-        paths = [path for path in _files(self._folder) if path.relative_to(self._folder).parts[0] not in _APART_FOLDERS]
+        paths = list(files_of(self._folder, APART_FOLDERS))
         if weights:
             paths += [path for kind in ("last", "best") for end in ("json", "pt")  # the first knows both states
                       if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
@@ -226,18 +193,25 @@ class StoredRun:
         """The run has ended: `release` will say so."""
         self._finished = True
 
-    def release(self) -> None:
-        """Store the rest, and let others have the run."""
+    def keep_up(self) -> None:
+        """Store what is new, and of a run that another process has (`is_lost`) nothing. Storage that is away costs a
+        warning: the rest is stored with what follows.
+        """
         try:
             self.seal()
             self.put_files(weights=self._finished)
             if self._finished:
                 self._store.put(FINISHED, b"")
         except OSError as error:
-            _logger.warning("%s: not all of the run is stored (%s); the same command on this machine stores the rest",
-                            self.address, reason_of(error))
+            _logger.warning("%s: not all of the run is stored (%s); what follows, or the same command on this machine, "
+                            "stores the rest", self.address, reason_of(error))
         except TrainingError as error:
+            self.is_lost = True
             _logger.warning("%s", error)
+
+    def release(self) -> None:
+        """Store the rest, and let others have the run."""
+        self.keep_up()
         self._lease.give_back()
 
 
@@ -252,6 +226,7 @@ class Stored(Projection):
         super().__init__()
         self._run = run
         self._files_are_due = False
+        self._sealed_at = time.monotonic()
 
     def event(self, event: Event) -> None:
         """Take note of what is due."""
@@ -260,35 +235,9 @@ class Stored(Projection):
 
     def update(self, last: bool = False) -> None:
         """Store it."""
-        if self.is_stale or last:
+        if self.is_stale or last or time.monotonic() - self._sealed_at > _SEAL_SECONDS:
             self._run.seal()
-            self.is_stale = False
+            self.is_stale, self._sealed_at = False, time.monotonic()
         if self._files_are_due:
             self._run.put_files()
             self._files_are_due = False
-
-
-def read_log(store: Store) -> bytes:
-    """The event log of a run."""
-    names = [entry.name for entry in store.list("log/")]
-    newest = [name for name in names if name[:7] == names[-1][:7]]
-    with ThreadPoolExecutor(_READERS) as readers:
-        return b"".join(readers.map(lambda name: store.get(f"log/{name}").data, newest))
-
-
-def _keys(store: Store, prefix: str = "") -> Iterator[str]:
-    """Of a run's files that are stored as they are."""
-    for entry in store.list(prefix):
-        if entry.name.endswith("/") and (prefix or entry.name[:-1] not in _APART_FOLDERS):
-            yield from _keys(store, f"{prefix}{entry.name}")
-        elif not entry.name.endswith("/") and (prefix or entry.name not in _APART):
-            yield f"{prefix}{entry.name}"
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """The same in a folder."""
-    for path in sorted(folder.iterdir()):
-        if path.name[0] != "." and path.is_dir() and not path.is_symlink():
-            yield from _files(path)
-        elif path.name[0] != "." and path.is_file() and path.name not in _APART:
-            yield path

@@ -31,7 +31,7 @@ from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
 from ray_yolo.runlog.run_dir import output_folder
 from ray_yolo.runlog.spool import address_of
-from ray_yolo.runlog.stored_run import put_results
+from ray_yolo.runlog.stored_files import put_results
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 

@@ -39,7 +39,7 @@ from ray_yolo.runlog.plots import Failed, draw_detections
 from ray_yolo.runlog.projections import reason_of
 from ray_yolo.runlog.run_dir import output_folder, storage_folder
 from ray_yolo.runlog.spool import address_of
-from ray_yolo.runlog.stored_run import put_results
+from ray_yolo.runlog.stored_files import put_results
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.nodes import bring_everywhere
 from ray_yolo.runtime.ray_train import run_workers

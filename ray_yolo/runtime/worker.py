@@ -9,6 +9,7 @@ import socket
 import threading
 import traceback
 import uuid
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,10 +90,10 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
 
     members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
     try:
-        with warnings_told(tell, placement.loader_processes) as init:
+        with warnings_told(tell, placement.loader_processes) as init, ExitStack() as stack:
             job, stored = from_wire(config["job"]), None
             if config["stored"]:
-                folder, stored = spool_of(config["stored"])
+                folder, stored = stack.enter_context(spool_of(config["stored"]))
                 job = replace(job, run_dir=folder)
             host = replace(
                 Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),

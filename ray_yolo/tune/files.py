@@ -9,6 +9,7 @@ import csv
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sources import read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.engine.session import DETECTIONS_FILE
-from ray_yolo.errors import InputError
+from ray_yolo.engine.stored import StoredCheckpoints
+from ray_yolo.engine.weights_file import local_file
+from ray_yolo.errors import InputError, StorageError
 from ray_yolo.events import ANCHOR_TERMS
 from ray_yolo.runlog.metrics import COLUMNS, loss_column
 from ray_yolo.runlog.results_files import replace_text
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
@@ -74,19 +79,35 @@ def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Se
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:
-    """Remove what is heavy from the run folder of a trial that nothing goes on from: its command trains it again."""
+    """Remove what is heavy from the run folder of a trial that nothing goes on from: its command trains it again.
+
+    What a store does not remove now stays; the end of the sweep tries it again.
+    """
     for name in ("checkpoints", "weights"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
     (Path(folder) / DETECTIONS_FILE).unlink(missing_ok=True)
+    if address := address_of(Path(folder)):
+        store = open_store(address)
+        with suppress(OSError):
+            StoredCheckpoints(store, 0).drop()
+            store.delete(DETECTIONS_FILE)
 
 
-def keep_best(folder: Path, best: Trial) -> Path:
+def keep_best(folder: Path, best: Trial) -> None:
     """Put the best trial's weights beside the ledger, as weights/best.pt and last.pt."""
-    weights = folder / "weights"
+    weights, run = folder / "weights", folder / "trials" / best.folder_name
     weights.mkdir(exist_ok=True)
-    for path in (folder / "trials" / best.folder_name / "weights").glob("[bl][ea]st.*"):
+    found = list((run / "weights").glob("[bl][ea]st.*"))
+    if address := address_of(run):  # another machine may have trained it
+        try:
+            there = open_store(address).list("weights/")
+        except OSError as error:
+            raise StorageError(f"{address}: {error}; the same command goes on when storage answers") from None
+        copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in there
+                  if entry.name in ("best.json", "last.json")]
+        found = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
+    for path in found:
         shutil.copyfile(path, weights / path.name)
-    return weights / "best.pt"
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:

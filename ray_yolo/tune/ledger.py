@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,7 +23,10 @@ from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Stage, Trial, finished_rows, heir, new_trial, replay_command
 
-LEDGER_FILE, VERSION = "ledger.jsonl", 1
+if TYPE_CHECKING:
+    from ray_yolo.runlog.stored_run import StoredRun
+
+VERSION = 1
 Numbers = Mapping[str, float | None]
 
 
@@ -119,13 +122,15 @@ class Ledger:
         path: the file; made if it does not exist.
         sweep: what is searched.
         resolved: the base recipe with everything decided that was left open. Used by the first start only.
+        stored: where the sweep lies, if in a store: each line is there before anything is acted on.
 
     Raises:
         InputError: if the file is the ledger of another sweep, naming what differs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe,
+                 stored: StoredRun | None = None) -> None:
+        self.path, self.stored = Path(path), stored
         self._sweep = sweep
         self._lock = threading.RLock()
         begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
@@ -193,6 +198,8 @@ class Ledger:
 
     def _write(self, event: Line) -> Line:
         self._log.append_line(_NAMES[type(event)], **event.model_dump(mode="json"))
+        if self.stored:
+            self.stored.keep_up()
         return _as_written(event)
 
 

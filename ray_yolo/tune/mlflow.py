@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +23,8 @@ from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import leaves
 from ray_yolo.runlog.owed import RUN_FILE, read_run_file
 from ray_yolo.runlog.results_files import replace_text
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.storage.store import open_store
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial, short_name
 
@@ -142,4 +145,9 @@ def comparison_page(experiment_id: str, run_id: str) -> str:
 
 def _child(folder: Path, held: SweepRun, number: int) -> str | None:
     """The id of a trial's MLflow run, if it has one."""
-    return (read_run_file(folder / "trials" / held.folders[number]) or {}).get("run_id")
+    run = folder / "trials" / held.folders[number]
+    about = read_run_file(run)
+    if about is None and (address := address_of(run)):  # another machine has trained it
+        with suppress(FileNotFoundError):
+            about = json.loads(open_store(address).get(RUN_FILE).data)
+    return (about or {}).get("run_id")

@@ -27,7 +27,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from ray_yolo.errors import ResourcesError
+from ray_yolo.errors import ResourcesError, TrainingError
 from ray_yolo.runtime.cluster import free, held_by
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space, nearest
@@ -171,7 +171,12 @@ class LedgerCallback(Callback):
 
         Ray's own cleaner does so within seconds, but not where the kill comes while a training ends. Not at once: a
         controller that still lives would take the loss of its workers for a failure and ask for others.
+
+        Raises:
+            TrainingError: if another process has the sweep.
         """
+        if self._ledger.stored and self._ledger.stored.is_lost:
+            raise TrainingError(f"{self._ledger.stored.address}: another process goes on with this sweep")
         due = [entry for entry in self._later if entry[0] <= time.monotonic()]
         self._later = [entry for entry in self._later if entry not in due]
         for _, act in due:

@@ -21,14 +21,15 @@ import ray.exceptions
 import ray.tune
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.errors import LostWorkersError, ResourcesError, TrainingError
+from ray_yolo.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event
 from ray_yolo.runlog.event_log import EVENTS_FILE, follow
+from ray_yolo.runlog.record import LEDGER_FILE
 from ray_yolo.runlog.recorder import STOP_REQUEST
-from ray_yolo.runlog.run_dir import is_held
+from ray_yolo.runlog.run_dir import bring_run, is_held, project_folder
 from ray_yolo.runtime.leases import CrewHandle
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import LEDGER_FILE, read_ledger, read_trials
+from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, overlay, train_command
@@ -47,6 +48,8 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHa
     """
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
+    if wire["cache"]:
+        os.environ["RAY_YOLO_CACHE"] = wire["cache"]  # this is the driver's node, where the sweep's folder is
     run_config = trial_config(wire, number, config["genes"])
     search = Search.model_validate(wire["search"])
     exchanges = search.scheduler.name == "pbt"
@@ -57,8 +60,9 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHa
         name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
         recipe = asked_recipe(trials / name) or run_config.recipe
         run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
-    folder = Path(run_config.placement.project) / run_config.placement.name
+    folder = project_folder(run_config.placement) / run_config.placement.name
     _wait_until_released(folder)
+    bring_run(run_config.placement)
     log = follow(folder / EVENTS_FILE)
     past = next(log)
     count = len(past) if exchanges else _count_judged(past, folder, number)
@@ -162,8 +166,10 @@ def _report_failure(error: BaseException) -> None:
 
 
 def is_bad_luck(error: BaseException) -> bool:
-    """Whether a training failed by what its recipe can do nothing for: no room, or a process or node that died."""
-    return isinstance(error, (ResourcesError, LostWorkersError, ray.exceptions.RayError))
+    """Whether a training failed by what its recipe can do nothing for: no room, storage that is away, or a process or
+    node that died.
+    """
+    return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
 
 
 class _Reports:

@@ -20,6 +20,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,24 +28,28 @@ from typing import Any
 
 import ray
 import ray.tune
+from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
 from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
-from ray_yolo.runlog.record import SweepRecord
+from ray_yolo.runlog.record import LEDGER_FILE, SweepRecord
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
+from ray_yolo.runlog.spool import address_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.leases import standing_crew
 from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
+from ray_yolo.storage.store import is_address
 from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
-from ray_yolo.tune.ledger import LEDGER_FILE, Ledger, Sweep, read_ledger, read_trials
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.search import Pbt, Search, TuneConfig
@@ -83,7 +88,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.trials))
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved)
+        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, run.stored)
         display = SweepDisplay(io.StringIO() if quiet else sys.stdout, config.sweep.trials, config.recipe.epochs,
                                trials=ledger.trials)
         return _search(config, space, ledger, run, slots, gpus, display)
@@ -115,6 +120,9 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
     check_algorithm(space)
     found.search.check(config.recipe)
+    if isinstance(found.search.scheduler, Pbt) and is_address(config.placement.storage_path):
+        raise ConfigError("storage_path: the trials of population based training go on from each other's files; give a "
+                          "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     _, train, _ = read_dataset(config.recipe)
@@ -138,7 +146,7 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     """The sweep of a run folder, from where it was left."""
     total, folder = config.sweep.trials, run.folder
     done = sum(trial.has_ended for trial in ledger.trials)
-    display.say(f"{folder}: {total} trials, {done} of them done, {slots} at a time")
+    display.say(f"{address_of(folder) or folder}: {total} trials, {done} of them done, {slots} at a time")
     display.say(f"each trial, where its genes say nothing else: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
     for warning in filter(None, (*space.warnings, all_random)):
@@ -198,8 +206,11 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
 def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, limit: Callable[[], int],
           trainable: Any, display: SweepDisplay) -> None:
     """Run a trainable for each trial, so many at once as the limit is when one could begin."""
+    here: dict[str, Any] = {}
+    if ledger.stored:  # the folder of the sweep is this node's
+        here = {"bundle_label_selector": [{NODE_ID_LABEL_KEY: ray.get_runtime_context().get_node_id()}]}
     # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
-    trainable = ray.tune.with_resources(trainable, {"memory": 1e6})
+    trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **here))
     scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)
     param_space: dict[str, Any] = {}
     searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials, limit)
@@ -275,15 +286,18 @@ def trials_ahead(slots: int) -> int:
 
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
-    placement = {**config.placement.model_dump(mode="json"), "project": str(folder / "trials"), "storage_path": "",
-                 "resume": "", "mlflow_uri": _uri(config) or "off", "cpus_per_worker": config.placement.cpus}
+    placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
+                 "cpus_per_worker": config.placement.cpus}
+    placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
+                  {"project": str(folder / "trials"), "storage_path": ""})
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
     return {"recipe": {**ledger.recipe.model_dump(mode="json"), "data": _absolute(config.recipe.data),
                        "model": _absolute(ledger.recipe.model)},
-            "placement": placement, "search": settings.model_dump(mode="json"), "link": {"parent_run_id": parent}}
+            "placement": placement, "search": settings.model_dump(mode="json"), "link": {"parent_run_id": parent},
+            "cache": str(cache_folder().absolute()) if ledger.stored else ""}
 
 
 def _absolute(name: str) -> str:
@@ -304,20 +318,22 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
         reasons = sorted({trial.reason for trial in trials})
         raise TrainingError(f"{folder}: all {len(trials)} trials failed: {'; '.join(reasons[:3])}")
     write_sweep_files(folder, ledger.recipe, trials)
-    weights = keep_best(folder, best)
-    for name in [] if config.sweep.keep_weights else [name for trial in trials for name in trial.pasts]:
-        if name != best.folder_name:
-            drop_weights(folder / "trials" / name)
+    keep_best(folder, best)
+    if not config.sweep.keep_weights:
+        beaten = {name for trial in trials for name in trial.pasts} - {best.folder_name}
+        with ThreadPoolExecutor() as pool:  # a store takes its time for each
+            list(pool.map(drop_weights, (folder / "trials" / name for name in beaten)))
     draw_plots(folder, trials, best)
     if parent:
         _track(config, folder, trials, "FINISHED")
     run.finish()
-    display.say(closing_message(folder, ledger.recipe, best, weights))
+    display.say(closing_message(folder, ledger.recipe, best))
     return SearchResult(folder, trials, best)
 
 
-def closing_message(folder: Path, recipe: Recipe, best: Trial, weights: Path) -> str:
+def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
     """What came of a sweep over `recipe`, and how to use it."""
+    weights = f"{address_of(folder) or folder}/weights/best.pt"
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
             f"repeat it:     {replay_command(recipe, best.past)}")

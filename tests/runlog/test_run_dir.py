@@ -181,18 +181,13 @@ def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: 
 
 
 @pytest.mark.parametrize(("placement", "why"), [
-    ({"exist_ok": True, "name": "mine"}, "not moved aside"), ({"resume": "runs/exp"}, "by its --name"),
+    ({"exist_ok": True, "name": "mine"}, "not moved aside"),
     ({"project": "/runs"}, "leads out"), ({"project": "../runs"}, "leads out"),
     ({"project": "s3://bucket/x"}, "give it as --storage-path"), ({"storage_path": "ftp://x"}, "give a folder"),
 ])
 def test_what_a_store_cannot_do_is_refused_before_it_is_asked(placement: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         find_run(RECIPE, Placement.model_validate({"storage_path": "s3://no-such-bucket/x", **placement}))
-
-
-def test_a_sweep_in_a_store_is_refused() -> None:
-    with pytest.raises(InputError, match="give a sweep a folder"):
-        find_run(RECIPE, Placement(storage_path="s3://no-such-bucket/x"), lambda folder: True)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null"])

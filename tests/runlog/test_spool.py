@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.runlog.spool import address_of, begin_spool, holder_id, is_leased, refresh, spool_folder
+from ray_yolo.runlog.spool import address_of, begin_spool, holder_id, is_leased, refresh, spool_folder, spool_of_run
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
 
@@ -53,6 +53,32 @@ def test_what_somebody_works_on_stays_as_it_is(address: str, tmp_path: Path) -> 
     refresh(tmp_path / "spool", address, lambda folder: folder.name != "done")
     assert {name: files for name, files in shown(tmp_path / "spool").items() if name != "done"} == {
         "going": [".stored-at"], "new": [".stored-at"]}
+
+
+def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    project, asked = tmp_path / "spool", list[str]()
+    for name in ("gone", "other"):
+        begin_spool(project / name, f"{address}/{name}")
+    listed = FolderStore.list
+    monkeypatch.setattr(FolderStore, "list", lambda self, prefix="": (asked.append(prefix), listed(self, prefix))[1])
+    for name in ("done", "gone"):
+        refresh(project, address, lambda folder: False, name)
+    assert asked == ["done/", "gone/"]
+    assert shown(project) == {"done": [".stored-at", "finished", "run.json"], "other": [".stored-at"]}
+
+
+def test_the_spool_of_an_address_is_the_one_that_its_project_has(tmp_path: Path) -> None:
+    run = spool_of_run("s3://bucket/vision/runs/train/exp", "runs/train")
+    assert run == spool_folder("s3://bucket/vision") / "runs/train/exp"
+    assert spool_of_run("s3://bucket/exp", "runs/train") == spool_folder("s3://bucket") / "exp"
+    assert spool_of_run("s3://bucket/runs/train/a/b", "runs/train") == spool_folder("s3://bucket/runs/train/a") / "b"
+
+
+def test_trials_are_stored_below_their_sweep(tmp_path: Path) -> None:
+    begin_spool(tmp_path, "s3://bucket/exp")
+    assert address_of(tmp_path / "trials" / "trial3") == "s3://bucket/exp/trials/trial3"
+    assert address_of(tmp_path / "trials") == ""
 
 
 def test_a_run_is_trained_as_long_as_its_lease_is_renewed(address: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from ray_yolo.engine.checkpoint import newest_first
 from ray_yolo.engine.stored import LEASE
 from ray_yolo.errors import InputError, TrainingError
 from ray_yolo.events import Event, WarningEvent
+from ray_yolo.runlog import stored_run
 from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runlog.record import RunRecord
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.stored_run import Stored, StoredRun, read_log, spool_of
+from ray_yolo.runlog.run_dir import Run, begin_run, bring_run, find_run
+from ray_yolo.runlog.stored_files import read_log
+from ray_yolo.runlog.stored_run import Stored, StoredRun, spool_of
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
 from tests.support import checkpoints, run_log
@@ -241,6 +244,59 @@ def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
     assert update(epoch) == ["results.csv"]
 
 
+def test_the_log_is_stored_once_a_minute_whatever_is_told(start: Start, bucket: FolderStore,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    projection, now = Stored(stored(run)), time.monotonic()
+    tell(run, "a")
+    projection.update()
+    assert not bucket.list("exp/log/")
+    monkeypatch.setattr(stored_run.time, "monotonic", lambda: now + 61)
+    projection.update()
+    assert len(bucket.list("exp/log/")) == 1
+
+
+def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    run = start(OTHER, name="mine")
+    tell(run, "a")
+    run.release()
+    again = start(resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
+    assert (messages(again.folder), stored(again).attempt) == (["a"], 2)
+    again.release()
+    assert start(OTHER, name="mine", machine="two").folder == again.folder
+    with pytest.raises(InputError, match="mine is being trained"):
+        start(resume=address)
+    with pytest.raises(InputError, match=rf"{address}s is no run folder"):
+        start(resume=f"{address}s")
+    assert not (tmp_path / "one").joinpath(again.folder.relative_to(tmp_path / "two")).with_name("mines").exists()
+
+
+def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
+    run = start()
+    run.release()
+    other = start(machine="two")
+    tell(other, "b")
+    other.finish()
+    other.release()
+    with pytest.raises(InputError, match=rf"is finished.*--weights file://{tmp_path}/bucket/runs/train/exp/weights/"):
+        start(resume=str(run.folder / "weights"), storage_path="")
+
+
+def test_a_machine_is_brought_a_run_by_its_name_alone(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                     ) -> None:
+    run, where = start(), Placement(storage_path=f"file://{tmp_path}/bucket", name="exp")
+    tell(run, "a")
+    run.finish()
+    run.release()
+    start(name="other", machine="two")
+    folder = (tmp_path / "two").joinpath(run.folder.relative_to(tmp_path / "one"))
+    bring_run(where)
+    assert (messages(folder), (folder / "finished").exists()) == (["a"], True)
+    bring_run(where.model_copy(update={"name": "none"}))
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["exp", "other"]
+
+
 def test_a_run_that_was_removed_from_the_store_is_not_brought_back(start: Start, bucket: FolderStore, tmp_path: Path
                                                                    ) -> None:
     run = start()
@@ -278,8 +334,8 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
     run.finish()
     run.release()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{stored(run).address}: not all of the run is stored (OSError: away); the same command on this machine stores "
-        "the rest"]
+        f"{stored(run).address}: not all of the run is stored (OSError: away); what follows, or the same command on "
+        "this machine, stores the rest"]
     monkeypatch.undo()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(run.folder.parents[4]))
     again = start()
@@ -317,16 +373,21 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
         cli.verify([f"{address}2"])
 
 
-def test_a_worker_elsewhere_has_a_spool_of_its_own_and_the_same_checkpoints(
+def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_checkpoints(
         start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
     stored(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
     wire = json.dumps(stored(run).wire)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    folder, found = spool_of(json.loads(wire))
-    assert folder == tmp_path / "node" / run.folder.relative_to(tmp_path / "one")
-    assert found.bring(folder) == []
-    assert [path.name for path in newest_first(folder)] == ["step-3"]
-    found.put(checkpoints.save(folder, 4, "last"), 1)
+    with spool_of(json.loads(wire)) as (folder, found):
+        assert folder.is_relative_to(tmp_path / "node")
+        assert found.bring(folder) == []
+        assert [path.name for path in newest_first(folder)] == ["step-3"]
+        found.put(checkpoints.save(folder, 4, "last"), 1)
+    assert not folder.exists()
     (name,) = [entry.name for entry in FolderStore(tmp_path / "bucket/runs/train/exp").list("checkpoints/")]
     assert name == "000001-step-4.json"
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    with spool_of(json.loads(wire)) as (folder, _):
+        assert folder == run.folder
+    assert run.folder.exists()

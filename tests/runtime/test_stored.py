@@ -23,7 +23,7 @@ from ray_yolo.engine.stored import LEASE
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runlog.stored_run import read_log
+from ray_yolo.runlog.stored_files import read_log
 from ray_yolo.runlog.verification import compare_runs
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate

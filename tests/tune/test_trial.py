@@ -14,11 +14,12 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, TrainingError
+from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.runlog.event_log import EventLog
+from ray_yolo.runlog.record import LEDGER_FILE
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import LEDGER_FILE, Judged, Ledger, Sweep
+from ray_yolo.tune.ledger import Judged, Ledger, Sweep
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.trial import is_bad_luck, train_trial
 from tests.support import run_log
@@ -61,7 +62,7 @@ class Trained:
     def train(self, begun: int = 0) -> list[int | None]:
         """The epochs that are reported by a process that goes on after so many."""
         self.begun = begun
-        wire = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {},
+        wire = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {}, "cache": "",
                 "placement": {"project": str(self.folder.parent)}, "search": SEARCH.model_dump(mode="json")}
         train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, wire, None)
         return [report.get("epoch") for report in self.reports]
@@ -130,6 +131,7 @@ def test_another_failure_ends_the_process_so_that_the_trial_starts_again(
     (ResourcesError("no room"), True),
     (LostWorkersError("worker 1 has died; given up after 3 restarts"), True),
     (ray.exceptions.NodeDiedError("gone"), True),
+    (StorageError("SlowDown"), True),
     (TrainingError("not finite"), False),
     (TrainingError("worker 0: OutOfMemoryError: CUDA out of memory"), False),
     (ConfigError("lr0"), False),

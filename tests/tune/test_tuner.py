@@ -65,7 +65,7 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
 def test_what_a_sweep_says_at_its_end_can_be_copied(tmp_path: Path) -> None:
     folder, data = tmp_path / "Ann's sweeps", "Ann's data/birds.yaml"
     best = replace(new_trial(4, {"lr0": 0.02}), fitness=0.5)
-    lines = closing_message(folder, Recipe(data=data), best, folder / "weights" / "best.pt").splitlines()
+    lines = closing_message(folder, Recipe(data=data), best).splitlines()
     told = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
     assert told["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
     assert parse_train(told["repeat it"][3:]).config.recipe == overlay(Recipe(data=data), best.genes)

@@ -1,0 +1,340 @@
+"""Sweeps whose runs lie in a store: what is there before anything follows from it, and who goes on with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray.tune
+
+from ray_yolo import cli
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.yaml import to_yaml
+from ray_yolo.engine.state_files import digest, read_state
+from ray_yolo.engine.stored import LEASE
+from ray_yolo.errors import ConfigError, InputError, TrainingError
+from ray_yolo.events import CheckpointEvent, EndEvent, Event, StartEvent, parse_event
+from ray_yolo.runlog.bookkeeping import settle
+from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runlog.record import LEDGER_FILE, RunRecord, SweepRecord
+from ray_yolo.runlog.run_dir import Run, begin_run, find_run
+from ray_yolo.runlog.stored_files import read_log
+from ray_yolo.runlog.stored_run import StoredRun
+from ray_yolo.storage import lease
+from ray_yolo.storage.store import FolderStore, Store, open_store
+from ray_yolo.tune import tuner
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.files import drop_weights, keep_best
+from ray_yolo.tune.ledger import Finished, Ledger, Proposed, Started, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.mlflow import _child, sweep_run
+from ray_yolo.tune.search import Search, TuneConfig
+from ray_yolo.tune.searcher import tune_config_of
+from ray_yolo.tune.trial import train_trial
+from ray_yolo.tune.trials import Trial
+from tests.support import checkpoints, run_log
+from tests.support.object_storage import s3_server
+from tests.support.processes import kill
+from tests.support.sweeps import SPACE, make_sweep
+from tests.tune.test_searcher import Tune
+from tests.tune.test_sweep_kill import RECIPE as LEARNS
+from tests.tune.test_sweep_kill import SPACE as GENES
+
+RECIPE = Recipe(epochs=2)
+SWEEP = Sweep(Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},)), Search(), RECIPE, "0")
+TRIALS = 4
+Start = Callable[..., tuple[Run, Ledger]]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "bucket" / "runs/evolve/exp")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """The sweep of a command on a machine."""
+    monkeypatch.setattr(lease, "EXPIRES", 0.5)
+    monkeypatch.setattr(lease, "RENEWS", 0.1)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
+    opened: list[Run] = []
+
+    def start(machine: str = "one") -> tuple[Run, Ledger]:
+        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / machine))
+        where = Placement(storage_path=f"file://{tmp_path}/bucket", project="runs/evolve")
+        run = find_run(RECIPE, where, lambda folder: False) or begin_run(
+            where, SweepRecord(digest=recipe_digest(RECIPE), space="quick", trials=3))
+        opened.append(run)
+        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, run.stored)
+
+    yield start
+    for run in opened:
+        die(run)
+
+
+def stored(run: Run) -> StoredRun:
+    assert run.stored
+    return run.stored
+
+
+def die(run: Run) -> None:
+    """As kill -9 does it."""
+    run.lock.close()
+    stored(run)._lease._ends.set()
+    stored(run)._lease._thread.join()
+
+
+def train(sweep: Run, name: str, value: float, *, ends: bool = True) -> Path:
+    """A trial's run, in the store. Returns its folder."""
+    placement = Placement(storage_path=stored(sweep).address.removesuffix("/runs/evolve/exp"),
+                          project="runs/evolve/exp/trials", name=name)
+    run = begin_run(placement, RunRecord(
+        digest="0", asked=RECIPE, recipe=RECIPE, architecture=None, anchors=None, num_parameters=1, names=("a",),
+        labels="", command="", provenance={}))
+    log = EventLog(run.folder / EVENTS_FILE)
+    for event in (run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)):
+        log.append(event)
+    log.close()
+    stored(run).checkpoints.put(checkpoints.save(run.folder, 10, "last", "best", value=value), 1)
+    if ends:
+        run.finish()
+    run.release()
+    return run.folder
+
+
+def test_each_line_is_in_the_store_before_anything_follows_from_it(start: Start, bucket: FolderStore) -> None:
+    run, ledger = start()
+    ledger.propose()
+    assert read_log(bucket) == ledger.path.read_bytes()
+    ledger.start(0)
+    (run.folder / "evolve.csv").write_text("0")
+    ledger.finish(0, 0.5, {}, {}, 2)
+    ledger.propose()
+    die(run)
+    again, continued = start("two")
+    assert (continued.trials, again.folder.name) == (ledger.trials, "exp")
+    assert (again.folder / "evolve.csv").read_text() == "0"
+    continued.start(1)
+    ledger.finish(1, 0.25, {}, {}, 2)  # by the first driver, who was taken for dead
+    assert stored(run).is_lost
+    die(again)
+    assert start("three")[1].trials == continued.trials
+    assert verify(read_ledger(continued.path)) == []
+
+
+def test_storage_that_is_away_costs_a_warning_and_no_line(start: Start, bucket: FolderStore,
+                                                          monkeypatch: pytest.MonkeyPatch,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("SlowDown")
+
+    _, ledger = start()
+    with monkeypatch.context() as away:
+        away.setattr(FolderStore, "put_if", refuse)
+        ledger.propose()
+    assert "SlowDown" in caplog.text
+    ledger.start(0)
+    assert read_log(bucket) == ledger.path.read_bytes()
+
+
+def test_a_sweep_that_another_process_has_ends_here(start: Start, bucket: FolderStore) -> None:
+    run, ledger = start()
+    bucket.put(LEASE, lease.Terms(2, "b", "elsewhere 1").to_bytes())
+    while not stored(run).is_lost:
+        time.sleep(0.01)
+    tune = Tune(run.folder.parent / "other", Search())
+    tune.callback._ledger = ledger
+    with pytest.raises(TrainingError, match="another process goes on with this sweep"):
+        tune.callback.on_step_end(0, [])
+
+
+def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ledger = start()
+    ledger.propose()
+    ledger.start(0)
+    train(run, "trial0", 1)
+    die(run)
+    again, ledger = start("two")
+    config = make_sweep(tmp_path)
+    placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
+    wire = tuner._wire(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
+    monkeypatch.setattr(ray.tune, "report", reports.append)
+    train_trial(tune_config_of(ledger.trials[0]), wire, None)
+    assert [report["epoch"] for report in reports] == [1]
+    assert not (tmp_path / "of Ray's processes").exists()
+
+
+def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
+        start: Start, bucket: FolderStore, tmp_path: Path) -> None:
+    run, _ = start()
+    folders = [train(run, f"trial{number}", number, ends=number < 2) for number in range(3)]
+    bucket.put("trials/trial0/detections.npy", b"x")
+    for _ in range(2):
+        drop_weights(folders[0])
+    for name in ("checkpoints", "states", "weights"):
+        assert bucket.list(f"trials/trial0/{name}/") == []
+    assert {"finished", "log/", "run.json"} <= {entry.name for entry in bucket.list("trials/trial0/")}
+    assert bucket.list("trials/trial1/states/")
+    die(run)
+    again, ledger = start("two")
+    for number in (1, 2):  # one has weights of its own there, the other pointers
+        ledger.propose()
+        keep_best(again.folder, replace(ledger.trials[-1], number=number, pasts={}))
+        assert checkpoints.value(again.folder / "weights" / "best.pt") == number
+    bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
+    tracked = replace(sweep_run(make_sweep(tmp_path), ledger.trials, "RUNNING"), folders=("trial0", "trial1"))
+    assert [_child(again.folder, tracked, number) for number in range(2)] == [None, "its"]
+
+
+def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start, bucket: FolderStore) -> None:
+    run, _ = start()
+    folder = train(run, "trial0", 1, ends=False)
+    settle(folder, None, {})
+    events = logged(bucket, "trial0")
+    assert isinstance(events[-1], EndEvent)
+    assert bucket.get("trials/trial0/results.csv").data == (folder / "results.csv").read_bytes()
+
+
+def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    run, ledger = start()
+    ledger.propose()
+    ledger.propose()
+    for number in range(2):
+        ledger.start(number)
+    train(run, "trial0", 1, ends=False)
+    address = f"file://{tmp_path}/bucket/runs/evolve/exp"
+    assert cli.status([address]) == 0
+    first, trial, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"{address}: searching; 0/3 trials ended"
+    assert trial.startswith(f"  {address}/trials/trial0: interrupted")
+    keep_best(run.folder, ledger.trials[0])
+    run.finish()
+    run.release()
+    assert cli.verify([address]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{f'weights/{name}.pt':<30} ok" for name in ("best", "last")]
+    assert cli.status([address]) == 0
+    assert capsys.readouterr().out.startswith(f"{address}: finished; ")
+    (run.folder / "mlflow.json").write_text('{"run_id": "0", "uri": "http://127.0.0.1:9"}')
+    bucket.put("mlflow.json", run.folder / "mlflow.json")
+    with pytest.raises(InputError, match="give a run, or a sweep's trial"):
+        cli.sync([address])
+
+
+def test_population_based_training_is_refused_in_a_store(tmp_path: Path) -> None:
+    config = make_sweep(tmp_path, "search: {scheduler: pbt}\n" + SPACE, recipe={"epochs": 9, "noval": False}, trials=2)
+    placement = config.placement.model_copy(update={"storage_path": "s3://no-such-bucket/x"})
+    with pytest.raises(ConfigError, match=r"storage_path: the trials of population based training .* give a folder"):
+        tuner.search(config.model_copy(update={"placement": placement}))
+
+
+def logged(sweep: Store, name: str) -> list[Event]:
+    """The events of a trial."""
+    lines = b"".join(sweep.get(f"trials/{name}/log/{entry.name}").data for entry in sweep.list(f"trials/{name}/log/"))
+    return [event for line in lines.splitlines() if (event := parse_event(line))]
+
+
+def saved(events: list[Event]) -> dict[int, str]:
+    """The digest of the weights by step."""
+    return {event.step: event.digest for event in run_log.only(CheckpointEvent, events)}
+
+
+@contextmanager
+def command(config: TuneConfig, storage: str, machine: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The sweep's command on a machine with a cluster of its own, of which nothing is left after this."""
+    file = machine.with_suffix(".yaml")
+    file.write_text(to_yaml({
+        "recipe": config.recipe.model_dump(mode="json"), "sweep": config.sweep.model_dump(mode="json"),
+        "placement": {"storage_path": storage, "project": "runs/evolve", "noplots": True, "mlflow_uri": "off"}}))
+    environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    with subprocess.Popen([sys.executable, "-m", "ray_yolo.tune", "--config", str(file)], env=environment,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
+
+
+def finished(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == 0, errors.decode()
+
+
+def rows(ledger: Path) -> dict[int, Trial]:
+    """The rows of a sweep in which nothing was lost and nothing done twice."""
+    events = read_ledger(ledger)
+    assert verify(events) == []
+    for kind in (Proposed, Finished):
+        assert [event.trial for event in events if isinstance(event, kind)] == list(range(TRIALS))
+    return read_trials(events)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1500)
+def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_sweep(tmp_path, GENES, recipe=LEARNS, trials=TRIALS, max_concurrent=1)
+    with command(config, str(tmp_path), tmp_path / "calm") as process:
+        finished(process)
+    calm = tmp_path / "runs/evolve/exp"
+    with s3_server() as settings:
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        address = "s3://bucket/x/runs/evolve/exp"
+        store = open_store(address)
+        with command(config, "s3://bucket/x", tmp_path / "one") as process:
+            while not store.list("trials/trial1/checkpoints/"):
+                assert process.poll() is None, process.stderr and process.stderr.read().decode()
+                time.sleep(0.05)
+            kill(process)
+        for key in (LEASE, f"trials/trial1/{LEASE}"):  # as if they had expired
+            told = lease.read_terms(store, key)
+            assert told
+            store.put(key, lease.Terms(told[0].attempt, "", "").to_bytes())
+        with command(config, "s3://bucket/x", tmp_path / "two") as process:
+            finished(process)
+        (folder,) = (tmp_path / "two" / "spool").glob("*/runs/evolve/exp")
+        check(folder, store, calm)
+        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "three"))
+        assert cli.status([address]) == cli.verify([address]) == 0
+
+
+def check(folder: Path, store: Store, calm: Path) -> None:
+    """A sweep that went on on its second machine while trial 1 was trained, in its folder there and in the store."""
+    ours, theirs = rows(folder / LEDGER_FILE), rows(calm / LEDGER_FILE)
+    assert read_log(store) == (folder / LEDGER_FILE).read_bytes()
+    for number, row in theirs.items():
+        assert (ours[number].genes, ours[number].fitness, ours[number].seen) == (row.genes, row.fitness, row.seen)
+        trained = saved(list(run_log.told(calm / "trials" / f"trial{number}", CheckpointEvent)))
+        found = saved(logged(store, f"trial{number}"))
+        assert found.items() <= trained.items()  # the one before the kill may be stored and not told
+        assert found[max(trained)]
+    assert [event.trial for event in read_ledger(folder / LEDGER_FILE) if isinstance(event, Started)] == [0, 1, 1, 2, 3]
+    assert run_log.only(StartEvent, logged(store, "trial1"))[-1].step > 0
+    for name in ("evolve.csv", "hyp_evolve.yaml"):
+        assert store.get(name).data == (folder / name).read_bytes() == (calm / name).read_bytes()
+    assert store.get("finished").data == b""
+    assert store.get("weights/best.pt").data == (folder / "weights/best.pt").read_bytes()
+    assert digest(read_state(folder / "weights/best.pt")) == digest(read_state(calm / "weights/best.pt"))
+    fitness = {number: row.fitness or 0 for number, row in ours.items()}
+    best = max(fitness, key=lambda number: fitness[number])
+    for number in fitness:
+        there = [entry.name for entry in store.list(f"trials/trial{number}/")]
+        assert ("states/" in there) == ("weights/" in there) == (number == best)
+        assert {"finished", "log/", "run.json", "results.csv"} <= set(there)
