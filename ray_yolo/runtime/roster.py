@@ -126,16 +126,19 @@ class Roster:
         self._ended: Summary | None = None
 
     def arrive(self, uid: str, arrival: Arrival) -> None:
-        """A worker stands between two steps and asks for the next generation."""
-        self._waiting[uid], self._since[uid] = arrival, self._clock()
-        self._beats[uid] = (self._clock(), arrival.beat)
+        """A worker stands between two steps and asks for the next generation; one that was lost comes too late."""
+        if uid not in self._lost:
+            self._waiting[uid], self._since[uid] = arrival, self._clock()
+            self._beats[uid] = (self._clock(), arrival.beat)
 
     def formed(self, uid: str) -> Formed | Summary | Literal["parted"] | None:
         """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
-        on without this worker, which was told to leave; None: not yet.
+        on without this worker, which was told to leave or taken for lost; None: not yet.
         """
         if self._ended:
             return self._ended
+        if uid in self._lost:
+            return "parted"
         if self._waiting and self._is_ready():
             self._form()
         if uid in self._parting and uid in self._waiting.keys() - self._members.keys() and self._members:

@@ -82,7 +82,7 @@ def service() -> Iterator[Service]:
         settings = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": f"{name}/home", "RAY_YOLO_CACHE": str(folder / "cache"),
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0", **machines.PATIENCE, "RAY_metrics_report_interval_ms": "2000",
+            "RAY_worker_niceness": "10", **machines.PATIENCE, "RAY_metrics_report_interval_ms": "2000",
             "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000",
             "RAY_health_check_failure_threshold": "4"}  # 65 s otherwise
         with Machines(folder, SCRIPTS, settings) as nodes, (folder / "tracker.log").open("w") as log:

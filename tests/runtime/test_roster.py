@@ -193,6 +193,20 @@ def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
     assert desk.members("ac") == [0, 1]
 
 
+def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
+    """Another one has its place by now: a node that was cut off and is healed, a process that was frozen."""
+    desk = started()
+    desk.roster.lose([1])
+    desk.arrive("ac", 5)
+    assert desk.members("ac") == [0, 1]
+    desk.arrive("b", 4)
+    assert desk.beat("abc") == [False] * 3
+    assert desk.roster.formed("b") == "parted"
+    desk.pass_by(60, "ac")
+    assert desk.roster.stalled() is None
+    assert [each.worker for each in desk.roster.seen()] == [0, 2]
+
+
 def test_present_is_who_has_come_and_not_gone() -> None:
     desk = started()
     assert desk.roster.present() == 3
