@@ -143,7 +143,7 @@ class YOLO:
         given = read_source(source)
         output = None
         if save or any(settings.get(name) for name in WRITES):
-            from ray_yolo.runlog.run_dir import output_folder
+            from ray_yolo.runlog.folders import output_folder
 
             output = Output(output_folder(config.placement, [media.path for media, _ in given.parts]), config)
         found = _found(predictor, given, config, output)

@@ -32,6 +32,7 @@ from ray_yolo.redact import printable
 from ray_yolo.runlog.console import Console
 from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
+from ray_yolo.runlog.folders import lasting_folder, storage_folder
 from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.mlflow_system import SystemMetrics, is_asked_for
@@ -39,7 +40,7 @@ from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runlog.registry import Registry
 from ray_yolo.runlog.results_files import ResultsCsv, replace_text, write_options
-from ray_yolo.runlog.run_dir import Run, lasting_folder, storage_folder
+from ray_yolo.runlog.run_dir import Run
 from ray_yolo.runlog.stored_run import Stored, StoredRun, hold
 from ray_yolo.runlog.tensorboard import TensorBoard
 from ray_yolo.structures import AnnotationIndex

@@ -13,8 +13,8 @@ from typing import Any
 
 from ray_yolo.errors import InputError
 from ray_yolo.redact import MASK, redact
+from ray_yolo.runlog.folders import lock_file
 from ray_yolo.runlog.results_files import replace_text
-from ray_yolo.runlog.run_dir import lock_file
 
 RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 

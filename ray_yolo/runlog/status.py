@@ -23,9 +23,9 @@ from ray_yolo.events import (
     WorkerEvent,
 )
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runlog.folders import is_held
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.results_files import replace_text
-from ray_yolo.runlog.run_dir import is_held
 from ray_yolo.runlog.spool import address_of, is_leased
 
 MEMBERS_FILE = ".members.json"

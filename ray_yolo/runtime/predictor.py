@@ -29,7 +29,7 @@ from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import printable
-from ray_yolo.runlog.run_dir import output_folder
+from ray_yolo.runlog.folders import output_folder
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.runlog.stored_files import put_results
 

@@ -38,8 +38,9 @@ from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks
+from ray_yolo.runlog.folders import storage_probe
 from ray_yolo.runlog.record import RunRecord
-from ray_yolo.runlog.run_dir import Run, storage_probe
+from ray_yolo.runlog.run_dir import Run
 from ray_yolo.structures import AnnotationIndex
 
 

@@ -32,12 +32,12 @@ from ray_yolo.errors import DatasetError
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import redact
 from ray_yolo.runlog.bookkeeping import write_findings
+from ray_yolo.runlog.folders import output_folder, storage_folder
 from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.mlflow_val import post_validation
 from ray_yolo.runlog.narrator import class_table, dataset_table
 from ray_yolo.runlog.plots import Failed, draw_detections
 from ray_yolo.runlog.projections import reason_of
-from ray_yolo.runlog.run_dir import output_folder, storage_folder
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.runlog.stored_files import put_results
 from ray_yolo.runtime import cluster

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_yolo.errors import InputError
+from ray_yolo.runlog.folders import is_held
 from ray_yolo.runlog.record import LEDGER_FILE, SweepRecord, read_record
-from ray_yolo.runlog.run_dir import is_held
 from ray_yolo.runlog.spool import address_of, is_leased
 from ray_yolo.runlog.status import describe_run
 from ray_yolo.runlog.stored_files import copy_of

@@ -24,9 +24,10 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event
 from ray_yolo.runlog.event_log import EVENTS_FILE, follow
+from ray_yolo.runlog.folders import is_held, project_folder
 from ray_yolo.runlog.record import LEDGER_FILE
 from ray_yolo.runlog.recorder import STOP_REQUEST
-from ray_yolo.runlog.run_dir import bring_run, is_held, project_folder
+from ray_yolo.runlog.run_dir import bring_run
 from ray_yolo.runtime.leases import CrewHandle
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import read_ledger, read_trials

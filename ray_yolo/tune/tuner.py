@@ -35,10 +35,11 @@ from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
+from ray_yolo.runlog.folders import storage_folder
 from ray_yolo.runlog.mlflow_client import tracking_uri
 from ray_yolo.runlog.narrator import settings_line
 from ray_yolo.runlog.record import LEDGER_FILE, SweepRecord
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run, storage_folder
+from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.leases import standing_crew

@@ -16,9 +16,10 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.errors import InputError
-from ray_yolo.runlog import record, run_dir
+from ray_yolo.runlog import folders, record
+from ray_yolo.runlog.folders import output_folder, storage_folder
 from ray_yolo.runlog.record import RunRecord, SweepRecord, read_record
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run, output_folder, storage_folder
+from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.storage.store import FolderStore
 
@@ -216,7 +217,7 @@ def test_a_damaged_record_stops_no_command_that_does_not_name_it(
         assert "is damaged" in warning
         assert "passed over" in warning
         caplog.clear()
-    assert not run_dir.is_held(torn.folder)
+    assert not folders.is_held(torn.folder)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
