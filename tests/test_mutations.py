@@ -51,7 +51,7 @@ MUTATIONS = (
              "parts.ema.update(parts.model, summed.number)", LOOP),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
     Mutation("engine/loop.py", "    if finite:\n", "    if True:\n", LOOP),
-    Mutation("engine/build.py", "torch.zeros_like(parameter)", "torch.full_like(parameter, 1.0)", LOOP),
+    Mutation("engine/optimizer.py", "torch.zeros_like(parameter)", "torch.full_like(parameter, 1.0)", LOOP),
     Mutation("engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ",
              LOOP),
     Mutation("engine/checkpoint.py", "_link(folder / MANIFEST, manifest)", "pass", "engine/test_checkpoint.py"),

@@ -53,8 +53,8 @@ class Saver:
             except BaseException as error:
                 pending.set_exception(error)
 
-        self._pending = pending
-        threading.Thread(target=run, name="ray_yolo saver", daemon=True).start()
+        self._pending, self._thread = pending, threading.Thread(target=run, name="ray_yolo saver", daemon=True)
+        self._thread.start()
 
     def wait(self, *, needed: bool = False) -> None:
         """Wait until everything that was asked for is on storage, or was missed.
@@ -69,6 +69,7 @@ class Saver:
         try:
             if pending:
                 pending.result(WRITE_SECONDS)
+                self._thread.join()
                 self._missed = 0
         except OSError as error:
             self._missed += 1

@@ -12,7 +12,6 @@ from mlflow import MlflowClient
 
 from ray_yolo.events import CheckpointEvent, Event, StartEvent, StepEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runlog.verification import compare_runs
 from tests.support import machines
 from tests.support.machines import Machines, wait_for
 from tests.support.run_log import only
@@ -23,13 +22,17 @@ pytestmark = [pytest.mark.root, pytest.mark.ray, pytest.mark.timeout(1800),
 EPOCHS = 80  # a node that comes back takes its time
 RECIPE = ["--data", "shapes", "--model", "yolov5n", "--imgsz", "64", "--epochs", str(EPOCHS), "--batch-size", "16",
           "--microbatch", "8", "--exact", "--noval", "--noplots"]
-STORAGE = "storage"  # what --storage-path is given: a folder that both nodes see
+STORAGE = "storage"  # of what is not a job's
+S3, BUCKET = "http://10.77.0.254:5001", "s3://bucket/vision"  # the job's: its nodes have no folder in common
+SERVE_S3 = "from moto.server import main; main(['-H', '10.77.0.254', '-p', '5001'])"
+MAKE_BUCKET = f"import urllib.request as r; r.urlopen(r.Request('{S3}/bucket', method='PUT'))"
 HEAD, DASHBOARD, TRACKER = "10.77.0.1:6379", "http://127.0.0.1:8265", "http://127.0.0.1:5000"
 RAY = f"#!{sys.executable}\nfrom ray.scripts.scripts import main\n\nmain()\n"  # `ray stop` knows processes by this name
 START = "./ray start --num-cpus=1 --object-store-memory=100000000 --block"
 SCRIPTS = {  # as a service manager keeps nodes: the head tells jobs of the tracker, the other one is started again
     "n1": f"MLFLOW_TRACKING_URI={TRACKER} {START} --head --node-ip-address=10.77.0.1 > n1.log 2>&1\nsleep infinity",
-    "n2": f"""until [[ -e over ]]; do
+    "n2": f"""export RAY_YOLO_CACHE=$PWD/cache-n2
+              until [[ -e over ]]; do
                   {START} --address={HEAD} --node-ip-address=10.77.0.2 >> n2.log 2>&1
                   sleep 1
               done
@@ -42,7 +45,12 @@ class Service:
 
     def __init__(self, nodes: Machines, folder: Path) -> None:
         self.nodes, self.folder = nodes, folder
-        self.run_dir, self.calm = (folder / STORAGE / "runs" / "train" / name for name in ("cut", "calm"))
+        self.calm = folder / STORAGE / "runs" / "train" / "calm"
+
+    @property
+    def run_dir(self) -> Path:
+        """The job's run on the driver's disk."""
+        return next(self.folder.glob("cache/spool/*/runs/train/cut"), self.folder / "cut")
 
     @property
     def events(self) -> list[Event]:
@@ -81,6 +89,8 @@ def service() -> Iterator[Service]:
         (folder / "ray").chmod(0o755)
         settings = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": f"{name}/home", "RAY_YOLO_CACHE": str(folder / "cache"),
+            "AWS_ENDPOINT_URL": S3, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "canary-of-the-tests",
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "10", **machines.PATIENCE, "RAY_metrics_report_interval_ms": "2000",
             "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "3000",
@@ -90,6 +100,8 @@ def service() -> Iterator[Service]:
             nodes.start("n1", "env", *quiet, sys.executable, "-m", "mlflow", "server",
                         "--port", "5000", "--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/tracker.db",
                         "--artifacts-destination", folder / "artifacts", stdout=log, stderr=log)
+            nodes.start("control", sys.executable, "-c", SERVE_S3, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wait_for(lambda: nodes.run("control", sys.executable, "-c", MAKE_BUCKET).returncode == 0)
             service = Service(nodes, folder)
             for log, word in (("n1.log", "Ray runtime started"), ("tracker.log", "Uvicorn running")):
                 wait_for(lambda log=log, word=word: word in service.read(log))
@@ -137,7 +149,7 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
     with log.open("w") as stream:
         job = service.nodes.start(
             "n1", service.folder / "ray", "job", "submit", "--address", DASHBOARD, "--", sys.executable, "-m",
-            "ray_yolo.train", *RECIPE, "--storage-path", service.folder / STORAGE, "--num-workers", "2",
+            "ray_yolo.train", *RECIPE, "--storage-path", BUCKET, "--num-workers", "2",
             "--name", "cut", stdout=stream, stderr=stream)
     wait_for(lambda: service.trained(2, 20) or job.poll() is not None)
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
@@ -148,7 +160,10 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
     wait_for(lambda: service.trained(2, 1) or job.poll() is not None)
     assert job.wait(600) == 0, log.read_text()
     assert [start.num_workers for start in only(StartEvent, service.events)] == [2, 1, 2]
-    assert not [finding for finding in compare_runs(service.run_dir, service.calm) if finding.problem]
+    verify = sys.executable, "-m", "ray_yolo.verify", f"{BUCKET}/runs/train/cut", service.calm
+    compared = service.nodes.run("n1", *verify)
+    assert compared.returncode == 0, compared.stdout
+    assert compared.stdout.count(" ok") > 4
     ends = [only(CheckpointEvent, read_events(folder / EVENTS_FILE))[-1] for folder in (service.run_dir, service.calm)]
     assert ends[0].digest == ends[1].digest
     assert ends[0].step == ends[1].step
@@ -192,4 +207,5 @@ def test_nothing_is_left(service: Service) -> None:
         assert [file for file in there if not file.startswith(others)] == []
     cut, calm = ({path.name for path in run.glob("*") if "tfevents" not in path.name}  # which have a node's name
                  for run in (service.run_dir, service.calm))
-    assert cut - calm <= {"ray", "mlflow.json"}
+    assert cut - calm <= {"ray", "mlflow.json", ".stored-at", ".holder"}
+    assert not [path for path in service.folder.glob("cache-n2/spool/**/*") if path.is_file()]
