@@ -48,6 +48,17 @@ def scope_of(nodeid: str) -> str:
     return _file_scope(nodeid.partition("::")[0])
 
 
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """A server of S3 with a bucket, s3://bucket, and the environment by which it is reached, which is set."""
+    from tests.support.object_storage import s3_server
+
+    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield settings
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One small Ray for all tests that need one: starting it takes longer than most of them."""

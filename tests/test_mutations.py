@@ -74,7 +74,7 @@ MUTATIONS = (
     Mutation("data/mirror.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
     Mutation("data/mirror.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):",
              MIRROR),
-    Mutation("data/mirror.py", "while not _try_lock(lock.fileno()):", "while False:", MIRROR),
+    Mutation("data/mirror.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/mirror.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/mirror.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),

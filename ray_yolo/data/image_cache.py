@@ -28,6 +28,7 @@ from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index_cache import cache_folder, content_key
 from ray_yolo.ops.machine import available_memory
+from ray_yolo.storage.locks import try_lock
 from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
@@ -243,14 +244,11 @@ def _is_at(path: Path, file: IO[Any]) -> bool:
 def _lock(path: Path, file: IO[Any], kind: int) -> None:
     """Wait for a lock that another process has, but not for ever: it may be frozen. Then a TimeoutError."""
     deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{path}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that "
-                                   "one, or use --cache none") from None
-            time.sleep(0.05)
+    while not try_lock(file, kind):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that one, or "
+                               "use --cache none")
+        time.sleep(0.05)
 
 
 def _map(path: Path) -> np.ndarray:
@@ -262,5 +260,5 @@ def _map(path: Path) -> np.ndarray:
 
 def _remove_unused(path: Path) -> None:
     with suppress(OSError), path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        if try_lock(file):
+            path.unlink()

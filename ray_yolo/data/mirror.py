@@ -38,6 +38,7 @@ from ray_yolo.data.media import suffix
 from ray_yolo.data.yolo_txt import label_path
 from ray_yolo.errors import DatasetError, InputError
 from ray_yolo.redact import redact
+from ray_yolo.storage.locks import try_lock
 from ray_yolo.storage.store import Store, open_store
 from ray_yolo.structures import AnnotationIndex, Mirror
 
@@ -126,7 +127,7 @@ def _alone(top: Path, address: str) -> Iterator[None]:
     """No other process works at the mirrors of this data set meanwhile."""
     with (top / _LOCK).open("a") as lock:
         began, told, limit = time.monotonic(), False, f"{WAIT_SECONDS / 60:.0f} min"
-        while not _try_lock(lock.fileno()):
+        while not try_lock(lock.fileno()):
             waited = time.monotonic() - began
             if waited > WAIT_SECONDS:
                 raise DatasetError(f"data: {address}: another process of this machine has been fetching it for "
@@ -136,14 +137,6 @@ def _alone(top: Path, address: str) -> Iterator[None]:
                 told = True
             time.sleep(0.1)
         yield
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _listed(store: Store, name: str, coming: Path) -> dict[str, tuple[int, str]]:
@@ -280,6 +273,6 @@ def _use(folder: Path) -> bool:
 def _remove_unused(top: Path) -> None:
     for folder in [each for each in top.iterdir() if each.is_dir() and each.name != _COMING]:
         with (folder / _IN_USE).open("a") as file:
-            if _try_lock(file.fileno()):
+            if try_lock(file.fileno()):
                 (folder / MANIFEST).unlink(missing_ok=True)  # first: for who waits in `_use`
                 shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.errors import InputError, StorageError
 from ray_yolo.runlog.spool import begin_spool, project_address, spool_folder
 from ray_yolo.storage.lease import store_time
+from ray_yolo.storage.locks import try_lock
 from ray_yolo.storage.store import Store, is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
@@ -150,14 +150,11 @@ def lock_file(file: IO[Any]) -> bool:
         InputError: if its file system has no locks.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
+        return try_lock(file)
     except OSError as error:
         raise InputError(f"{file.name}: this file system cannot lock files ({error.strerror}), and without locks two "
                          "commands would train the same run; mount it with locks (Lustre: -o flock; NFS: not nolock), "
                          "or give a --storage-path on another one") from None
-    return True
 
 
 def is_held(folder: Path) -> bool:

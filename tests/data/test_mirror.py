@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from ray_yolo.errors import DatasetError, InputError
 from ray_yolo.storage.store import Entry, FolderStore, ObjectStore, open_store
 from tests.support.formats import FORMATS, write
 from tests.support.jobs import make_dataset
-from tests.support.object_storage import s3_server, upload
+from tests.support.object_storage import upload
 
 SLOW = """
 import sys, time
@@ -38,14 +37,6 @@ def slow(self, key, path):
 FolderStore.fetch = slow
 print("version", mirror(sys.argv[1]).version, flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[None]:
-    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield
 
 
 @pytest.fixture

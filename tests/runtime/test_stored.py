@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,8 +29,8 @@ from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from tests.support import run_log
 from tests.support.jobs import make_config
-from tests.support.object_storage import s3_server, upload
-from tests.support.processes import kill
+from tests.support.object_storage import upload
+from tests.support.processes import kill, on_machine
 
 TRAIN = """
 import sys
@@ -42,14 +40,6 @@ if __name__ == "__main__":
     fit(RunConfig.model_validate_json(sys.argv[1]))
 """
 EPOCHS = 4
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield settings
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +63,10 @@ def config(folder: Path, address: str, num_workers: int = 0) -> RunConfig:
 @contextmanager
 def train(machine: Path, config: RunConfig) -> Iterator[subprocess.Popen[bytes]]:
     """The command on a machine, of which nothing is left after this."""
-    environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_ADDRESS", None)
     script = machine.with_suffix(".py")
     script.write_text(TRAIN)
-    with subprocess.Popen([sys.executable, str(script), config.model_dump_json()], env=environment,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                kill(process)
+    with on_machine(machine, script, config.model_dump_json()) as process:
+        yield process
 
 
 def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -> None:

@@ -13,18 +13,9 @@ from ray_yolo.errors import InputError
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, acquire, read_terms
 from ray_yolo.storage.store import FolderStore, open_store
-from tests.support.object_storage import s3_server
 
 Take = Callable[..., Lease | str]
 KEY = "exp/lease.json"
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield "s3://bucket/leases"
 
 
 @pytest.fixture
@@ -123,8 +114,9 @@ def test_patience_tells_the_living_from_the_dead(take: Take, store: FolderStore,
     assert held(take("b", patience=30)).attempt == 2
 
 
-def test_of_many_who_come_at_once_one_gets_it(s3: str) -> None:
-    store = open_store(s3)
+@pytest.mark.usefixtures("s3")
+def test_of_many_who_come_at_once_one_gets_it() -> None:
+    store = open_store("s3://bucket/leases")
     found: list[Lease | str] = []
     threads = [threading.Thread(target=lambda n=n: found.append(acquire(store, KEY, f"holder {n}"))) for n in range(6)]
     for thread in threads:

@@ -10,24 +10,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ray_yolo.errors import InputError
 from ray_yolo.storage.store import Store, open_store
-from tests.support.object_storage import s3_server
 
 PIECE = os.urandom(1 << 20)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[None]:
-    with s3_server() as settings, pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        yield
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -15,6 +17,20 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.communicate()
+
+
+@contextlib.contextmanager
+def on_machine(machine: Path, *words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of Python on a machine of its own, which is a cache folder, of which nothing is left after this."""
+    environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_ADDRESS", None)
+    with subprocess.Popen([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,8 +40,7 @@ from ray_yolo.tune.searcher import tune_config_of
 from ray_yolo.tune.trial import train_trial
 from ray_yolo.tune.trials import Trial
 from tests.support import checkpoints, run_log
-from tests.support.object_storage import s3_server
-from tests.support.processes import kill
+from tests.support.processes import kill, on_machine
 from tests.support.sweeps import SPACE, make_sweep
 from tests.tune.test_searcher import Tune
 from tests.tune.test_sweep_kill import RECIPE as LEARNS
@@ -259,15 +256,8 @@ def command(config: TuneConfig, storage: str, machine: Path) -> Iterator[subproc
     file.write_text(to_yaml({
         "recipe": config.recipe.model_dump(mode="json"), "sweep": config.sweep.model_dump(mode="json"),
         "placement": {"storage_path": storage, "project": "runs/evolve", "noplots": True, "mlflow_uri": "off"}}))
-    environment = {**os.environ, "RAY_YOLO_CACHE": str(machine), "OMP_NUM_THREADS": "1"}
-    environment.pop("RAY_ADDRESS", None)
-    with subprocess.Popen([sys.executable, "-m", "ray_yolo.tune", "--config", str(file)], env=environment,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                kill(process)
+    with on_machine(machine, "-m", "ray_yolo.tune", "--config", file) as process:
+        yield process
 
 
 def finished(process: subprocess.Popen[bytes]) -> None:
@@ -287,32 +277,30 @@ def rows(ledger: Path) -> dict[int, Trial]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("s3")
 def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_sweep(tmp_path, GENES, recipe=LEARNS, trials=TRIALS, max_concurrent=1)
     with command(config, str(tmp_path), tmp_path / "calm") as process:
         finished(process)
     calm = tmp_path / "runs/evolve/exp"
-    with s3_server() as settings:
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        address = "s3://bucket/x/runs/evolve/exp"
-        store = open_store(address)
-        with command(config, "s3://bucket/x", tmp_path / "one") as process:
-            while not store.list("trials/trial1/checkpoints/"):
-                assert process.poll() is None, process.stderr and process.stderr.read().decode()
-                time.sleep(0.05)
-            kill(process)
-        for key in (LEASE, f"trials/trial1/{LEASE}"):  # as if they had expired
-            told = lease.read_terms(store, key)
-            assert told
-            store.put(key, lease.Terms(told[0].attempt, "", "").to_bytes())
-        with command(config, "s3://bucket/x", tmp_path / "two") as process:
-            finished(process)
-        (folder,) = (tmp_path / "two" / "spool").glob("*/runs/evolve/exp")
-        check(folder, store, calm)
-        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "three"))
-        assert cli.status([address]) == cli.verify([address]) == 0
+    address = "s3://bucket/x/runs/evolve/exp"
+    store = open_store(address)
+    with command(config, "s3://bucket/x", tmp_path / "one") as process:
+        while not store.list("trials/trial1/checkpoints/"):
+            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            time.sleep(0.05)
+        kill(process)
+    for key in (LEASE, f"trials/trial1/{LEASE}"):  # as if they had expired
+        told = lease.read_terms(store, key)
+        assert told
+        store.put(key, lease.Terms(told[0].attempt, "", "").to_bytes())
+    with command(config, "s3://bucket/x", tmp_path / "two") as process:
+        finished(process)
+    (folder,) = (tmp_path / "two" / "spool").glob("*/runs/evolve/exp")
+    check(folder, store, calm)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "three"))
+    assert cli.status([address]) == cli.verify([address]) == 0
 
 
 def check(folder: Path, store: Store, calm: Path) -> None:
