@@ -168,7 +168,7 @@ def _resumed(placement: Placement) -> Run:
     if not (holder / RECORD_FILE).is_file():
         raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
     if (holder / "finished").exists():
-        raise InputError(f"resume: {holder} is finished; start a new run with {_go_on_from(holder)}")
+        raise InputError(f"resume: {_shown(holder)} is finished; start a new run with {_go_on_from(holder)}")
     run = _open(holder)
     if isinstance(run.record, SweepRecord):
         run.release()
@@ -191,13 +191,19 @@ def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path
         return None
     kind = "a sweep" if run.is_sweep else "a training"
     state = kind if other else "finished" if finished else "a run of another recipe"
-    raise InputError(f"name: {folder} is {state}; choose another --name, add --exist-ok to start over (the old run is "
-                     f"moved aside), or continue from its weights with {_go_on_from(folder)}")
+    over = "" if address_of(folder) else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
+    raise InputError(f"name: {_shown(folder)} is {state}; choose another --name, {over}or continue from its weights "
+                     f"with {_go_on_from(folder)}")
+
+
+def _shown(folder: Path) -> str:
+    """A run's folder as its user knows it: of one in a store its address."""
+    return address_of(folder) or str(folder)
 
 
 def _go_on_from(folder: Path) -> str:
     """The flag that starts from a run's weights, as a shell takes it."""
-    return f"--weights {shlex.quote(f'{address_of(folder) or folder}/weights/last.pt')}"
+    return f"--weights {shlex.quote(f'{_shown(folder)}/weights/last.pt')}"
 
 
 def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True

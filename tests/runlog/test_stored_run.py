@@ -98,13 +98,17 @@ def test_another_machine_continues_an_unfinished_run_with_its_log_and_files(star
     assert start(OTHER, machine="three").folder.name == "exp2"
 
 
-def test_a_finished_run_is_not_continued_from_anywhere(start: Start, bucket: FolderStore) -> None:
+def test_a_finished_run_is_not_continued_from_anywhere(start: Start, bucket: FolderStore, tmp_path: Path) -> None:
+    """It is named by its address, and what is refused there is not advised."""
     run = start(name="mine")
     run.finish()
     run.release()
     assert bucket.get("mine/finished").data == b""
-    with pytest.raises(InputError, match="mine is finished"):
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    with pytest.raises(InputError) as refused:
         start(name="mine", machine="two")
+    assert str(refused.value) == (f"name: {address} is finished; choose another --name, or continue from its weights "
+                                  f"with --weights {address}/weights/last.pt")
 
 
 def test_a_run_that_somebody_trains_is_left_alone(start: Start) -> None:
@@ -279,7 +283,7 @@ def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
     tell(other, "b")
     other.finish()
     other.release()
-    with pytest.raises(InputError, match=rf"is finished.*--weights file://{tmp_path}/bucket/runs/train/exp/weights/"):
+    with pytest.raises(InputError, match=rf"resume: file:.*/exp is finished.*--weights file://{tmp_path}/bucket/runs/train/exp/"):
         start(resume=str(run.folder / "weights"), storage_path="")
 
 
