@@ -1,6 +1,6 @@
 """The errors that a user can cause or must know of, and the exit code each one ends the command with.
 
-Every message says what is wrong, where (file:line or config path) and what to do. `cli.run` turns
+Every message says what is wrong, where (file:line or config path) and what to do. `exits.run` turns
 them into one line on stderr without a traceback; anything else is a defect of ours and keeps its traceback.
 """
 

@@ -15,7 +15,7 @@ FLOORS = (  # lowest first; modules of the package that are not named here stand
     ("structures", "events", "errors", "redact", "__version__", "config", "ops", "storage"),
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
-RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher"))
+RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher", "slots"))
 DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
          "torch.distributed": ("engine/replicas.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
 FOR_OPS = ("torch", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)

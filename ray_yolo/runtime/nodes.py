@@ -38,6 +38,8 @@ SAMPLE = 32  # images that every node is asked for
 ANSWER_SECONDS = 60.0  # in which a node starts a process and answers
 SKEW_SECONDS = 5.0
 LEAST_BYTES = 2 * 1024**3  # free for what Ray and torch put aside
+SHARED = "/dev/shm"  # loader processes hand images over through it; containers have 64 MB of it unless told otherwise
+LEAST_SHARED = 512 * 1024**2
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class Report(NamedTuple):
     lacks: tuple[str, ...]  # files that are not there, or of another size
     clock: float  # seconds since 1970
     free: int  # bytes where temporary files are put
+    shared: int  # bytes of memory that processes can share
 
 
 def versions() -> dict[str, str]:
@@ -100,7 +103,8 @@ def report(folder: str, files: Files) -> Report:
             refuses = str(error)
     lacks = tuple(path for path, size in files if not os.path.isfile(path) or os.path.getsize(path) != size)
     temporary = os.environ.get("RAY_TMPDIR") or "/tmp"
-    return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free)
+    shared = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else LEAST_SHARED
+    return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free, shared)
 
 
 def bring(data: Mirror) -> tuple[str, list[str]]:
@@ -137,6 +141,9 @@ def concerns(node: str, told: Report, skew: float) -> Iterator[str]:
         yield f"node {node}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: times in logs will be"
     if told.free < LEAST_BYTES:
         yield f"node {node}: only {told.free / 1e9:.1f} GB free for temporary files"
+    if told.shared < LEAST_SHARED:
+        yield (f"node {node}: only {told.shared / 1e6:.0f} MB free in {SHARED}, through which loader processes hand "
+               "over images: give it more (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)")
 
 
 def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:

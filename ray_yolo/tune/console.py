@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -20,7 +22,9 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from ray_yolo.tune.trials import State, Trial, best_trial
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.runlog.spool import address_of
+from ray_yolo.tune.trials import State, Trial, best_trial, replay_command
 
 COLUMNS = ("trial", "state", "epoch", "fitness", "best")
 
@@ -167,3 +171,11 @@ def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting:
     mean = math.fsum(durations) / len(durations)
     work = num_waiting * mean + math.fsum(max(mean - age, 0.0) for age in ages)
     return work / min(slots, num_waiting + len(ages))
+
+
+def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
+    """What came of a sweep over `recipe`, and how to use it."""
+    weights = f"{address_of(folder) or folder}/weights/best.pt"
+    return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
+            f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
+            f"repeat it:     {replay_command(recipe, best.past)}")

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import random
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +29,7 @@ import ray.tune
 from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.config.recipe import recipe_digest, resolve
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.errors import ConfigError, TrainingError
 from ray_yolo.runlog.bookkeeping import settle
@@ -47,7 +45,7 @@ from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, 
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.storage.store import is_address
 from ray_yolo.structures import AnnotationIndex
-from ray_yolo.tune.console import SweepDisplay
+from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials
@@ -55,9 +53,10 @@ from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.search import Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, build_scheduler, tune_config_of
+from ray_yolo.tune.slots import concurrent_trials, room_for_trials, trials_ahead
 from ray_yolo.tune.space import TuneSpace, combinations, load_space
 from ray_yolo.tune.trial import train_trial
-from ray_yolo.tune.trials import Trial, best_trial, overlay, replay_command
+from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 
 @dataclass(frozen=True)
@@ -251,40 +250,6 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
             "origin": ray.tune.sample_from(lambda config: told[config["trial"]]["origin"])}
 
 
-def concurrent_trials(config: TuneConfig, gpus: float) -> int:
-    """Trials that fit into the cluster at once.
-
-    Tune does not know what a trial's own workers need: without this limit trials would hold a part of their workers
-    each and wait for each other for ever.
-
-    Raises:
-        ConfigError: if not even one trial fits.
-    """
-    if not (room := room_for_trials(config, gpus)):
-        there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
-        raise ConfigError(f"workers_per_trial: {workers} workers need {config.placement.cpus * workers:g} CPU and "
-                          f"{gpus * workers:g} GPU, the cluster has {there.get('CPU', 0):g} and "
-                          f"{there.get('GPU', 0):g}; use fewer")
-    return room
-
-
-def room_for_trials(config: TuneConfig, gpus: float) -> int:
-    """The same, as the cluster is now; 0: none fits."""
-    there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
-    needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
-    room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
-    return room if config.sweep.max_concurrent == "auto" else min(room, config.sweep.max_concurrent)
-
-
-def trials_ahead(slots: int) -> int:
-    """How many trials get ready while others train: as few as keep the slots busy, for proposals know nothing of them.
-
-    Getting ready takes some seconds, the shortest trials some ten. One for each slot of two, as two trials may end
-    together where idle workers have helped; of more slots an eighth ends meanwhile.
-    """
-    return min(slots, max(2, slots // 8))
-
-
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
@@ -330,11 +295,3 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     run.finish()
     display.say(closing_message(folder, ledger.recipe, best))
     return SearchResult(folder, trials, best)
-
-
-def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
-    """What came of a sweep over `recipe`, and how to use it."""
-    weights = f"{address_of(folder) or folder}/weights/best.pt"
-    return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
-            f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
-            f"repeat it:     {replay_command(recipe, best.past)}")

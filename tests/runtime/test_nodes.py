@@ -30,7 +30,7 @@ from tests.support.jobs import make_dataset, make_index
 from tests.support.sweeps import assert_cpus_return
 
 OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
-SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12)
+SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12, shared=10**9)
 
 
 @pytest.mark.parametrize(("change", "kind", "message"), [
@@ -50,8 +50,10 @@ def test_a_node_is_refused_with_its_name_and_what_to_do(
 def test_a_sound_node_is_not_and_small_things_are_told() -> None:
     assert list(faults("n1", SOUND, OURS, "/runs", 32)) == []
     assert list(concerns("n1", SOUND, 1.0)) == []
-    assert list(concerns("n1", SOUND._replace(free=10**9), -9.4)) == [
-        "node n1: its clock is 9 s behind: times in logs will be", "node n1: only 1.0 GB free for temporary files"]
+    *others, shared = concerns("n1", SOUND._replace(free=10**9, shared=67_108_864), -9.4)
+    assert others == ["node n1: its clock is 9 s behind: times in logs will be",
+                      "node n1: only 1.0 GB free for temporary files"]
+    assert shared.startswith("node n1: only 67 MB free in /dev/shm, through which loader processes")
 
 
 def test_a_node_reports_what_it_finds(tmp_path: Path) -> None:
@@ -59,7 +61,8 @@ def test_a_node_reports_what_it_finds(tmp_path: Path) -> None:
     files = sample(index, index)
     assert len(files) == 32
     assert {Path(path).stat().st_size == size for path, size in files} == {True}
-    assert report(str(tmp_path), files)._replace(clock=0.0, free=0) == Report(versions(), False, "", (), 0.0, 0)
+    assert report(str(tmp_path), files)._replace(clock=0.0, free=0, shared=0) == Report(
+        versions(), False, "", (), 0.0, 0, 0)
     Path(files[3][0]).unlink()
     Path(files[5][0]).write_bytes(b"another picture")
     assert report(str(tmp_path / files[0][0]), files).lacks == (files[3][0], files[5][0])
@@ -78,7 +81,8 @@ def test_storage_that_cannot_be_written_to_is_seen(tmp_path: Path, monkeypatch: 
 def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
     address = f"file://{tmp_path}/bucket"
-    assert report(address, ())._replace(clock=0.0, free=0) == Report(versions(), False, "", (), 0.0, 0)
+    assert report(address, ())._replace(clock=0.0, free=0, shared=0) == Report(
+        versions(), False, "", (), 0.0, 0, 0)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     monkeypatch.setenv("RAY_YOLO_CACHE", "/proc/cache")
     assert "/proc/cache" in report(address, ()).refuses

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ray_yolo import train
-from ray_yolo.cli import run
 from ray_yolo.errors import RayYoloError
+from ray_yolo.exits import run
 from ray_yolo.structures import AnnotationIndex
 from tests.support.audit import Deeds, watched
 from tests.support.jobs import TINY

@@ -21,12 +21,13 @@ from ray_yolo.events import ShardEvent, StartEvent
 from ray_yolo.runtime.preflight import decide
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
+from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
 from ray_yolo.tune.ledger import Begun, Failed, Ledger, Lost, Proposed, Started, Sweep, read_ledger, verify
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
-from ray_yolo.tune.tuner import closing_message, search, trials_ahead
+from ray_yolo.tune.tuner import search
 from tests.support import run_log
 from tests.support.jobs import make_config, make_index
 from tests.support.sweeps import SPACE, assert_cpus_return, make_sweep, tracked_runs, tracked_states
@@ -292,11 +293,6 @@ def test_what_some_trials_would_fail_by_is_refused_before_any_cluster_work(
         tmp_path: Path, space: str, recipe: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         search(make_sweep(tmp_path, f"{space}\n{SPACE}", workers_per_trial=2, recipe=recipe), quiet=True)
-
-
-@pytest.mark.parametrize(("slots", "ahead"), [(1, 1), (2, 2), (4, 2), (64, 8)])
-def test_few_trials_get_ready_while_others_train(slots: int, ahead: int) -> None:
-    assert trials_ahead(slots) == ahead
 
 
 def test_a_model_file_is_named_so_that_trials_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
