@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ray_yolo.events import METRICS
 from ray_yolo.redact import redact
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import leaves
@@ -35,7 +36,8 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 METRICS_PER_CALL = 1000  # MLflow's limit
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
-LISTED = 20  # trials, the best ones
+LISTED, COMPARED = 20, 100  # trials, the best ones
+CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
 
@@ -55,28 +57,31 @@ class SweepRun:
     best: int | None  # once the sweep has finished: its trial's run is marked, and the files are final
     stopped: tuple[int, ...]  # trials whose runs end as the sweep's does; going on makes them RUNNING
     folders: tuple[str, ...]  # of the trials, by number
+    ranked: tuple[int, ...]  # trials that have a fitness, best first
     table: str  # of the best trials, in Markdown
 
 
 def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
     """The MLflow run of a sweep that has come so far."""
     best = best_trial(trials) if status == "FINISHED" else None
+    ranked = [trial for *_, trial in sorted(
+        (-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)]
     return SweepRun(
         params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
         fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
         status=status,
         best=best.number if best else None,
         stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
-        folders=tuple(trial.folder_name for trial in trials), table=_table(trials))
+        folders=tuple(trial.folder_name for trial in trials),
+        ranked=tuple(trial.number for trial in ranked), table=_table(ranked[:LISTED]))
 
 
 def _table(trials: Sequence[Trial]) -> str:
-    """The best trials with what they were given, best first."""
-    scored = sorted((-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)
-    names = sorted({name for *_, trial in scored[:LISTED] for name in trial.genes})
+    """Trials with what they were given."""
+    names = sorted({name for trial in trials for name in trial.genes})
     rows = [["trial", "fitness", *map(short_name, names)], ["---"] * (2 + len(names))]
     rows += [[trial.folder_name, f"{trial.fitness:.5g}", *(_cell(trial.genes.get(name, "")) for name in names)]
-             for *_, trial in scored[:LISTED]]
+             for trial in trials]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -119,8 +124,8 @@ def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> No
     from mlflow.entities import Metric, Param  # after the client, which quietens MLflow
 
     run, now = client.get_run(run_id), round(time.time() * 1000)
-    data, page = run.data, comparison_page(str(run.info.experiment_id), run_id)
-    client.set_tag(run_id, NOTE_TAG, f"[Compare the trials]({page})\n\n{held.table}")
+    data, best = run.data, filter(None, (_child(folder, held, number) for number in held.ranked[:COMPARED]))
+    client.set_tag(run_id, NOTE_TAG, f"{comparison(str(run.info.experiment_id), list(best))}\n\n{held.table}")
     client.log_batch(run_id, params=[Param(*pair) for pair in held.params.items() if pair[0] not in data.params])
     posted = {point.step for point in client.get_metric_history(run_id, "fitness")}
     points = [Metric("fitness", value, now, trial) for trial, value in held.fitness.items() if trial not in posted]
@@ -137,10 +142,13 @@ def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> No
         client.log_artifact(run_id, str(path), None if path.parent == folder else path.parent.name)
 
 
-def comparison_page(experiment_id: str, run_id: str) -> str:
-    """Where MLflow's own charts compare the trials of a sweep: metrics over epochs, parameters against metrics."""
-    query = {"searchFilter": f"tags.`mlflow.parentRunId` = '{run_id}'", "compareRunsMode": "CHART"}
-    return f"#/experiments/{experiment_id}/runs?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}"
+def comparison(experiment_id: str, runs: Sequence[str]) -> str:
+    """Links to MLflow's own pages that compare runs: parameters against metrics, and curves over epochs."""
+    which = {"runs": json.dumps(runs), "experiments": json.dumps([experiment_id])}
+    curves = {**which, "metric": json.dumps(CURVE), "plot_metric_keys": json.dumps([CURVE]), "x_axis": "step"}
+    pages = {"Compare the trials": ("compare-runs", which), "their curves": ("metric", curves)}
+    return ", ".join(f"[{text}](#/{page}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)})"
+                     for text, (page, query) in pages.items())
 
 
 def _child(folder: Path, held: SweepRun, number: int) -> str | None:

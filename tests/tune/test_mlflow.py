@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from ray_yolo.runlog.metrics import metrics
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver, sweep_run
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep
@@ -99,12 +101,16 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
                       pasts=new_trial(number, {"lr0": 0.01 * (number + 1), "optimizer": "SGD"}).pasts)
               for number, fitness in enumerate((0.25, 0.5))]
     parent = track(tmp_path, "RUNNING", *trials)
-    link, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()
+    links, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()
     assert rows == ["| trial | fitness | lr0 | optimizer |", "| --- | --- | --- | --- |",
                     "| trial1 | 0.5 | 0.02 | SGD |", "| trial0 | 0.25 | 0.01 | SGD |"]
-    page = urllib.parse.urlsplit(link.removeprefix("[Compare the trials](").removesuffix(")").removeprefix("#"))
-    query = urllib.parse.parse_qs(page.query)
-    assert (page.path.split("/")[1], query["compareRunsMode"]) == ("experiments", ["CHART"])
-    child = client.create_run(page.path.split("/")[2], tags={"mlflow.parentRunId": parent})
-    found = client.search_runs([page.path.split("/")[2]], filter_string=query["searchFilter"][0])
-    assert [run.info.run_id for run in found] == [child.info.run_id]
+    runs = {run.info.run_name: run.info.run_id for run in client.search_runs(["0"])}
+    experiment = client.get_run(parent).info.experiment_id
+    pages = [urllib.parse.urlsplit(page) for page in re.findall(r"\(#(\S+)\)", links)]
+    assert [page.path for page in pages] == ["/compare-runs", "/metric"]
+    for page in pages:
+        query = {name: json.loads(value) for name, value in urllib.parse.parse_qsl(page.query) if name != "x_axis"}
+        assert query["runs"] == [runs["trial1"], runs["trial0"]]
+        assert query["experiments"] == [experiment]
+    assert query["metric"] == "metrics/mAP50-95"
+    assert set(query["plot_metric_keys"]) <= {metric.mlflow for metric in metrics(())}
