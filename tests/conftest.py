@@ -1,6 +1,7 @@
 """Fixtures for everyone."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -57,6 +58,19 @@ def s3() -> Iterator[dict[str, str]]:
         for name, value in settings.items():
             patch.setenv(name, value)
         yield settings
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The same of Azure's storage, az://bucket."""
+    from tests.support.object_storage import azure_server
+
+    if not shutil.which("azurite-blob"):
+        pytest.skip("needs Azurite: npm install azurite, and its programs in the PATH")
+    with azure_server(tmp_path_factory.mktemp("azurite")) as settings, pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from ray_yolo.cli import parse_train, parse_tune
 from ray_yolo.events import StartEvent, StepEvent
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import Failed, Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger_lines import Failed
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.space import load_space
 from ray_yolo.tune.tuner import search

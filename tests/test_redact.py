@@ -13,6 +13,8 @@ from ray_yolo.redact import printable, redact, without_secrets
     "https://s3cr3t@host",
     "https://host/x?access_token=s3cr3t&epochs=3",
     "AWS_SECRET_ACCESS_KEY=s3cr3t",
+    "AZURE_STORAGE_ACCOUNT_KEY=s3cr3t",
+    "DefaultEndpointsProtocol=https;AccountKey=s3cr3t;AccountName=a",
     'password: "s3cr3t"',
     "api-key=s3cr3t",
     "Authorization: Bearer s3cr3t-s3cr3t",

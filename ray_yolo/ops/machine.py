@@ -1,16 +1,37 @@
-"""What this process may use of its machine: processor cores and main memory, under the limits of its cgroups."""
+"""This process and its machine: what it may use of cores and main memory, under the limits of its cgroups."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Set before torch is imported: how long arithmetic threads that wait for one another spin before they sleep. Where
 others run as well, libgomp's own 300,000 turns doubled the CPU seconds and the time of a step (two threads)."""
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
+
+
+class Process(NamedTuple):
+    """A process, wherever it runs."""
+
+    node: str
+    space: str  # of process ids: containers with one network have one host name
+    pid: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether that can be seen from here, and is so."""
+        here = own_process()
+        return self[:2] == here[:2] and not Path(f"/proc/{self.pid}").exists()
+
+
+def own_process() -> Process:
+    """The process that asks."""
+    return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid())
 
 
 def cores() -> int:

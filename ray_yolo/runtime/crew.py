@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ray_yolo.events import Summary
-from ray_yolo.runtime.roster import Process, Roster
+from ray_yolo.ops.machine import Process
+from ray_yolo.runtime.roster import Roster
 
 SILENCE_SECONDS = 10.0  # without a word: a worker is lost
 ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone

@@ -22,12 +22,12 @@ from ray_yolo.engine.build import Job
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.errors import LostWorkersError, RayYoloError, ResourcesError
 from ray_yolo.events import Summary
+from ray_yolo.ops.machine import own_process
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.crew import Crew, Lease, News, Place
 from ray_yolo.runtime.members import answer, start_here
 from ray_yolo.runtime.places import Keeper, Places
 from ray_yolo.runtime.restarts import Judge, Restarts, place_of, summary
-from ray_yolo.runtime.roster import own_process
 from ray_yolo.runtime.worker import train_job
 
 _ASK_SECONDS = 0.1  # of an idle worker

@@ -21,8 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_yolo.engine.membership import Generation, Pulse
 from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store
 from ray_yolo.events import Summary
+from ray_yolo.ops.machine import Process, own_process
 from ray_yolo.runlog.status import MEMBERS_FILE, Member, write_members
-from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Reply, Roster, Seen, Stalled, own_process
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Reply, Roster, Seen, Stalled
 from ray_yolo.structures import Progress
 
 _BEAT_SECONDS = 1.0

@@ -11,39 +11,18 @@ import.
 from __future__ import annotations
 
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ray_yolo.events import Summary
+from ray_yolo.ops.machine import Process
 from ray_yolo.structures import Progress
 
 SILENCE_SECONDS = 3.0  # without a beat, of which there is one a second: not alive, for those who wait to go on
 TOLD_SECONDS = 8.0  # without a step: it is told who is waited for
 STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
 SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
-
-
-class Process(NamedTuple):
-    """Where a worker runs."""
-
-    node: str
-    space: str  # of process ids: containers with one network have one host name
-    pid: int
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether that can be seen from here, and is so."""
-        here = own_process()
-        return self[:2] == here[:2] and not Path(f"/proc/{self.pid}").exists()
-
-
-def own_process() -> Process:
-    """The process that asks."""
-    return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid())
 
 
 class Beat(NamedTuple):

@@ -1,11 +1,11 @@
-"""Objects by key below an address: s3://bucket/path, gs://bucket/path, az://account/container/path, file:///folder.
+"""Objects by key below an address: s3://bucket/path, gs://bucket/path, az://container/path, file:///folder.
 
 One contract for all of them, which is less than that of a file system: an object is there whole or not at all, is never
 appended to, and can be replaced on condition that it still is the version that was read. Keys have parts between
 slashes; `list` shows one level, `walk` all. What goes wrong with storage is an OSError.
 
-Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, the role
-of a machine, ...), as `obstore` reads them.
+Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT_NAME,
+GOOGLE_APPLICATION_CREDENTIALS, the role of a machine, ...), as `obstore` reads them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ray_yolo.redact import redact
 REQUEST_TIMEOUT = timedelta(seconds=30)  # of one request, which brings 5 MB at most
 RETRY_TIMEOUT = timedelta(seconds=60)  # for which one that fails is repeated
 _FOLDER = "file://"
+_ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,7 +205,7 @@ class ObjectStore:
     def __init__(self, address: str) -> None:
         from obstore.store import from_url
 
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
         self._store = from_url(
             address, client_options={"timeout": REQUEST_TIMEOUT, "allow_http": endpoint.startswith("http://")},
             retry_config={"retry_timeout": RETRY_TIMEOUT})

@@ -9,26 +9,38 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.event_log import EventLog, plain, read_lines
 from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
+from ray_yolo.tune.ledger_lines import (
+    NAMES,
+    TYPES,
+    VERSION,
+    Begun,
+    Event,
+    Exploited,
+    Failed,
+    Finished,
+    Judged,
+    Line,
+    Lost,
+    Numbers,
+    Proposed,
+    Started,
+)
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Stage, Trial, finished_rows, heir, new_trial, replay_command
 
 if TYPE_CHECKING:
     from ray_yolo.runlog.stored_run import StoredRun
-
-VERSION = 1
-Numbers = Mapping[str, float | None]
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -38,81 +50,6 @@ class Sweep:
     search: Search
     recipe: Recipe  # base of all trials, as it was asked for; its seed is the search's too
     labels: str  # digest of the data set's labels
-
-
-class Begun(BaseModel, frozen=True):
-    """The first line, `sweep`: what is searched."""
-
-    version: int = VERSION
-    identity: dict[str, str]  # digests of what is not here whole: `data set`, `base recipe`
-    space: Space
-    search: Search
-    recipe: Recipe  # resolved; the base of all trials
-
-
-class Event(BaseModel, frozen=True):
-    """A later line: what happened to a trial. What is added to one has a default, so that every older line is read."""
-
-    trial: int
-
-
-class Proposed(Event):
-    """A new row, and what it follows from."""
-
-    genes: Genes
-    seen: tuple[int, ...]  # the trials that had finished before
-    rungs: tuple[int, ...] | None = None  # theirs; 0.1.0 had none, ranked by fitness alone, and is recomputed so
-    parents: tuple[int, ...]
-    command: str
-
-
-class Started(Event):
-    """Its training begins, or begins again."""
-
-    attempt: int
-
-
-class Judged(Event):
-    """The scheduler has compared it with others after so many epochs, and lets it go on."""
-
-    epoch: int
-    fitness: float
-
-
-class Lost(Event):
-    """It was interrupted by what its recipe can do nothing for: it is queued again."""
-
-    reason: str
-
-
-class Exploited(Event):
-    """It goes on from another one's checkpoint with changed genes."""
-
-    genes: Genes
-    origin: Origin
-    command: str
-
-
-class Finished(Event):
-    """It has come to its end, or was stopped by the scheduler; the numbers are of its last epoch."""
-
-    fitness: float
-    metrics: Numbers
-    losses: Numbers
-    epochs: int
-    stopped: bool = True  # 0.1.0 did not say
-
-
-class Failed(Event):
-    """It has failed for good."""
-
-    reason: str
-
-
-_TYPES: dict[str, type[Begun | Event]] = {"sweep": Begun, **{kind.__name__.lower(): kind for kind in (
-    Proposed, Started, Judged, Lost, Exploited, Finished, Failed)}}
-_NAMES = {kind: name for name, kind in _TYPES.items()}
-Line = TypeVar("Line", Begun, Event)
 
 
 class Ledger:
@@ -197,7 +134,7 @@ class Ledger:
         self._log.close()
 
     def _write(self, event: Line) -> Line:
-        self._log.append_line(_NAMES[type(event)], **event.model_dump(mode="json"))
+        self._log.append_line(NAMES[type(event)], **event.model_dump(mode="json"))
         if self.stored:
             self.stored.keep_up()
         return _as_written(event)
@@ -215,7 +152,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Begun | Event]:
     if lines and lines[0].get("version", VERSION) > VERSION:
         raise InputError(f"{path}: written by a later ray_yolo; continue it with that one, or choose another --name")
     try:
-        return [_TYPES[line["type"]].model_validate(line) for line in lines]
+        return [TYPES[line["type"]].model_validate(line) for line in lines]
     except (KeyError, ValidationError) as error:
         what = " ".join(str(error).split("\n")[:2])
         raise InputError(f"{path}: damaged: {what}; put it back from a copy, or choose another --name") from None
@@ -247,7 +184,7 @@ def verify(events: Sequence[Begun | Event]) -> list[str]:
             problems += _check_proposal(event, begun, finished_rows(trials.values()))
         elif trial is None or trial.has_ended:
             fault = "has ended" if trial else "is unknown"
-            problems.append(f"trial {number}: {_NAMES[type(event)]}, though it {fault}")
+            problems.append(f"trial {number}: {NAMES[type(event)]}, though it {fault}")
         _fold(trials, event, begun)
     return problems
 

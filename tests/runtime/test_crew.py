@@ -6,8 +6,9 @@ import pytest
 
 from ray_yolo.errors import ConfigError
 from ray_yolo.events import Summary
+from ray_yolo.ops.machine import Process
 from ray_yolo.runtime.crew import ABSENCE_SECONDS, ENDING_SECONDS, IDLE_SECONDS, SILENCE_SECONDS, Crew, News, Place
-from ray_yolo.runtime.roster import Arrival, Beat, Process
+from ray_yolo.runtime.roster import Arrival, Beat
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 NODES = {"a": "left", "b": "right"}  # of workers; else a third one

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
+from ray_yolo.ops.machine import own_process
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.crew import Crew
 from ray_yolo.runtime.leases import CrewRoster
-from ray_yolo.runtime.roster import Arrival, Beat, own_process
+from ray_yolo.runtime.roster import Arrival, Beat
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
 

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 
+from ray_yolo.ops.machine import own_process
 from ray_yolo.runtime import members
-from ray_yolo.runtime.roster import own_process
 
 
 def test_a_process_that_is_frozen_can_be_ended() -> None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from ray_yolo.events import Summary
+from ray_yolo.ops.machine import Process, own_process
 from ray_yolo.runtime import roster as module
-from ray_yolo.runtime.roster import Arrival, Beat, Formed, Process, Roster, own_process
+from ray_yolo.runtime.roster import Arrival, Beat, Formed, Roster
 from ray_yolo.structures import Progress
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)

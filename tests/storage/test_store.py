@@ -20,12 +20,12 @@ from ray_yolo.storage.store import Store, open_store
 PIECE = os.urandom(1 << 20)
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", "s3", pytest.param("azure", marks=pytest.mark.slow)])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-        return f"s3://bucket/{tmp_path.name}"
-    return f"file://{tmp_path}/stored"
+    if request.param == "folder":
+        return f"file://{tmp_path}/stored"
+    request.getfixturevalue(request.param)
+    return f"{'s3' if request.param == 's3' else 'az'}://bucket/{tmp_path.name}"
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def test_files_come_and_go_whole(store: Store, tmp_path: Path) -> None:
         store.fetch("states/none", target)
 
 
-def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_content(store: Store, tmp_path: Path) -> None:
+def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_content(
+        address: str, store: Store, tmp_path: Path) -> None:
     content = {"a/b/c": b"1", "a/b": b"22", "a/bc/d": b"333", "ä /+%41#": b"4444"}
     if "Folder" in type(store).__name__:
         del content["a/b"]
@@ -92,7 +93,7 @@ def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_conten
     assert store.list("a/b/") == [told["a/b/c"]._replace(name="c")]
     store.put("a/b/c", b"5")
     assert store.walk("a/b/")[0].tag != told["a/b/c"].tag
-    if "Object" in type(store).__name__:  # what a mirror is checked by
+    if address.startswith("s3://"):  # what a mirror is checked by; Azure has other tags
         assert told["a/b/c"].tag == hashlib.md5(b"1").hexdigest()
 
 

@@ -1,14 +1,19 @@
-"""An S3 server of the test's own, and storage that fails when it is told to."""
+"""Servers of the test's own for objects: of S3, and of Azure."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 
 from ray_yolo.storage.store import open_store
@@ -19,23 +24,55 @@ _SERVE = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
     """The environment in which s3://bucket is there, as long as this lasts."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with _served([sys.executable, "-c", _SERVE, port], lambda: urllib.request.Request(f"{url}/bucket", method="PUT")):
+        yield {"AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "tests",
+               "AWS_SECRET_ACCESS_KEY": "canary-of-the-tests"}
+
+
+@contextmanager
+def azure_server(folder: Path) -> Iterator[dict[str, str]]:
+    """The same of az://bucket, by Microsoft's own emulator: `npm install azurite`, and its programs in the PATH."""
+    port, key = _free_port(), base64.b64encode(b"canary-of-the-tests").decode()
+    url = f"http://127.0.0.1:{port}/tests"
+
+    def make_bucket() -> urllib.request.Request:
+        date = formatdate(usegmt=True)
+        signed = "PUT" + 12 * "\n" + (
+            f"x-ms-date:{date}\nx-ms-version:2021-08-06\n/tests/tests/bucket\nrestype:container")
+        digest = hmac.new(base64.b64decode(key), signed.encode(), hashlib.sha256).digest()
+        return urllib.request.Request(f"{url}/bucket?restype=container", method="PUT", headers={
+            "x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
+            "Authorization": f"SharedKey tests:{base64.b64encode(digest).decode()}"})
+
+    command = ["azurite-blob", "--location", str(folder), "--blobPort", port, "--skipApiVersionCheck",
+               "--disableTelemetry"]
+    with _served(command, make_bucket, AZURITE_ACCOUNTS=f"tests:{key}"):
+        yield {"AZURE_STORAGE_ACCOUNT_NAME": "tests", "AZURE_STORAGE_ACCOUNT_KEY": key, "AZURE_STORAGE_ENDPOINT": url}
+
+
+def _free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    server = subprocess.Popen([sys.executable, "-c", _SERVE, url.rpartition(":")[2]],
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return str(free.getsockname()[1])
+
+
+@contextmanager
+def _served(command: list[str], make_bucket: Callable[[], urllib.request.Request], **env: str) -> Iterator[None]:
+    """A server that has a bucket."""
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **env})
     try:
         deadline = time.monotonic() + 60
         while True:
             try:
-                urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"))
+                urllib.request.urlopen(make_bucket())
                 break
             except OSError:
                 assert time.monotonic() < deadline
                 assert server.poll() is None
                 time.sleep(0.1)
-        yield {"AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "tests",
-               "AWS_SECRET_ACCESS_KEY": "canary-of-the-tests"}
+        yield
     finally:
         server.terminate()
         server.wait()

@@ -33,7 +33,8 @@ from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
-from ray_yolo.tune.ledger import Finished, Ledger, Proposed, Started, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
+from ray_yolo.tune.ledger_lines import Finished, Proposed, Started
 from ray_yolo.tune.mlflow import _child, sweep_run
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.searcher import tune_config_of

@@ -19,7 +19,8 @@ from ray_yolo.runlog.event_log import EventLog
 from ray_yolo.runlog.record import LEDGER_FILE
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Judged, Ledger, Sweep
+from ray_yolo.tune.ledger import Ledger, Sweep
+from ray_yolo.tune.ledger_lines import Judged
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.trial import is_bad_luck, train_trial
 from tests.support import run_log

@@ -23,7 +23,8 @@ from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Begun, Failed, Ledger, Lost, Proposed, Started, Sweep, read_ledger, verify
+from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, verify
+from ray_yolo.tune.ledger_lines import Begun, Failed, Lost, Proposed, Started
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay
