@@ -135,7 +135,8 @@ class LedgerCallback(Callback):
             self._lost[number] = result
         if "fitness" not in result:
             return
-        if result["epoch"] in self._rungs and not result.get("done"):
+        judged = {epoch for epoch, _ in self._ledger.trials[number].judged}  # a training that goes on tells some again
+        if result["epoch"] in self._rungs - judged and not result.get("done"):
             self._ledger.append(Judged(trial=number, epoch=result["epoch"], fitness=result["fitness"]))
         self._display.epoch(number, result["epoch"], result["fitness"])
 

@@ -27,6 +27,7 @@ from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, verify
+from ray_yolo.tune.ledger_lines import Judged
 from ray_yolo.tune.search import Asha, MedianStop, Search
 from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, _clipped, build_scheduler
 
@@ -168,6 +169,16 @@ def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end
     tune.end(first)
     assert not tune.report(second, {"epoch": 2, "fitness": 0.9, "row": ROW})  # below the other's 1.0 at its rung
     assert [(row.rung, row.epochs) for row in tune.ledger.trials] == [(4, EPOCHS), (1, 2)]
+
+
+def test_a_rung_is_written_down_once_though_its_epoch_is_told_again(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
+    trial = tune.start()
+    assert trial
+    for epoch in (1, 2, 2, 3):
+        assert tune.report(trial, {"epoch": epoch, "fitness": 0.5, "row": ROW})
+    assert [(line.epoch, line.fitness) for line in read_ledger(tmp_path / LEDGER_FILE) if isinstance(line, Judged)] == [
+        (2, 0.5)]
 
 
 def test_a_training_whose_patience_was_over_came_to_its_end(tmp_path: Path) -> None:
