@@ -235,7 +235,8 @@ class Roster:
         if members & self._waiting.keys():
             return True
         since = [self._since[uid] for uid in self._waiting if self._is_alive(uid)]
-        return len(since) >= self._wanted or self._clock() - min(since, default=math.inf) > SETTLE_SECONDS
+        wanted = 1 if self._number else self._wanted  # who goes on from a checkpoint waits for nobody
+        return len(since) >= wanted or self._clock() - min(since, default=math.inf) > SETTLE_SECONDS
 
     def _staying(self, uids: Iterable[str]) -> set[str]:
         """Those who live and are not to leave."""

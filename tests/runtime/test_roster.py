@@ -73,6 +73,15 @@ def test_the_first_generation_does_not_wait_for_ever() -> None:
     assert desk.members("ab") == [0, 1]
 
 
+def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() -> None:
+    desk = started()
+    desk.roster.lose([0, 1, 2])
+    desk.arrive("d", 4)
+    assert desk.roster.formed("d") == Formed(2, 0, 1, ("d", 1), 0, False)
+    desk.arrive("e", None)
+    assert desk.beat("d") == [True]
+
+
 def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthest() -> None:
     desk = started()
     desk.arrive("a", 5)
