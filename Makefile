@@ -15,10 +15,11 @@ $(VENV)/.dev: $(VENV)/.base
 	touch $@
 
 demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on CPU
-	$(BIN)/python -m ray_yolo.train --data shapes --model yolov5n --imgsz 160 --epochs 70 --batch-size 16 \
-	    --num-workers 2 --cache ram --optimizer AdamW --set optimizer.lr0=0.002 --set optimizer.nominal_batch=16 \
-	    --set schedule.warmup_bias_lr=0.002 --set schedule.ema_ramp=100 --set schedule.lrf=0.05 \
-	    --set augment.scale=0.3 --seed 2 --project runs/demo
+	$(BIN)/python -m ray_yolo.train --data shapes --model yolov5nu --imgsz 128 --epochs 36 --batch-size 8 \
+	    --num-workers 2 --cache ram --optimizer AdamW --set optimizer.lr0=0.002 --set optimizer.nominal_batch=8 \
+	    --set schedule.warmup_epochs=2 --set schedule.warmup_min_batches=0 --set schedule.warmup_bias_lr=0.002 \
+	    --set schedule.ema_ramp=100 --set schedule.lrf=0.05 --set augment.mosaic=0 --set augment.scale=0.3 \
+	    --project runs/demo
 
 test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
