@@ -36,7 +36,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 METRICS_PER_CALL = 1000  # MLflow's limit
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
-LISTED, COMPARED = 20, 100  # trials, the best ones
+LISTED = 20  # trials, the best ones: of 8,000 characters in a tag MLflow cuts off the rest
 CURVE = f"metrics/{METRICS[-1]}"
 BEST_TAG, BEST_TRIAL_TAG = "ray_yolo.best", "ray_yolo.best_trial"
 ARTIFACTS = ("*.csv", "*.yaml", "*.png", "*.jsonl", "weights/best.pt")
@@ -57,15 +57,15 @@ class SweepRun:
     best: int | None  # once the sweep has finished: its trial's run is marked, and the files are final
     stopped: tuple[int, ...]  # trials whose runs end as the sweep's does; going on makes them RUNNING
     folders: tuple[str, ...]  # of the trials, by number
-    ranked: tuple[int, ...]  # trials that have a fitness, best first
-    table: str  # of the best trials, in Markdown
+    listed: tuple[int, ...]  # the best trials, best first
+    table: str  # of them, in Markdown
 
 
 def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
     """The MLflow run of a sweep that has come so far."""
     best = best_trial(trials) if status == "FINISHED" else None
-    ranked = [trial for *_, trial in sorted(
-        (-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)]
+    listed = [trial for *_, trial in sorted(
+        (-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)][:LISTED]
     return SweepRun(
         params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
         fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},
@@ -73,11 +73,11 @@ def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> Sw
         best=best.number if best else None,
         stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
         folders=tuple(trial.folder_name for trial in trials),
-        ranked=tuple(trial.number for trial in ranked), table=_table(ranked[:LISTED]))
+        listed=tuple(trial.number for trial in listed), table=_table(listed))
 
 
 def _table(trials: Sequence[Trial]) -> str:
-    """Trials with what they were given."""
+    """Trials and what they were given."""
     names = sorted({name for trial in trials for name in trial.genes})
     rows = [["trial", "fitness", *map(short_name, names)], ["---"] * (2 + len(names))]
     rows += [[trial.folder_name, f"{trial.fitness:.5g}", *(_cell(trial.genes.get(name, "")) for name in names)]
@@ -124,7 +124,7 @@ def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> No
     from mlflow.entities import Metric, Param  # after the client, which quietens MLflow
 
     run, now = client.get_run(run_id), round(time.time() * 1000)
-    data, best = run.data, filter(None, (_child(folder, held, number) for number in held.ranked[:COMPARED]))
+    data, best = run.data, filter(None, (_child(folder, held, number) for number in held.listed))
     client.set_tag(run_id, NOTE_TAG, f"{comparison(str(run.info.experiment_id), list(best))}\n\n{held.table}")
     client.log_batch(run_id, params=[Param(*pair) for pair in held.params.items() if pair[0] not in data.params])
     posted = {point.step for point in client.get_metric_history(run_id, "fitness")}
