@@ -13,7 +13,7 @@ MASK = "***"
 # Greedy up to the last '@' before the path: passwords with an '@' in them are common, and wrong, and still secret.
 _URL_USER = re.compile(r"(?<=://)[^/\s]*@")
 _NAMED_VALUE = re.compile(
-    r"((?:token|secret|passwo?r?d|credential|signature|api[_-]?key|(?:access|account)[_-]?key|\bsig(?==))[\w-]*[\"']?\s*[=:]\s*[\"']?)"
+    r"((?:token|secret|passwo?r?d|credential|signature|(?:api|access|account)[_-]?key|\bsig(?==))[\w-]*[\"']?\s*[=:]\s*[\"']?)"
     r"[^\s&,;\"']+", re.IGNORECASE
 )
 _BEARER = re.compile(r"(\bbearer\s+|\bauthorization[\"']?\s*[=:]\s*[\"']?\w+\s+)[\w.~+/-]{8,}=*", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Fixtures for everyone."""
 
 import os
-import shutil
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,14 @@ def scope_of(nodeid: str) -> str:
     return _file_scope(nodeid.partition("::")[0])
 
 
+@pytest.fixture
+def own_signal_handlers() -> Iterator[None]:
+    """Those of a command are gone after a test that has run one in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
     """A server of S3 with a bucket, s3://bucket, and the environment by which it is reached, which is set."""
@@ -65,8 +73,6 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The same of Azure's storage, az://bucket."""
     from tests.support.object_storage import azure_server
 
-    if not shutil.which("azurite-blob"):
-        pytest.skip("needs Azurite: npm install azurite, and its programs in the PATH")
     with azure_server(tmp_path_factory.mktemp("azurite")) as settings, pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900  # for the tests of one row
-NOT_HERE = "not ray and not slow and not gpu and not realdata and not root"
+NOT_HERE = "not ray and not slow and not gpu and not realdata and not root and not azure"
 
 
 class Mutation(NamedTuple):

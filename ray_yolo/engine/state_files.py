@@ -20,6 +20,7 @@ from ray_yolo.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
+_ARCHIVE = b"PK\x03\x04"  # how torch, too, knows one
 
 CONVERT_HINT = (
     "convert it in the environment that made it: python -c \"import torch; "
@@ -142,12 +143,22 @@ def load_plain(path: Path) -> object:
 
 
 def _inflates(path: Path) -> bool:
-    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once."""
+    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once.
+
+    Raises:
+        CheckpointError: of an archive of which that cannot be told, though torch might read it.
+    """
     try:
+        with path.open("rb") as file:
+            if file.read(len(_ARCHIVE)) != _ARCHIVE:
+                return False
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False  # no zip; the last one is zipfile's for an entry that only newer readers take
+    except OSError:  # whoever reads it says so
+        return False
+    except (zipfile.BadZipFile, ValueError, RuntimeError) as error:  # the last one for entries of newer formats
+        raise CheckpointError(f"{path}: not a readable weights file ({error}); fetch it again, or save it again with "
+                              "torch.save") from None
     return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
             or sum(entry.file_size for entry in entries) > path.stat().st_size)
 

@@ -20,7 +20,7 @@ from ray_yolo.storage.store import Store, open_store
 PIECE = os.urandom(1 << 20)
 
 
-@pytest.fixture(params=["folder", "s3", pytest.param("azure", marks=pytest.mark.slow)])
+@pytest.fixture(params=["folder", "s3", pytest.param("azure", marks=pytest.mark.azure)])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return f"file://{tmp_path}/stored"
