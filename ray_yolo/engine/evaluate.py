@@ -117,12 +117,12 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
         clock.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
-    totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double, device=device))
-    table = replicas.gather(torch.cat(rows).to(device)).cpu().numpy()
+    totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
+    table = replicas.gather(torch.cat(rows)).numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    seconds = replicas.gather(torch.tensor([clock.seconds], dtype=torch.double, device=device)).sum(0).tolist()
+    seconds = replicas.gather(torch.tensor([clock.seconds], dtype=torch.double)).sum(0).tolist()
     speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
-    return Evaluation(metrics_of(table, index), _losses(loss, totals.cpu()), table, speed)
+    return Evaluation(metrics_of(table, index), _losses(loss, totals), table, speed)
 
 
 class _Clock:

@@ -20,7 +20,7 @@ from ray_yolo.engine.build import Parts, draw_weights
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
-from ray_yolo.errors import TrainingError
+from ray_yolo.errors import PeerLostError, TrainingError
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 from ray_yolo.structures import Progress
@@ -104,11 +104,17 @@ def launch_steps(parts: Parts, progress: Progress, listen: Listen) -> Iterator[L
 
     Where the device runs on its own, a step is handed out once the next one's forward and backward, which change
     nothing, are queued behind it: the host waits for what the device is done with, and the device never for the host.
+    A step that was handed to the device before a peer was lost is handed out, too: it may have been finished.
     """
     batches, unread = iter(parts.loader), None
     steps = [step for step in parts.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     for number, step in enumerate(steps, progress.step):
-        summed = sum_microbatches(parts, step, batches, number, listen)
+        try:
+            summed = sum_microbatches(parts, step, batches, number, listen)
+        except RuntimeError:
+            if unread:
+                yield unread
+            raise
         if unread:
             yield unread
         unread = update_weights(parts, summed, parts.plan.rates(step, progress.epoch))
@@ -203,7 +209,7 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int],
     mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
     header = torch.stack([mine.new_full((), float(wish)) for wish in wishes])
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
-        told = replicas.global_sum(torch.cat([header, mine.flatten()]))
+        told = replicas.gather_rows(torch.cat([header, mine.flatten()])[None], [1] * replicas.num_workers).sum(0)
         return told[len(wishes):].view(-1, width), told[: len(wishes)] > 0
     room = mine.new_zeros((max(counts) - len(mine)) * width)
     told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
@@ -250,9 +256,15 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
 
 
 def finish_step(parts: Parts, launched: Launched) -> StepResult:
-    """Read what a step has told; statistics and moving average follow the weights unless it was skipped."""
+    """Read what a step has told; statistics and moving average follow the weights unless it was skipped.
+
+    The gather is a step's last exchange: where the losses have come, so has all else. A PeerLostError says that they
+    have not, and the device has skipped the step for that.
+    """
     summed, replicas = launched.summed, parts.host.replicas
     *losses, norm, finite, stop, regroup = launched.read()
+    if not finite and replicas.is_cut:
+        raise PeerLostError("the exchange was aborted")
     if finite:
         parts.statistics.apply(summed.statistics, len(summed.losses))
         parts.ema.update(parts.model, summed.number + 1)

@@ -30,7 +30,7 @@ def resume(parts: Parts, replicas: Replicas, warn: Callable[[str], None]) -> Tra
         step, problems = checkpoint.recover(job.run_dir, job.digest)
         for problem in (*told, *problems):
             warn(f"damaged checkpoint set aside: {problem}")
-    chosen = int(replicas.gather(torch.tensor([[step]], device=parts.host.device))[0])
+    chosen = int(replicas.gather(torch.tensor([[step]]))[0])
     if chosen < 0:
         return TrainState()
     if stored and replicas.worker:

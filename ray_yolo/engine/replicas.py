@@ -7,10 +7,14 @@ Every method marked collective must be called by all workers in the same order.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import io
+import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,8 +27,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.errors import PeerLostError
 
+BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for anyhow goes by gloo, which has errors
+
 _MEETING_SECONDS = 30.0  # in which all who are alive have come to a group that is formed
-_connections: set[str] = set()  # of the group that was formed last, as /proc names them
+_ABORT_SECONDS = 30.0  # for NCCL to give up what is under way
+
+
+@dataclass
+class _Group:
+    """What this process has to know of its process group to cut it."""
+
+    connections: frozenset[str] = frozenset()  # as /proc names them
+    nccl: dist.ProcessGroup | None = None  # the group, if its devices talk by NCCL
+    is_cut: bool = False
+
+
+_group = _Group()  # the one that was formed last
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -55,25 +73,29 @@ class Replicas:
         return x if self.num_workers == 1 else _GlobalSum.apply(x)
 
     def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """All workers' rows in worker order, (sum of counts, d). Collective.
+        """All workers' rows in worker order, (sum of counts, d), on their device. Collective.
+
+        NCCL does not say when it was aborted: a floating-point row that has not come is NaN.
 
         Args:
             rows: (counts[worker], d); `counts` is known to everyone, so no sizes travel.
         """
         if self.num_workers == 1:
             return rows
-        padded = rows.new_zeros(max(counts), rows.shape[1])
+        most, nothing = max(counts), math.nan if rows.is_floating_point() else 0
+        padded = rows.new_zeros(most, rows.shape[1])
         padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        found = rows.new_full((len(counts) * most, rows.shape[1]), nothing)
+        dist.all_gather_into_tensor(found, padded)
+        return torch.cat([part[:count] for part, count in zip(found.split(most), counts, strict=True)])
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All workers' rows in worker order when nobody knows how many the others have. Collective."""
+        """All workers' rows in worker order, on the host, when nobody knows how many the others have. Collective."""
+        rows = rows.cpu()
         if self.num_workers == 1:
             return rows
-        counts = self.gather_rows(torch.tensor([[len(rows)]], device=rows.device), [1] * self.num_workers)
-        return self.gather_rows(rows, counts.flatten().tolist())
+        counts = self.gather_rows(torch.tensor([[len(rows)]]), [1] * self.num_workers).flatten().tolist()
+        return self.gather_rows(rows, counts) if max(counts) else rows
 
     def share(self, state: dict[str, Any] | None, source: int) -> dict[str, Any]:
         """The state that worker `source` gives: plain containers of tensors and text. Collective."""
@@ -94,9 +116,10 @@ class Replicas:
         """Into how many parts a microbatch falls: one for each worker where it is spread over them."""
         return self.num_workers if spread else 1
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any worker raised the flag. Collective."""
-        return bool(self.gather(torch.tensor([[float(flag)]], device=device)).sum() > 0)
+    @property
+    def is_cut(self) -> bool:
+        """Whether the others were given up: what a collective has left on a GPU since then may be anything."""
+        return self.num_workers > 1 and _group.is_cut
 
 
 @contextlib.contextmanager
@@ -105,7 +128,8 @@ def peers_needed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "pair closure")):
+        words = ("gloo", "pair closure", "NCCL")
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in words):
             raise PeerLostError(str(error).splitlines()[0]) from error
         raise
 
@@ -115,15 +139,20 @@ def offer_store(host: str) -> dist.TCPStore:
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_MEETING_SECONDS))
 
 
-def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
-               timeout_seconds: float) -> Replicas:
-    """The process group of those who meet in the store of worker 0, at `address`. Collective.
+def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int, timeout_seconds: float,
+               device: torch.device) -> Replicas:
+    """The process group of those who meet in the store of worker 0, at `address`, with one device each. Collective.
 
     Raises:
         PeerLostError: if they do not all come.
     """
+    global _group
+    _group = _Group()
     if num_workers == 1:
         return Replicas()
+    gpus = device.type == "cuda"
+    if gpus:  # or NCCL's own watchdog ends the process when a peer is lost; who is lost is the roster's to say
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     with peers_needed():
         meeting = timedelta(seconds=_MEETING_SECONDS)
         store = own if worker == 0 else dist.TCPStore(*address, is_master=False, timeout=meeting)
@@ -131,23 +160,36 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
             store.set("all", "")
         store.wait(["all"], meeting)  # forming the group itself would wait as long as a collective may take
         before = _sockets().keys()
-        dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=worker, world_size=num_workers,
-                                timeout=timedelta(seconds=timeout_seconds))
-        _connections.clear()
-        _connections.update(_sockets().keys() - before)
+        dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
+                                world_size=num_workers, timeout=timedelta(seconds=timeout_seconds))
+        _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None)
     return Replicas(worker, num_workers)
 
 
 def cut_group() -> None:
     """Have what another thread of this worker waits for in its group fail at once, and tell the others in it.
 
-    gloo's abort and shutdown end nothing that is under way, and a wire that is cut closes no connection.
+    gloo's abort and shutdown end nothing that is under way, and a wire that is cut closes no connection. NCCL has no
+    errors that anybody would wait for: its kernels end, and leave what they had not received as it was.
     """
+    _group.is_cut = True
+    _abort_nccl()
     for name, number in _sockets().items():
-        if name in _connections:
+        if name in _group.connections:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 connection.getpeername()  # not of what listens: gloo ends the process if that is taken away
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def _abort_nccl() -> None:
+    """Have NCCL's kernels and connections end. Where they do not, this process does, and is replaced."""
+    if _group.nccl is None:
+        return
+    aborting = threading.Thread(target=_group.nccl.abort, name="ray_yolo abort", daemon=True)
+    aborting.start()
+    aborting.join(_ABORT_SECONDS)
+    if aborting.is_alive():
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _sockets() -> dict[str, int]:
@@ -164,20 +206,31 @@ def in_group() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def wrapped(model: nn.Module) -> nn.Module:
-    """A model on CPUs in DDP's wrapper, if this worker is in a group with others."""
+def wrapped(model: nn.Module, device: torch.device) -> nn.Module:
+    """A model on its device, in DDP's wrapper if this worker is in a group with others."""
+    model = model.to(device)
     return DistributedDataParallel(model, **ddp_options()) if in_group() else model
 
 
 def leave_group() -> None:
-    """Leave the process group, if there is one; those who still wait for this worker in it are told."""
+    """Leave the process group, if there is one; those who still wait for this worker in it are told.
+
+    Whoever left in order has compared weights before, and so knows that nobody waits for its last step.
+    """
     if dist.is_initialized():
+        _abort_nccl()  # whose orderly end would wait for what was begun with those who are lost
+        _group.nccl = None
         dist.destroy_process_group()
 
 
 def bare(replica: nn.Module) -> nn.Module:
     """The model inside DDP's wrapper."""
     return replica.module if isinstance(replica, DistributedDataParallel) else replica
+
+
+def preload() -> None:
+    """Import what DDP's constructor imports, which takes seconds: before others wait for this worker."""
+    importlib.import_module("torch._dynamo")
 
 
 def ddp_options() -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Session:
         self.stopped, self._regroup = result.wishes
         due = not self.placement.nosave and (
             self.stopped or (save_steps and progress.step % save_steps == 0 and inside))
-        if due or progress.step % STEPS_PER_COMPARISON == 0:
+        if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due and self.records:
             self._save(["last"])
@@ -229,8 +229,7 @@ class Session:
             WrongWeightsError: on workers that do not belong to a majority. They are as good as lost.
         """
         self.host.pulse.enter("exchanging")
-        found = self.host.replicas.gather_rows(fingerprint(self.parts)[None, None],
-                                               [1] * self.host.replicas.num_workers).flatten().tolist()
+        found = self.host.replicas.gather(fingerprint(self.parts)[None, None]).flatten().tolist()
         self.host.pulse.enter("computing")
         if 2 * found.count(found[self.host.replicas.worker]) <= len(found) > 1:
             raise WrongWeightsError(f"the weights after step {self.state.progress.step} are not those of the other "

@@ -105,16 +105,18 @@ def free_nodes(placement: Placement) -> list[Node]:
             if not placement.accelerator_type or kind in there]
 
 
-def room(placement: Placement) -> int:
-    """How many workers on CPUs the nodes have room for that are there and stay, if everything else left them."""
-    draining = draining_nodes()
-    return sum(int(node["Resources"].get("CPU", 0.0) / placement.cpus + 1e-9) for node in ray.nodes()
-               if node["Alive"] and node["NodeID"] not in draining)
+def room(placement: Placement, gpus: float) -> int:
+    """How many workers the nodes have room for that are there and stay, if everything else left them."""
+    draining, needed = draining_nodes(), resources_of(placement, gpus).items()
+    return sum(min(int(node["Resources"].get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)
+               for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
 
 
-def free_cpus() -> float:
-    """CPUs that nobody has."""
-    return ray.available_resources().get("CPU", 0.0)
+def described(placement: Placement, gpus: float) -> str:
+    """What a worker needs, and how much of it nobody has."""
+    free = ray.available_resources()
+    return ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)"
+                     for kind, amount in resources_of(placement, gpus).items())
 
 
 def foreseen_gpus(placement: Placement) -> float | None:

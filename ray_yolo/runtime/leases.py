@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import ray
 import ray.exceptions
+import torch
 from ray.actor import ActorHandle
 
 from ray_yolo.config.placement import Placement
@@ -42,15 +43,17 @@ CrewHandle: TypeAlias = "ActorHandle[Crew]"
 
 
 @contextlib.contextmanager
-def standing_crew(placement: Placement, tell: Callable[[str], None], *, grows: bool) -> Iterator[CrewHandle]:
-    """Context in which a placement's workers train, on CPUs, what is offered to them.
+def standing_crew(placement: Placement, gpus: float, tell: Callable[[str], None], *,
+                  grows: bool) -> Iterator[CrewHandle]:
+    """Context in which a placement's workers train what is offered to them.
 
     Args:
+        gpus: of each worker.
         tell: takes warnings.
         grows: there are more of them as soon as the cluster has room for more.
     """
     crew, over = start_here(Crew), threading.Event()
-    keeper = threading.Thread(target=_keep, args=(crew, placement, tell, grows, over), name="ray_yolo crew",
+    keeper = threading.Thread(target=_keep, args=(crew, placement, gpus, tell, grows, over), name="ray_yolo crew",
                               daemon=True)
     keeper.start()
     try:
@@ -62,19 +65,19 @@ def standing_crew(placement: Placement, tell: Callable[[str], None], *, grows: b
         keeper.join(_END_SECONDS)
 
 
-def _keep(crew: CrewHandle, placement: Placement, tell: Callable[[str], None], grows: bool,
+def _keep(crew: CrewHandle, placement: Placement, gpus: float, tell: Callable[[str], None], grows: bool,
           over: threading.Event) -> None:
     """Keep the places of the workers filled, until there is no more work."""
     judge = _CrewJudge(crew, placement.max_failures, tell)
     try:
-        with Places(crew_worker, {"crew": crew}, placement) as places:
-            keeper, new = Keeper(places, crew, placement, judge), range(len(places))
+        with Places(crew_worker, {"crew": crew}, placement, gpus) as places:
+            keeper, new = Keeper(places, crew, placement, gpus, judge), range(len(places))
             while not over.is_set():
                 for number in new:
                     places.fill(number)
                 if keeper.turn():
                     return
-                new = places.grow(cluster.room(placement) if grows else 0)
+                new = places.grow(cluster.room(placement, gpus) if grows else 0)
     except Exception as error:
         with contextlib.suppress(ray.exceptions.RayError):
             answer(crew.close.remote(f"the sweep's workers could not be kept: {error}"))
@@ -164,6 +167,7 @@ def crew_worker(config: dict[str, Any], number: int) -> bool:
         except Exception as error:
             outcome = error
         gc.collect()  # loaders, their processes and DDP are parts of circles
+        torch.cuda.empty_cache()  # the next job may measure what is free; without a GPU it does nothing
         answer(crew.ended.remote(uid, place, lease[:2], outcome))
         if isinstance(outcome, Exception) and not isinstance(outcome, (RayYoloError, ray.exceptions.RayError)):
             raise outcome

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
+import torch
 from ray.actor import ActorHandle
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_yolo.engine.membership import Generation, Pulse
-from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store
+from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store, preload
 from ray_yolo.events import Summary
 from ray_yolo.ops.machine import Process, own_process
 from ray_yolo.runlog.status import MEMBERS_FILE, Member, write_members
@@ -45,18 +46,21 @@ class RosterMembers:
 
     Args:
         worker: this worker's number among Ray's.
+        device: what it trains on.
         timeout_seconds: after which a collective operation has failed.
         tell: takes this worker's stacks, if it holds up the others.
         uid: what the roster knows this worker by.
+        alone: it may begin before others come, hence without what only groups need.
     """
 
     lasting = False
 
-    def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, timeout_seconds: float,
-                 tell: Callable[[str], None], uid: str) -> None:
+    def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, device: torch.device,
+                 timeout_seconds: float, tell: Callable[[str], None], uid: str, *, alone: bool) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
         self._uid, self._regroups, self._left = uid, False, threading.Event()
-        self._tell = tell
+        self._tell, self._device, self._alone = tell, device, alone
+        self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
@@ -67,6 +71,8 @@ class RosterMembers:
             ray.exceptions.RayError: if the roster does not answer.
         """
         leave_group()
+        if not self._alone:
+            preload()
         host = get_node_ip_address()
         store = offer_store(host)
         node = ray.get_runtime_context().get_node_id()
@@ -77,7 +83,8 @@ class RosterMembers:
         self._regroups = False
         if not isinstance(found, Formed):
             return found if isinstance(found, Summary) else None
-        replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout)
+        replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout,
+                              self._device)
         return Generation(replicas, found.source, found.behind)
 
     def regroups(self) -> bool:
@@ -107,12 +114,18 @@ class RosterMembers:
         while not self._left.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
-                self._regroups = reply.regroups
+                self._regroups = reply.regroups and self._can_join()
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
-                if reply.in_vain and self._pulse.phase in ("exchanging", "validating"):
+                if reply.in_vain and self._pulse.phase in ("exchanging", "validating", "joining"):
                     cut_group()
+
+    def _can_join(self) -> bool:
+        """Whether this worker has all that a group needs; one that began alone gets it now, while it trains on."""
+        if self._alone and self._preload.ident is None:
+            self._preload.start()
+        return not self._preload.is_alive()
 
 
 def answer(reference: Any) -> Any:

@@ -38,13 +38,9 @@ _SILENT_SECONDS = 10.0  # until it is told that there is no room
 Work = Callable[[dict[str, Any], int], Any]
 
 
-def has_places(placement: Placement, gpus: float) -> bool:
-    """Whether workers come and go each for itself: a range of them, whose collectives end when one is lost.
-
-    NCCL waits for the lost one until its watchdog aborts. A strict strategy is about all workers of a range.
-    """
-    ranged = isinstance(placement.num_workers, tuple)
-    return ranged and not gpus and not placement.placement_strategy.startswith("STRICT")
+def has_places(placement: Placement) -> bool:
+    """Whether workers come and go each for itself: a range of them; but a strict strategy is about all of them."""
+    return isinstance(placement.num_workers, tuple) and not placement.placement_strategy.startswith("STRICT")
 
 
 class Places:
@@ -52,16 +48,17 @@ class Places:
 
     Args:
         work: called with `config` and the place's number.
+        gpus: of each.
     """
 
-    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement) -> None:
-        few, self._bundle = placement.min_workers, cluster.resources_of(placement)
+    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement, gpus: float) -> None:
+        few, self._bundle = placement.min_workers, cluster.resources_of(placement, gpus)
         self._bundle |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
         self.groups = [placement_group([self._bundle] * few, strategy=placement.placement_strategy)]
         self._rooms = [(self.groups[0], index) for index in range(few)]
         self._config = ray.put(dict(config))
         self._task = ray.remote(  # max_calls: a process for each
-            max_calls=1, max_retries=0, num_cpus=placement.cpus,
+            max_calls=1, max_retries=0, num_cpus=placement.cpus, num_gpus=gpus,
             runtime_env={"env_vars": cluster.worker_environment(placement)})(work)
         self._running: dict[Any, int] = {}
         self.grow(placement.max_workers)
@@ -118,7 +115,7 @@ class Places:
         return ray.wait(list(self._running), num_returns=number or len(self._running), timeout=seconds)[0]
 
 
-def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement, judge: Judge,
+def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement, gpus: float, judge: Judge,
                     placed: Callable[[str], None]) -> Summary:
     """How the training of a roster's workers, `work(config, number)`, ended.
 
@@ -131,15 +128,15 @@ def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement,
         ResourcesError: if the cluster has no room for any worker, for as long as is waited for resources.
     """
     roster: ActorHandle[Roster] = config["roster"]
-    with Places(work, config, placement) as places:
+    with Places(work, config, placement, gpus) as places:
         for group in places.groups:
             placed(group.id.hex())
         for number in range(len(places)):
             places.fill(number)
-        keeper = Keeper(places, roster, placement, judge)
+        keeper = Keeper(places, roster, placement, gpus, judge)
         if not places.groups[0].wait(_SILENT_SECONDS):
-            judge.tell(f"there is no room yet for {placement.min_workers} workers of {placement.cpus:g} CPU "
-                       f"({cluster.free_cpus():g} are free): waiting for it")
+            judge.tell(f"there is no room yet for {placement.min_workers} workers of "
+                       f"{cluster.described(placement, gpus)}: waiting for it")
         while (summary := keeper.turn()) is None:
             pass
         keeper.wait_for_the_others()
@@ -157,8 +154,9 @@ class Keeper:
     """Keeps the places of a training's, or a crew's, workers filled."""
 
     def __init__(self, places: Places, roster: ActorHandle[Roster] | ActorHandle[Crew], placement: Placement,
-                 judge: Decides) -> None:
-        self._places, self._roster, self._placement, self._judge = places, roster, placement, judge
+                 gpus: float, judge: Decides) -> None:
+        self._places, self._roster, self._judge = places, roster, judge
+        self._placement, self._gpus = placement, gpus
         self._draining: set[str] = set()  # nodes
         self._leaving: dict[int, str] = {}  # workers on such nodes: whatever ends them is no failure
         self._held: dict[int, str] = {}  # places that are empty, and go elsewhere when their node is gone
@@ -200,7 +198,7 @@ class Keeper:
 
     def _check_room(self) -> None:
         """Give up when nobody trains and nobody can: a ResourcesError."""
-        lacks = "" if self._present() else cluster.lacks(self._placement, 1)
+        lacks = "" if self._present() else cluster.lacks(self._placement, 1, self._gpus)
         now = time.monotonic()
         self._hopeful = self._hopeful if lacks else now
         if now > self._hopeful + self._placement.wait_for_resources:

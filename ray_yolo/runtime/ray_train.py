@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.engine.replicas import BACKENDS
 from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
@@ -55,14 +56,10 @@ class InPlaceConfig(TorchConfig):
         return _Backend
 
 
-def replaces_in_place(placement: Placement, gpus: float) -> bool:
+def replaces_in_place(placement: Placement) -> bool:
     """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
-    return isinstance(placement.num_workers, int) and placement.num_workers > 1 and can_replace(gpus)
-
-
-def can_replace(gpus: float) -> bool:
-    """Whether Ray can put one worker in the place of a lost one, and collectives that lack one end by themselves."""
-    return not gpus and hasattr(_TorchBackend, "has_replica_groups")
+    fixed = isinstance(placement.num_workers, int) and placement.num_workers > 1
+    return fixed and hasattr(_TorchBackend, "has_replica_groups")
 
 
 class Asked(ray.train.UserCallback):
@@ -102,9 +99,9 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     What is `asked` decides, by raising, which failures end the run. A worker is replaced `in_place`, or all with it.
     """
     kind = InPlaceConfig if in_place else TorchConfig
-    return TorchTrainer(
+    return TorchTrainer(  # its group is of our backends, too, where Ray forms it
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
-        torch_config=kind(timeout_s=math.ceil(placement.timeout_seconds)),
+        torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),
         run_config=ray.train.RunConfig(
             name=f"{folder.name}-{uuid.uuid4().hex[:8]}", storage_path=str(folder / "ray"),
             failure_config=ray.train.FailureConfig(max_failures=-1), callbacks=[asked],

@@ -179,13 +179,13 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
     from ray_yolo.runtime.roster import Roster
     from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
 
-    in_places = crew is not None or has_places(placement, gpus)
+    in_places = crew is not None or has_places(placement)
     if not in_places:
         from ray_yolo.runtime import ray_train  # here: it takes seconds, and the others need none of it
     roster: Any = None
     if crew:
         roster = leases.CrewRoster(crew, placement.min_workers)
-    elif in_places or ray_train.replaces_in_place(placement, gpus):
+    elif in_places or ray_train.replaces_in_place(placement):
         roster = start_here(Roster, placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
@@ -195,7 +195,7 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(
-                train_in_place, config, placement, judge, lambda group: books.emit(PlacementEvent(group=group))),
+                train_in_place, config, placement, gpus, judge, lambda group: books.emit(PlacementEvent(group=group))),
                 job.run_dir, judge.tell)
         summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
                                                  books.recorder)

@@ -88,7 +88,11 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     def tell_stacks(stacks: str) -> None:
         emit(StacksEvent(worker=worker, stacks=stacks))
 
-    members = RosterMembers(roster, worker, pulse, placement.timeout_seconds, tell_stacks, uid) if roster else None
+    in_places = config.get("in_places")
+    device = own_device() if in_places else ray_device()
+    members = RosterMembers(
+        roster, worker, pulse, device, placement.timeout_seconds, tell_stacks, uid,
+        alone=worker == 0 and placement.min_workers == 1) if roster else None
     try:
         with warnings_told(tell, placement.loader_processes) as init, ExitStack() as stack:
             job, stored = from_wire(config["job"]), None
@@ -96,7 +100,8 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
                 folder, stored = stack.enter_context(spool_of(config["stored"]))
                 job = replace(job, run_dir=folder)
             host = replace(
-                Host(prepare_model=wrapped) if config.get("in_places") else _host_of_train(worker, roster is not None),
+                Host(device=device, prepare_model=partial(wrapped, device=device)) if in_places else
+                _host_of_train(worker, device, roster is not None),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, pulse=pulse, stored=stored)
             torch.set_num_threads(host.threads)
@@ -111,7 +116,19 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def _host_of_train(worker: int, comes_and_goes: bool) -> Host:
+def own_device() -> torch.device:
+    """What Ray has given this worker, in a place of its own: its GPU, of which it sees no other, or a CPU."""
+    return torch.device("cuda", 0) if ray.get_runtime_context().get_accelerator_ids()["GPU"] else torch.device("cpu")
+
+
+def ray_device() -> torch.device:
+    """What Ray Train has given this worker."""
+    import ray.train.torch
+
+    return ray.train.torch.get_device()
+
+
+def _host_of_train(worker: int, device: torch.device, comes_and_goes: bool) -> Host:
     """What Ray Train surrounds a worker with, whose group is its own business where it comes and goes."""
     import ray.train.torch
 
@@ -121,4 +138,4 @@ def _host_of_train(worker: int, comes_and_goes: bool) -> Host:
                                              parallel_strategy_kwargs=ddp_options())
 
     replicas = Replicas() if comes_and_goes else Replicas(worker, ray.train.get_context().get_world_size())
-    return Host(replicas, ray.train.torch.get_device(), prepare_model, ray.train.torch.prepare_data_loader)
+    return Host(replicas, device, prepare_model, ray.train.torch.prepare_data_loader)

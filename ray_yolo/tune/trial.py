@@ -39,13 +39,13 @@ POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 
 
-def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHandle | None) -> None:
+def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHandle) -> None:
     """Train the trial that this Tune process is for, or go on with it, and report every validated epoch.
 
     Args:
         config: `genes`, and `origin` where an earlier start of the sweep has noted one.
         wire: what is the same for all trials, as plain JSON.
-        crew: the sweep's workers; None: each trial starts its own.
+        crew: the sweep's workers.
     """
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
@@ -130,7 +130,7 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     (folder / STOP_REQUEST).unlink(missing_ok=True)
 
 
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], crew: CrewHandle | None
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], crew: CrewHandle
            ) -> tuple[Future[None], threading.Thread]:
     """Train in a thread. Returns what comes of it, and the thread."""
     outcome: Future[None] = Future()

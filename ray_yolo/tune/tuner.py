@@ -179,21 +179,20 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
                 parent: str | None, display: SweepDisplay) -> None:
     """Have Ray Tune run what the ledger has not seen the end of, and what it proposes, until enough has ended.
 
-    On CPUs one crew of workers trains all trials. While its workers are busy `trials_ahead` more than they can train
+    One crew of workers trains all trials. While its workers are busy `trials_ahead` more than they can train
     get ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
     """
     wire = _wire(config, ledger, folder, space.search, parent)
     workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
     grows = config.sweep.max_concurrent == "auto"
-    crewed = not gpus
-    ahead = crewed and grows and not isinstance(space.search.scheduler, Pbt)
+    ahead = grows and not isinstance(space.search.scheduler, Pbt)
 
     @lru_cache(maxsize=1)
     def limit(second: int) -> int:
         room = max(1, room_for_trials(config, gpus))
         return room + ahead * trials_ahead(room)
 
-    with standing_crew(workers, display.say, grows=grows) if crewed else contextlib.nullcontext() as crew:
+    with standing_crew(workers, gpus, display.say, grows=grows) as crew:
         trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
         try:
             _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)

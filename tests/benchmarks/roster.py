@@ -47,7 +47,8 @@ def main(argv: list[str]) -> None:
     ray.get(roster.present.remote())
 
     def train_listed() -> dict[str, float]:
-        members = RosterMembers(roster, 0, parts.host.pulse, 60.0, print, f"worker-{time.monotonic()}")
+        members = RosterMembers(roster, 0, parts.host.pulse, parts.host.device, 60.0, print,
+                                f"worker-{time.monotonic()}", alone=True)
         members.join(None)
         try:
             return timed(train)

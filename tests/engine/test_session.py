@@ -9,15 +9,19 @@ import os
 import subprocess
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint, saver, session
+from ray_yolo.engine import checkpoint, loop, saver, session
+from ray_yolo.engine import replicas as module
 from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.membership import FixedMembers, Generation
@@ -224,6 +228,77 @@ def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(calm: dict[str
     assert held() == before
     job = make_job(tmp_path / "last", **EXACT)
     assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
+
+
+class Aborted(FixedMembers):
+    """Two workers train; in the `at`-th step the second is lost, and the first one's group is aborted as NCCL's is.
+
+    `silent`, the exchanges of that step are under way: nothing fails, they end, and leave anything behind. Who asks for
+    another one is told.
+    """
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas, patch: pytest.MonkeyPatch, at: int, silent: bool) -> None:
+        super().__init__(replicas)
+        self.both, self.joined, self.silent = replicas, replicas, silent
+        self.at, self.asked, self.aborted, self.rescued = at, 0, False, 0
+        self._originals = {name: getattr(dist, name) for name in ("all_to_all_single", "all_gather_into_tensor")}
+        for name in self._originals:
+            patch.setattr(dist, name, partial(self.exchange, name))
+
+    def exchange(self, name: str, found: Tensor, *args: Any, **how: Any) -> Any:
+        if self.aborted and (self.asked > self.at or not self.silent):
+            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+        if not self.aborted:
+            work = self._originals[name](found, *args, **how)
+            self.aborted = self.asked == self.at - 1 and not how  # the gather is the last exchange of the step before
+            module._group.is_cut = self.aborted
+            return work
+        if how:  # of gradients: some numbers
+            found.fill_(7.0)
+        return SimpleNamespace(wait=lambda: None)
+
+    def join(self, progress: Progress | None) -> Generation:
+        if progress is None:
+            return Generation(self.both, None, False)
+        assert progress.step == self.at - 1
+        self.joined = Replicas()
+        return Generation(self.joined, 0, False)
+
+    def regroups(self) -> bool:
+        self.asked += 1
+        if self.both.worker and self.asked == self.at:
+            raise Killed
+        return False
+
+    def rescues(self) -> bool:
+        self.rescued += 1
+        return True
+
+
+def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(loop, "runs_ahead", lambda device: True)
+        members, events = Aborted(replicas, patch, at, silent), []
+        host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+        run_session(job, host, Placement(), events.append, members)
+        return {"state": last_state(job), "rescued": members.rescued,
+                "events": [event.model_dump_json() for event in events]}
+    return {}
+
+
+@pytest.mark.parametrize(("at", "silent"), [(4, True), (8, True), (4, False)])
+def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_step_is_lost(
+        tmp_path: Path, at: int, silent: bool) -> None:
+    """The step before it was still under way on the device; the 8th is the last one, after which nothing is asked."""
+    recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
+    calm = train(Replicas(), make_job(tmp_path / "calm", 32, **recipe), Placement())
+    found, nothing = run_workers(2, train_beside_an_abort, make_job(tmp_path / "cut", 32, **recipe), at, silent)
+    assert nothing == {}
+    assert steps(calm) == steps(found) == list(range(1, 9))
+    assert found["rescued"] == 1
+    assert_same(found["state"], calm["state"])
 
 
 class Losing(FixedMembers):

@@ -5,9 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from ray_yolo.engine.membership import Generation, Pulse
 from ray_yolo.ops.machine import own_process
 from ray_yolo.runtime import members
+from ray_yolo.runtime.members import RosterMembers
+from ray_yolo.runtime.roster import Formed, Reply, Roster
 
 
 def test_a_process_that_is_frozen_can_be_ended() -> None:
@@ -22,3 +32,52 @@ def test_stacks_name_threads_and_functions() -> None:
     text = members.stacks()
     assert "MainThread:" in text
     assert "test_stacks_name_threads_and_functions" in text
+
+
+class Beside:
+    """A roster on which somebody else waits to join, of a worker that may begin alone or may not; its calls answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
+        self.happened: list[str] = []
+        self.ready = threading.Event()
+        for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
+                              ("_BEAT_SECONDS", 0.01), ("preload", self.preload)):
+            monkeypatch.setattr(members, name, instead)
+        monkeypatch.setattr(members.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+        formed = Formed(1, 0, 1, ("", 0), None, False)
+        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: formed,
+                 "beat": lambda *_: Reply(True, 0, False), "leave": lambda uid: None}
+        roster: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        assert all(hasattr(Roster, name) for name in calls)
+        self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
+
+    def preload(self) -> None:
+        self.happened.append("preloading")
+        assert self.ready.wait(60)
+        self.happened.append("preloaded")
+
+    def wait_until_it_regroups(self) -> None:
+        deadline = time.monotonic() + 60
+        while not self.members.regroups():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=True)
+    assert isinstance(beside.members.join(None), Generation)
+    time.sleep(0.3)  # many beats
+    assert not beside.members.regroups()
+    assert sorted(beside.happened) == ["arrived", "preloading"]  # once
+    beside.ready.set()
+    beside.wait_until_it_regroups()
+    beside.members.close()
+
+
+def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=False)
+    beside.ready.set()
+    assert isinstance(beside.members.join(None), Generation)
+    assert beside.happened == ["preloading", "preloaded", "arrived"]
+    beside.wait_until_it_regroups()
+    beside.members.close()

@@ -20,7 +20,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import ray_train
-from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, can_replace, replaces_in_place
+from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, replaces_in_place
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
@@ -30,17 +30,14 @@ ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=F
 FULL = RuntimeError("CUDA out of memory")
 
 
-@pytest.mark.parametrize(("num_workers", "gpus", "expected"), [
-    (2, 0.0, True), (1, 0.0, False), ((2, 4), 0.0, False), (2, 1.0, False)])
-def test_a_fixed_number_of_several_workers_on_cpus_can(num_workers: Any, gpus: float, expected: bool) -> None:
-    assert replaces_in_place(Placement(num_workers=num_workers), gpus) is expected
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, False), ((2, 4), False)])
+def test_a_fixed_number_of_several_workers_can(num_workers: Any, expected: bool) -> None:
+    assert replaces_in_place(Placement(num_workers=num_workers)) is expected
 
 
-def test_an_older_ray_and_gpus_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_replace(0.0)
-    assert not can_replace(1.0)
+def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_train, "_TorchBackend", object)
-    assert not can_replace(0.0)
+    assert not replaces_in_place(Placement(num_workers=2))
 
 
 def test_ray_is_told_and_forms_no_group_of_its_own() -> None:

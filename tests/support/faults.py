@@ -189,13 +189,13 @@ def check(training: Training, calm: Path) -> None:
     assert set(range(1, max(steps) + 1)) - set(steps) <= starts
 
 
-def calm_run(folder: Path, steps: int = CALM_STEPS) -> Path:
+def calm_run(folder: Path, steps: int = CALM_STEPS, **placement: Any) -> Path:
     """The run of a training without faults, in this process, for so many steps."""
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
         patch.setattr(trainer, "signals_ask", lambda tell: contextlib.nullcontext(stop.exists))
-        training = Training(folder, 0)
+        training = Training(folder, 0, **placement)
         training.wait(lambda events: training.step >= steps)
         training.stop()
     return training.run_dir
