@@ -29,6 +29,7 @@ from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import DatasetError
+from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.redact import redact
 from ray_yolo.runlog.bookkeeping import write_findings
@@ -166,6 +167,8 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
     host = Host(replicas=replicas, device=device, loader_processes=config.placement.loader_processes)
     loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, config.evaluate.batch_size, host)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
+    if device.type == "cpu":
+        avoid_slow_convolutions(model)  # as in training: those kernels round differently
     loss = trained.family.build_loss(model.head, trained.recipe.loss, model.num_classes, imgsz)
     return evaluate(model, trained.family, loss, loader, index, config.evaluate, config.precision, replicas, device)
 

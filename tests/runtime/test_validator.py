@@ -25,6 +25,7 @@ from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
 from ray_yolo.engine.val_files import coco_results
 from ray_yolo.errors import CheckpointError, DatasetError, InputError
 from ray_yolo.events import EpochEvent
+from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
@@ -210,6 +211,17 @@ def test_precision_left_out_is_that_of_the_training_as_help_says(tmp_path: Path,
     assert found["auto"] == found[precision]
     assert found["fp32"] != found["bf16"]
     assert "auto: that of the training" in str(config_fields(ValConfig)["precision"].info.description)
+
+
+def test_validation_repeats_the_trainings_to_the_bit(tmp_path: Path) -> None:
+    """Of 11 images: torch has another convolution for fewer than 16."""
+    config = make_config(tmp_path, 0, epochs=1, noval=False, model="yolov5n", imgsz=160)
+    trained = fit(config, quiet=True)
+    [epoch] = run_log.only(EpochEvent, read_events(trained.run_dir / EVENTS_FILE))
+    one_thread = {"storage_path": str(tmp_path), "gpus_per_worker": 0, "cpus_per_worker": 1}
+    found = validate(settings(tmp_path, tmp_path, placement=one_thread), quiet=True)
+    assert found.losses == epoch.val
+    assert found.metrics == epoch.metrics
 
 
 @pytest.mark.ray
