@@ -94,7 +94,7 @@ class Desk:
         monkeypatch.setattr(places, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "name_of", str)
-        monkeypatch.setattr(cluster, "lacks", lambda placement, workers: self.lacking)
+        monkeypatch.setattr(cluster, "lacks", lambda placement, workers, gpus: self.lacking)
         room: Any = self
         judge: Any = Judge()
         self.keeper = places.Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), 0.0, judge)
