@@ -1,6 +1,6 @@
 """From the command to the first step, and to the prompt: in-process, on Ray workers, and YOLOv5's own command.
 
-    python tests/benchmarks/run.py start [--workers 0 1 2] [--rounds 1] [--no-peer]
+    python tests/benchmarks/run.py start [--workers 1 2 1-2] [--rounds 1] [--no-peer]
 
 Bare commands on shapes at 64 px, one epoch. CPU seconds of all processes, seconds by the clock beside them; `ours` is
 in-process training.
@@ -24,11 +24,12 @@ IMGSZ, BATCH = 64, 16
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="run.py start")
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2], help="of trainings on Ray")
+    parser.add_argument("--workers", nargs="*", default=["1", "2", "1-2"], help="of trainings on Ray")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-peer", action="store_true")
     given = parser.parse_args(argv)
-    turns = take_turns({"ours": lambda: ours(0)} | ({} if given.no_peer else {"yolov5": peer}), given.rounds, warm_up=0)
+    sides = {"ours": lambda: ours("0")} | ({} if given.no_peer else {"yolov5": peer})
+    turns = take_turns(sides, given.rounds, warm_up=0)
     on_ray = {f"{count} workers": ours(count) for count in given.workers}
     more = {"prompt": turns["ours"][-1]["prompt"], **on_ray}
     if given.no_peer:
@@ -37,9 +38,9 @@ def main(argv: list[str]) -> None:
     report("start", turns, **{name: rounded(each) for name, each in more.items()})
 
 
-def ours(workers: int) -> dict[str, Any]:
+def ours(workers: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        flags = ("--imgsz", str(IMGSZ), "--epochs", "1", "--num-workers", str(workers))
+        flags = ("--imgsz", str(IMGSZ), "--epochs", "1", "--num-workers", workers)
         first, *_, end = train_ours("shapes", Path(folder), *flags)("step")
     return {**first, "prompt": end}
 
