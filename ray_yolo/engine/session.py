@@ -27,7 +27,7 @@ from ray_yolo.events import Emit, EndEvent, StartEvent, Summary, WarningEvent
 from ray_yolo.ops.schedule import Rates
 
 DETECTIONS_FILE = "detections.npy"
-STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint as well
+STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well
 MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 

@@ -60,6 +60,7 @@ class RosterMembers:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
         self._uid, self._regroups, self._left = uid, False, threading.Event()
         self._tell, self._device, self._alone = tell, device, alone
+        self._groups = 0  # so far
         self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
@@ -83,6 +84,7 @@ class RosterMembers:
         self._regroups = False
         if not isinstance(found, Formed):
             return found if isinstance(found, Summary) else None
+        self._groups += 1
         replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout,
                               self._device)
         return Generation(replicas, found.source, found.behind)
@@ -113,12 +115,14 @@ class RosterMembers:
         accusations = None
         while not self._left.wait(_BEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
+                asked_in = self._groups
                 reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
                 self._regroups = reply.regroups and self._can_join()
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
-                if reply.in_vain and self._pulse.phase in ("exchanging", "validating", "joining"):
+                waits = self._pulse.phase in ("exchanging", "validating", "joining")
+                if reply.in_vain and waits and asked_in == self._groups:  # else it was said of a group that is over
                     cut_group()
 
     def _can_join(self) -> bool:

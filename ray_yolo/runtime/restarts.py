@@ -19,7 +19,8 @@ from ray_yolo.runtime import cluster
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 
 # They would come again: input that is not as it has to be, or a defect of the program. torch raises the last of them
-# where a device lacks an operator; its other errors of running are RuntimeErrors, and may pass.
+# where a device lacks an operator, such as torchvision's nms, built for CPUs, on a GPU. It is a RuntimeError, as are
+# those of its errors that may pass, so it has to be named.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)

@@ -88,12 +88,12 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     def tell_stacks(stacks: str) -> None:
         emit(StacksEvent(worker=worker, stacks=stacks))
 
-    in_places = config.get("in_places")
-    device = own_device() if in_places else ray_device()
-    members = RosterMembers(
-        roster, worker, pulse, device, placement.timeout_seconds, tell_stacks, uid,
-        alone=worker == 0 and placement.min_workers == 1) if roster else None
+    in_places, members = config.get("in_places", False), None
     try:
+        device = _device(in_places)
+        if roster:
+            members = RosterMembers(roster, worker, pulse, device, placement.timeout_seconds, tell_stacks, uid,
+                                    alone=worker == 0 and placement.min_workers == 1)
         with warnings_told(tell, placement.loader_processes) as init, ExitStack() as stack:
             job, stored = from_wire(config["job"]), None
             if config["stored"]:
@@ -116,16 +116,14 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def own_device() -> torch.device:
-    """What Ray has given this worker, in a place of its own: its GPU, of which it sees no other, or a CPU."""
-    return torch.device("cuda", 0) if ray.get_runtime_context().get_accelerator_ids()["GPU"] else torch.device("cpu")
+def _device(in_places: bool) -> torch.device:
+    """What Ray has given this worker; in a place of its own it sees no other GPU."""
+    if in_places:
+        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return torch.device("cuda", 0) if gpus else torch.device("cpu")
+    from ray.train.torch import get_device
 
-
-def ray_device() -> torch.device:
-    """What Ray Train has given this worker."""
-    import ray.train.torch
-
-    return ray.train.torch.get_device()
+    return get_device()
 
 
 def _host_of_train(worker: int, device: torch.device, comes_and_goes: bool) -> Host:

@@ -46,10 +46,13 @@ class Beside:
         monkeypatch.setattr(members.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         formed = Formed(1, 0, 1, ("", 0), None, False)
         calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: formed,
-                 "beat": lambda *_: Reply(True, 0, False), "leave": lambda uid: None}
+                 "beat": self.beat, "leave": lambda uid: None}
         roster: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Roster, name) for name in calls)
         self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
+
+    def beat(self, *_: Any) -> Reply:
+        return Reply(True, 0, False)
 
     def preload(self) -> None:
         self.happened.append("preloading")
@@ -81,3 +84,26 @@ def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeyp
     assert beside.happened == ["preloading", "preloaded", "arrived"]
     beside.wait_until_it_regroups()
     beside.members.close()
+
+
+@pytest.mark.parametrize("regroups", [False, True])
+def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
+    """Not for what was said of the one before, which this worker has left while the roster answered."""
+    beside, asked, cuts = Beside(monkeypatch, alone=True), threading.Event(), []
+    beside.ready.set()
+    monkeypatch.setattr(members, "cut_group", lambda: cuts.append(len(cuts)))
+
+    def beat(*_: Any) -> Reply:
+        if asked.is_set():
+            return Reply(False, 0, False)
+        if regroups:
+            beside.members.join(None)
+        asked.set()
+        return Reply(False, 0, True)
+
+    beside.members._pulse.enter("joining")
+    monkeypatch.setattr(beside.members._roster.beat, "remote", beat)
+    assert asked.wait(60)
+    time.sleep(0.2)
+    beside.members.close()
+    assert cuts == ([] if regroups else [0])

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import ray.exceptions
+import torch
+import torchvision
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
@@ -101,14 +103,22 @@ def test_workers_that_were_lost_are_told_from_workers_that_failed(
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
-                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError),
-                                            (NotImplementedError("Could not run 'aten::_foobar'"), TrainingError)])
+                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
 def test_a_failure_that_would_come_again_ends_the_training_at_once(
         tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:
         judge(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_go_on=False)
     assert type(caught.value) is kind
     assert told == []
+
+
+def test_an_operator_that_a_device_lacks_will_be_lacking_again(tmp_path: Path) -> None:
+    """torch's own error: nms has no kernel for sparse tensors, as torchvision built for CPUs has none for GPUs."""
+    boxes = torch.zeros(1, 4).to_sparse()
+    with pytest.raises(RuntimeError, match=r"Could not run 'torchvision::nms'") as lacking:
+        torchvision.ops.nms(boxes, boxes[0], 0.5)
+    with pytest.raises(TrainingError, match=r"^worker 1 on right: "):
+        judge(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_go_on=False)
 
 
 def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, told: list[str]) -> None:
