@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from ray_yolo.errors import ResourcesError, TrainingError
-from ray_yolo.runtime.cluster import free, held_by
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
@@ -108,7 +106,7 @@ class LedgerCallback(Callback):
         self._rungs = frozenset(ledger.rungs)
         self._begun: set[int] = set()  # since the driver was started
         self._lost: dict[int, dict[str, Any]] = {}  # last report of trials that something happened to
-        self._later: list[tuple[float, Callable[[], None]]] = []  # when to do what
+        self._beaten: list[tuple[float, Path]] = []  # run folders, and when their checkpoints can be removed
         recall_ended(scheduler, ledger)
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
@@ -116,7 +114,6 @@ class LedgerCallback(Callback):
         number = number_of(str(trial))
         pointer = read_pointer(trial.checkpoint) if trial.checkpoint else None
         row = self._ledger.trials[number]
-        self._free_later(number)  # what an earlier attempt held
         genes = dict(trial.config["genes"])
         if pointer and pointer.trial != number and (row.origins[-1:], row.genes) != ((pointer,), genes):
             self._ledger.exploit(number, genes, pointer)
@@ -169,50 +166,41 @@ class LedgerCallback(Callback):
             self._searcher.stop()
 
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        """Called by Tune every moment: give back what stopped trials held.
-
-        Ray's own cleaner does so within seconds, but not where the kill comes while a training ends. Not at once: a
-        controller that still lives would take the loss of its workers for a failure and ask for others.
+        """Called by Tune every moment: remove what nothing needs any more.
 
         Raises:
             TrainingError: if another process has the sweep.
         """
         if self._ledger.stored and self._ledger.stored.is_lost:
             raise TrainingError(f"{self._ledger.stored.address}: another process goes on with this sweep")
-        due = [entry for entry in self._later if entry[0] <= time.monotonic()]
-        self._later = [entry for entry in self._later if entry not in due]
-        for _, act in due:
-            act()
+        due = [entry for entry in self._beaten if entry[0] <= time.monotonic()]
+        self._beaten = [entry for entry in self._beaten if entry not in due]
+        for _, folder in due:
+            drop_weights(folder)
 
-    def finish(self) -> None:
-        """Wait until everything is given back; nothing to wait for where no trial was stopped lately.
+    def check_room(self) -> None:
+        """See, after the last trial, whether it was the last one for want of room.
 
         Raises:
-            ResourcesError: if trials are left for which there is no room.
+            ResourcesError: if trials are left for which there is none.
         """
-        while self._later:
-            time.sleep(0.5)
-            self.on_step_end(0, [])
         if self._lacking:
             raise ResourcesError(f"{self._lacking}; the same command continues")
 
     def _folder(self, number: int) -> Path:
         return self._ledger.path.parent / "trials" / self._ledger.trials[number].folder_name
 
-    def _free_later(self, number: int) -> None:
-        if group := held_by(self._folder(number)):
-            self._later.append((time.monotonic() + _DEAD_SECONDS, partial(free, group)))
-
     def _drop_later(self, number: int) -> None:
         """Have the checkpoints removed that nothing needs any more: of the best trial so far, or of the one that has
-        ended and does not beat it. Workers that are dying may write some more until then.
+        ended and does not beat it. Its workers may write some more until it has ended; what they leave after that goes
+        with the sweep's end.
         """
         rows = self._ledger.trials
         before, best = (best_trial(each) for each in ([row for row in rows if row.number != number], rows))
         beaten = rows[number] if best is not rows[number] else before
         if self._drops and beaten is not None:
             delay = 0.0 if (self._folder(beaten.number) / "finished").exists() else _DEAD_SECONDS
-            self._later.append((time.monotonic() + delay, partial(drop_weights, self._folder(beaten.number))))
+            self._beaten.append((time.monotonic() + delay, self._folder(beaten.number)))
 
     __getstate__ = _no_state
 
@@ -221,7 +209,6 @@ class LedgerCallback(Callback):
         self._tell(number)
 
     def _tell(self, number: int) -> None:
-        self._free_later(number)
         self._drop_later(number)
         trials = self._ledger.trials
         write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)

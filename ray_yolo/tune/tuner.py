@@ -230,7 +230,7 @@ def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, li
             name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
             failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))
     run_aside(tune.fit)
-    callback.finish()
+    callback.check_room()
 
 
 def _trial_name(trial: Any) -> str:
