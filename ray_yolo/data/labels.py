@@ -147,7 +147,7 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
     output's edges; see `still_visible` for which ones are kept. canvas and size are (height, width).
     """
     if not len(labels.classes):
-        return labels
+        return NO_LABELS  # not these, which may lie in memory of Ray's that nobody can write to: torch warns of that
     before = clip_boxes(labels.boxes, canvas)
     after = clip_boxes(move_boxes(before, matrix), size)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])

@@ -54,6 +54,22 @@ def test_a_sample_has_the_agreed_shapes(index: AnnotationIndex, augment: Augment
         assert (boxes[:, 2:] - boxes[:, :2] > 2).all()
 
 
+@pytest.mark.parametrize("augment", [STILL, DEFAULT, AugmentConfig(mosaic=0)], ids=["still", "default", "single"])
+def test_a_sample_is_its_own_where_the_index_cannot_be_written_to(
+        index: AnnotationIndex, augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As workers of Ray have it: torch warns of tensors in such memory, once."""
+    def own(array: np.ndarray) -> torch.Tensor:
+        assert array.flags.writeable
+        return from_numpy(array)
+
+    from_numpy = torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", own)
+    for array in (index.sizes, index.offsets, index.classes, index.boxes):
+        array.flags.writeable = False
+    data = dataset(index, augment)
+    assert {len(data[key]["classes"]) > 0 for key in KEYS} == {True, False} or augment.mosaic
+
+
 def _samples(data: TrainDataset, keys: list[SampleKey]) -> list[Sample]:
     worker_init(0)
     return [{name: value.numpy() if torch.is_tensor(value) else value for name, value in data[key].items()}
