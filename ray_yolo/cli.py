@@ -214,9 +214,9 @@ def status(argv: Sequence[str] | None = None) -> int:
         lines, fit = describe_cluster(options.address)
         print("\n".join(lines))
         return 0 if fit else ResourcesError.exit_code
-    from ray_yolo.tune.status import describe
+    from ray_yolo.tune.status import describe_sweep
 
-    print("\n".join(describe(_folder(options.run_dir, whole=False))))
+    print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
     return 0
 
 

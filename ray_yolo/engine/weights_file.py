@@ -33,7 +33,8 @@ def local_file(weights: str) -> Path:
         return Path(weights).absolute()
     folder, _, name = weights.rpartition("/")
     run, _, last = folder.rpartition("/")  # the pointers of a run that is trained are beside its states
-    store, prefix = (open_store(run), f"{last}/") if last == "weights" else (open_store(folder), "")
+    address, prefix = (run, f"{last}/") if last == "weights" else (folder, "")
+    store = open_store(address, "weights")
     path = cache_folder() / "weights" / hashlib.sha256(weights.encode()).hexdigest()[:16] / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

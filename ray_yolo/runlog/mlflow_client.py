@@ -29,10 +29,15 @@ _CLIENT_SETTINGS = {
 
 
 def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
-    """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'."""
+    """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'.
+
+    A file of sqlite is named by its whole path: trials of a sweep, and who delivers later, have other working folders.
+    """
     if setting == "off":
         return None
-    return setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
+    uri = setting or environment.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(storage_dir).resolve()}/mlflow.db"
+    scheme, mark, path = uri.partition(":///")
+    return f"{scheme}{mark}{Path(path).absolute()}" if scheme == "sqlite" and path else uri
 
 
 def build_client(uri: str) -> MlflowClient:

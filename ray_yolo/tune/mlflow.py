@@ -23,6 +23,7 @@ from ray_yolo.redact import redact
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import leaves
 from ray_yolo.runlog.owed import RUN_FILE, read_run_file
+from ray_yolo.runlog.registry import log_model
 from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.storage.store import open_store
@@ -59,6 +60,7 @@ class SweepRun:
     folders: tuple[str, ...]  # of the trials, by number
     listed: tuple[int, ...]  # the best trials, best first
     table: str  # of them, in Markdown
+    registered_name: str  # that the best trial's weights get; '': none
 
 
 def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
@@ -73,7 +75,8 @@ def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> Sw
         best=best.number if best else None,
         stopped=tuple(trial.number for trial in trials if trial.state == "running" and status != "RUNNING"),
         folders=tuple(trial.folder_name for trial in trials),
-        listed=tuple(trial.number for trial in listed), table=_table(listed))
+        listed=tuple(trial.number for trial in listed), table=_table(listed),
+        registered_name=config.placement.registered_name)
 
 
 def _table(trials: Sequence[Trial]) -> str:
@@ -104,6 +107,8 @@ def deliver(folder: Path, uri: str, held: SweepRun) -> str | None:
         else:
             for ended in filter(None, [run_id, *(_child(folder, held, number) for number in held.stopped)]):
                 client.set_terminated(ended, held.status)
+        if held.registered_name and held.best is not None and (best := _child(folder, held, held.best)):
+            log_model(folder, uri, best, held.registered_name)
     except Exception as error:  # whatever MLflow raises
         missed = _MISSED.get(held.status, "MLflow still shows the sweep as running")
         _log.warning("%s: %s", missed, redact(str(error)))

@@ -15,7 +15,7 @@ from ray_yolo.tune.console import ended_line, summary_line
 from ray_yolo.tune.ledger import read_ledger, read_trials
 
 
-def describe(folder: Path) -> list[str]:
+def describe_sweep(folder: Path) -> list[str]:
     """Line by line. Of a sweep: its trials, and of those that are under way what `describe_run` says.
 
     Raises:

@@ -252,7 +252,7 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
 def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
     """What every trial is told, as plain JSON."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
-                 "cpus_per_worker": config.placement.cpus}
+                 "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
                   {"project": str(folder / "trials"), "storage_path": ""})
     if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept

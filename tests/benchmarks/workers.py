@@ -40,7 +40,7 @@ def seconds(workers: int, imgsz: int, epochs: int, folder: Path) -> float:
         "recipe": {"data": "shapes", "model": "yolov5n", "imgsz": imgsz, "batch_size": 16, "microbatch": 8,
                    "epochs": epochs, "noval": True, "threads": 1},
         "placement": {"num_workers": workers, "storage_path": str(folder), "mlflow_uri": "off", "noplots": True,
-                      "cache": "ram", "workers": 0, "name": f"{workers}", "exist_ok": False}})
+                      "cache": "ram", "workers": 0}})
     result = fit(config, quiet=True)
     rows = epoch_rows(read_events(result.run_dir / EVENTS_FILE))
     return statistics.median(1 / row.images_per_second for row in rows[1:] if row.images_per_second)

@@ -9,7 +9,7 @@ import pytest
 from ray_yolo.engine import checkpoint
 from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.engine.weights_file import anywhere, local_file
-from ray_yolo.errors import CheckpointError
+from ray_yolo.errors import CheckpointError, InputError
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
 
@@ -70,6 +70,12 @@ def test_a_file_without_a_manifest_is_fetched_as_it_is_now(tmp_path: Path, store
 def test_a_missing_object_is_named(tmp_path: Path, store: FolderStore) -> None:
     with pytest.raises(CheckpointError, match=r"exp/weights/best\.pt: there is no such object"):
         local_file(f"file://{tmp_path}/exp/weights/best.pt")
+
+
+def test_an_address_that_is_none_is_told_by_its_setting() -> None:
+    for wrong in ("ftp://bucket/run/weights/best.pt", "ftp://bucket/best.pt"):
+        with pytest.raises(InputError, match=r"^weights: ftp://bucket.*: give a folder, or an address with s3://"):
+            local_file(wrong)
 
 
 def test_a_path_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

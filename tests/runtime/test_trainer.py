@@ -262,7 +262,7 @@ def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_
     with pytest.raises(ResourcesError, match="64 workers need 128 CPU, the cluster has 4; use --num-workers 2,"):
         fit(config, quiet=True)
     assert sorted(tmp_path.rglob("*")) == before
-    advised = config.placement.model_copy(update={"num_workers": 2, "mlflow_uri": "off"})
+    advised = config.placement.model_copy(update={"num_workers": (2, 2), "mlflow_uri": "off"})  # as 2, in places
     result = fit(RunConfig(recipe=config.recipe, placement=advised), quiet=True)
     assert result.run_dir.name == "exp"
     decided = json.loads((result.run_dir / "run.json").read_text())["recipe"]

@@ -94,6 +94,29 @@ def test_a_server_that_is_away_keeps_a_known_run(tmp_path: Path, caplog: pytest.
     assert "still shows the sweep as running" in caplog.text
 
 
+@pytest.mark.parametrize("fault", [None, OSError("the registry is full")])
+def test_the_best_trials_weights_get_the_name_once_the_sweep_has_finished(
+        tmp_path: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+        fault: Exception | None) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def log_model(*given: object) -> None:
+        asked.append(given)
+        if fault:
+            raise fault
+
+    monkeypatch.setattr("ray_yolo.tune.mlflow.log_model", log_model)
+    parent, folder = track(tmp_path), tmp_path / "exp"
+    trials, config = [trained(n, n / 4, folder, client) for n in range(2)], make_sweep(tmp_path, trials=2)
+    named = config.model_copy(update={"placement": config.placement.model_copy(update={"registered_name": "birds"})})
+    for status in ("RUNNING", "KILLED", "FINISHED"):
+        assert deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", sweep_run(named, trials, status)) == parent
+    best = json.loads((folder / "trials" / "trial1" / "mlflow.json").read_text())["run_id"]
+    assert asked == [(folder, f"sqlite:///{tmp_path}/mlflow.db", best, "birds")]
+    assert ("has not got the end of the sweep: the registry is full" in caplog.text) == bool(fault)
+    assert client.get_run(parent).info.status == "FINISHED"
+
+
 def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_them(
         tmp_path: Path, client: MlflowClient) -> None:
     track(tmp_path)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.cli import status
-from ray_yolo.tune.status import describe
+from ray_yolo.tune.status import describe_sweep
 
 OLD = Path(__file__).parents[1] / "fixtures" / "0.1.0" / "runs"
 
 
 def test_a_sweep_is_told_with_its_trials_and_left_as_it_is() -> None:
     sweep, before = OLD / "evolve" / "exp", sorted(OLD.rglob("*"))
-    assert describe(sweep) == [
+    assert describe_sweep(sweep) == [
         f"{sweep}: interrupted: the same command continues it; 1/2 trials ended; best 0.0006 (trial 0)",
         f"  {sweep}/trials/trial1: interrupted: nobody trains it; the same command continues it"]
     assert sorted(OLD.rglob("*")) == before

@@ -305,7 +305,8 @@ def test_a_model_file_is_named_so_that_trials_find_it(tmp_path: Path, monkeypatc
 
 def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_folders(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = placed(make_sweep(tmp_path), callbacks="hooks.py:Hooks")
+    config = placed(make_sweep(tmp_path), callbacks="hooks.py:Hooks", mlflow_uri="sqlite:///mine.db",
+                    registered_name="birds")
     for name in ("hooks.py", "weights.pt", "yolov5n"):  # the last one has the name of a model
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -320,6 +321,7 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
     trial = told({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
     assert [trial.recipe.data, trial.recipe.model, trial.recipe.weights, trial.placement.callbacks] == [
         str(tmp_path / name) for name in ("data", "tiny.yaml", "weights.pt", "hooks.py:Hooks")]
+    assert (trial.placement.mlflow_uri, trial.placement.registered_name) == (f"sqlite:///{tmp_path}/mine.db", "")
     known = told({"data": "shapes8", "model": "yolov5n"}).recipe
     assert (known.data, known.model, known.weights) == ("shapes8", "yolov5n", "")
     assert told({"data": f"file://{tmp_path}/data/data.yaml"}).recipe.data == f"file://{tmp_path}/data/data.yaml"
