@@ -98,10 +98,12 @@ class DatasetEvent(Event):
 
 
 class PlacementEvent(Event):
-    """Ray has given the workers their places; `group` is the placement group's id."""
+    """Ray has been asked for the workers' places; `group` is the placement group's id. Where the node of some is gone,
+    `instead_of` is the group that they were in."""
 
     type: Literal["placement"] = "placement"
     group: str
+    instead_of: str = ""
 
 
 class ResourcesEvent(Event):

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
-from ray.util.placement_group import placement_group, placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
@@ -49,13 +49,16 @@ class Places:
     Args:
         work: called with `config` and the place's number.
         gpus: of each.
+        placed: called with the id of each placement group, and of the one that it stands for, if there was one.
     """
 
-    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement, gpus: float) -> None:
-        few, self._bundle = placement.min_workers, cluster.resources_of(placement, gpus)
+    def __init__(self, work: Work, config: Mapping[str, Any], placement: Placement, gpus: float,
+                 placed: Callable[[str, str], None] = lambda group, instead_of: None) -> None:
+        few, self._bundle, self._placed = placement.min_workers, cluster.resources_of(placement, gpus), placed
         self._bundle |= {f"accelerator_type:{kind}": 0.001 for kind in filter(None, [placement.accelerator_type])}
-        self.groups = [placement_group([self._bundle] * few, strategy=placement.placement_strategy)]
-        self._rooms = [(self.groups[0], index) for index in range(few)]
+        self.groups: list[PlacementGroup] = []
+        together = self._ask(few, placement.placement_strategy)
+        self._rooms = [(together, index) for index in range(few)]
         self._config = ray.put(dict(config))
         self._task = ray.remote(  # max_calls: a process for each
             max_calls=1, max_retries=0, num_cpus=placement.cpus, num_gpus=gpus,
@@ -75,10 +78,37 @@ class Places:
     def grow(self, size: int) -> range:
         """Let there be at least so many. Returns the numbers of the new ones, which are empty."""
         new = range(len(self), max(size, len(self)))
-        for _ in new:
-            self.groups.append(placement_group([self._bundle]))
-            self._rooms.append((self.groups[-1], 0))
+        self._rooms += [(self._ask(), 0) for _ in new]
         return new
+
+    def renew(self) -> list[int]:
+        """Ask anew for places whose node is gone, unless others of their group are left.
+
+        For as long as there is no room for it, Ray (2.60) tries to place such a group again without a pause, some
+        90,000 times a second, which takes the head a core and its agent another; for a new group it waits between two
+        tries.
+
+        Returns:
+            The places that have to be filled once more: whoever waited in the old group would never be told.
+        """
+        empty: list[int] = []
+        for group in tuple(self.groups):
+            table = placement_group_table(group)
+            if table["state"] != "RESCHEDULING" or any(table["bundles_to_node_id"].values()):
+                continue
+            numbers = {number for number, (its, _) in enumerate(self._rooms) if its == group}
+            for number in numbers:
+                self._rooms[number] = (self._ask(instead_of=group.id.hex()), 0)
+            empty += [number for number in self._running.values() if number in numbers]
+            self._running = {task: number for task, number in self._running.items() if number not in numbers}
+            self.groups.remove(group)
+            cluster.free([group.id.hex()])
+        return empty
+
+    def _ask(self, bundles: int = 1, strategy: str = "PACK", instead_of: str = "") -> PlacementGroup:
+        self.groups.append(placement_group([self._bundle] * bundles, strategy=strategy))
+        self._placed(self.groups[-1].id.hex(), instead_of)
+        return self.groups[-1]
 
     def fill(self, number: int) -> None:
         """Have a worker begin as soon as the place is there.
@@ -116,21 +146,19 @@ class Places:
 
 
 def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement, gpus: float, judge: Judge,
-                    placed: Callable[[str], None]) -> Summary:
+                    placed: Callable[[str, str], None]) -> Summary:
     """How the training of a roster's workers, `work(config, number)`, ended.
 
     Args:
         judge: of failures.
-        placed: called with the id of each placement group.
+        placed: see `Places`.
 
     Raises:
         RayYoloError: as the `Judge` says of workers that have failed.
         ResourcesError: if the cluster has no room for any worker, for as long as is waited for resources.
     """
     roster: ActorHandle[Roster] = config["roster"]
-    with Places(work, config, placement, gpus) as places:
-        for group in places.groups:
-            placed(group.id.hex())
+    with Places(work, config, placement, gpus, placed) as places:
         for number in range(len(places)):
             places.fill(number)
         keeper = Keeper(places, roster, placement, gpus, judge)
@@ -169,15 +197,17 @@ class Keeper:
             if end:
                 return end
         self._watch_nodes()
-        if failed:
-            answer(self._roster.lose.remote(list(failed)))
+        present = self._present()
+        empty = self._places.renew() if failed or present < len(self._places) else []
+        if failed or empty:
+            answer(self._roster.lose.remote([*failed, *empty]))
         if counted := {number: error for number, error in failed.items() if number not in self._leaving}:
             self._judge.decide(counted, others_go_on=self._present() > 0)
-        self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed)}
+        self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed, *empty)}
         for number in [number for number, node in self._held.items() if node not in self._draining]:
             del self._held[number]
             self._places.fill(number)
-        self._check_room()
+        self._check_room(present)
         return None
 
     def wait_for_the_others(self) -> None:
@@ -196,9 +226,9 @@ class Keeper:
             self._judge.tell(f"node {cluster.name_of(node)} will be taken away: its workers leave after the step")
         self._draining = draining
 
-    def _check_room(self) -> None:
+    def _check_room(self, present: int) -> None:
         """Give up when nobody trains and nobody can: a ResourcesError."""
-        lacks = "" if self._present() else cluster.lacks(self._placement, 1, self._gpus)
+        lacks = "" if present else cluster.lacks(self._placement, 1, self._gpus)
         now = time.monotonic()
         self._hopeful = self._hopeful if lacks else now
         if now > self._hopeful + self._placement.wait_for_resources:

@@ -141,6 +141,7 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
 
 
 def _has_begun(events: Iterable[Event]) -> bool:
-    """Whether workers train, by a log: those that were given a place last have started."""
-    told = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))]
+    """Whether workers train, by a log: those that were given a place last have started, or others go on meanwhile."""
+    told = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))
+            and not getattr(event, "instead_of", "")]
     return bool(told) and isinstance(told[-1], StartEvent)

@@ -195,7 +195,8 @@ def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping,
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(
-                train_in_place, config, placement, gpus, judge, lambda group: books.emit(PlacementEvent(group=group))),
+                train_in_place, config, placement, gpus, judge,
+                lambda group, instead_of: books.emit(PlacementEvent(group=group, instead_of=instead_of))),
                 job.run_dir, judge.tell)
         summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
                                                  books.recorder)

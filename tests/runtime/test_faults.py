@@ -6,6 +6,7 @@ Nodes come first, while there is no other training.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -55,6 +56,13 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tm
     nodes.remove_node(node)
 
 
+def head_seconds(nodes: Cluster) -> float:
+    """What Ray's head has taken of the processor."""
+    [server] = nodes.head_node.all_processes["gcs_server"]
+    user, system = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
     """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
     node = nodes.add_node(num_cpus=1)
@@ -64,6 +72,10 @@ def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path
     nodes.remove_node(node, allow_graceful=False)
     training.wait_for_workers(2, steps=1)
     print("node lost", training.cost(fault))
+    time.sleep(2)  # Ray would try to place the lost worker without a pause
+    before = head_seconds(nodes)
+    time.sleep(4)
+    assert head_seconds(nodes) - before < 1.0
     here = next(number for number, pid in training.pids().items() if Path(f"/proc/{pid}").exists())
     training.hit(here)
     training.wait_for_workers(1, steps=1)

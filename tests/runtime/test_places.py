@@ -75,7 +75,8 @@ class Desk:
         self.gone: list[int] = []
         self.draining: set[str] = set()
         self.on_nodes: dict[int, str] = {}
-        self.here, self.lacking = 2, ""
+        self.here, self.lacking, self.renewed = 2, "", 0
+        self.emptied: list[int] = []
         desk = self
 
         roster: Any = SimpleNamespace(  # answers at once
@@ -104,9 +105,17 @@ class Desk:
         found, self.outcome = self.outcome, ({}, {})
         return found
 
+    def __len__(self) -> int:
+        return 2
+
     def fill(self, number: int) -> None:
         """A place gets another worker."""
         self.filled.append(number)
+
+    def renew(self) -> list[int]:
+        """Places whose node is gone are asked for anew."""
+        self.renewed += 1
+        return self.emptied
 
 
 @pytest.fixture
@@ -144,6 +153,56 @@ def test_the_first_summary_is_the_end(desk: Desk) -> None:
     desk.outcome = ({0: None, 1: ENDED}, {2: LOST})
     assert desk.keeper.turn() == ENDED
     assert not desk.judged
+
+
+def test_while_somebody_is_missing_places_of_lost_nodes_are_asked_for_anew_and_filled(desk: Desk) -> None:
+    desk.keeper.turn()
+    assert desk.renewed == 0
+    desk.here, desk.emptied = 1, [1]
+    desk.keeper.turn()
+    assert (desk.renewed, desk.filled, desk.gone, desk.judged) == (1, [1], [1], [])
+    desk.here, desk.emptied, desk.outcome = 2, [], ({}, {0: LOST})
+    desk.keeper.turn()  # before it is filled again
+    assert (desk.renewed, desk.filled) == (2, [1, 0])
+
+
+class Group:
+    """A placement group of so many bundles, as `Places` knows them."""
+
+    def __init__(self, bundles: list[dict[str, float]], name: str) -> None:
+        self.bundle_count, self.state, self.nodes = len(bundles), "CREATED", ["left"] * len(bundles)
+        self.id = SimpleNamespace(hex=lambda: name)
+
+
+def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_place(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Group] = []
+    freed: list[str] = []
+    told: list[tuple[str, str]] = []
+
+    def ask(bundles: list[dict[str, float]], strategy: str = "PACK") -> Group:
+        made.append(Group(bundles, f"g{len(made)}"))
+        return made[-1]
+
+    def table(group: Group) -> dict[str, Any]:
+        return {"state": group.state, "bundles_to_node_id": dict(enumerate(group.nodes))}
+
+    monkeypatch.setattr(places, "placement_group", ask)
+    monkeypatch.setattr(places, "placement_group_table", table)
+    monkeypatch.setattr(cluster, "free", freed.extend)
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
+    found = Places(work, {}, given, 0.0, lambda group, instead_of: told.append((group, instead_of)))
+    found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
+    assert found.renew() == []
+    made[0].state, made[0].nodes = "RESCHEDULING", ["", "left"]  # place 1 has a worker
+    assert found.renew() == []
+    made[0].nodes = ["", ""]
+    assert found.renew() == [0, 1]
+    assert (freed, found._running) == (["g0"], {"elsewhere": 2})
+    assert told == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
+    assert [room for room, _ in found._rooms] == [made[2], made[3], made[1]]
+    assert found.renew() == []
 
 
 def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:

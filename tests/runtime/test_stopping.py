@@ -18,7 +18,7 @@ from ray_yolo.runtime import stopping
 from ray_yolo.runtime.stopping import MESSAGE, StopAsked, ask_to_stop, run_aside, signals_ask
 from tests.support import run_log
 
-PLACED, STARTED = PlacementEvent(group="g"), run_log.start()
+PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
 
 class TerminatedError(Exception):
     """What the handler of SIGTERM raises here."""
@@ -120,6 +120,7 @@ def stop_when_asked(folder: Path, log: EventLog) -> None:
 @pytest.mark.parametrize(("events", "stops", "asked", "seconds"), [
     ((), True, False, 0.0), ((PLACED,), True, False, 0.0),  # workers that have not begun have nothing to save
     ((PLACED, STARTED, PLACED), True, False, 0.0), ((PLACED, STARTED, run_log.end(5)), True, False, 0.0),
+    ((PLACED, STARTED, AGAIN), True, True, 0.5),  # others train meanwhile
     ((PLACED, STARTED), True, True, 0.5), ((PLACED, STARTED, run_log.checkpoint(5)), False, True, 2.0),
 ])
 def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
