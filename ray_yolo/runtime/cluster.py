@@ -55,6 +55,9 @@ DRIVER_ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them
+    # Our searcher itself says how many. One at a time, as Tune would have it, each waits for the start of the process
+    # before, and a process that is starting is given up for one that another trial leaves: short trials get no third
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 
