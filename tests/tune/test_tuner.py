@@ -45,7 +45,10 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     config = make_sweep(tmp_path, trials=3, workers_per_trial=2)
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * 3
-    assert verify(read_ledger(result.folder / "ledger.jsonl")) == []
+    ledger = read_ledger(result.folder / "ledger.jsonl")
+    assert verify(ledger) == []
+    begun = [type(event) for event in ledger if isinstance(event, Proposed | Started)]
+    assert begun == [Proposed] * 3 + [Started] * 3  # their processes start side by side, the one that gets ready too
     for name in ("evolve.csv", "hyp_evolve.yaml", "evolve.png", "progress.png", "lineage.png", "weights/best.pt"):
         assert (result.folder / name).exists()
     shares = []
