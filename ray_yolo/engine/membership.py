@@ -77,6 +77,9 @@ class Membership(Protocol):
     def regroups(self) -> bool:
         """Whether the generation shall end: somebody waits to join, or is to leave. Does not wait for the answer."""
 
+    def nobody_stays(self) -> bool:
+        """Whether all members are to leave, so that what is not saved by then is lost. Does not wait for the answer."""
+
     def rescues(self) -> bool:
         """Whether this worker is the one that saves the last finished step because a peer was lost."""
 
@@ -98,6 +101,10 @@ class FixedMembers:
 
     def regroups(self) -> bool:
         """Never."""
+        return False
+
+    def nobody_stays(self) -> bool:
+        """Never: nobody is told to leave."""
         return False
 
     def rescues(self) -> bool:

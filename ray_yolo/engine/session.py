@@ -7,6 +7,7 @@ Every worker runs the same code on the same numbers; only the recording worker (
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,7 @@ from ray_yolo.ops.schedule import Rates
 
 DETECTIONS_FILE = "detections.npy"
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well
+LEAVING_SECONDS = 10.0  # between two saves of workers that are all to leave: their nodes go at any moment
 MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 
@@ -176,7 +178,7 @@ class Session:
             self.stopped or (save_steps and progress.step % save_steps == 0 and inside))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
-        if due and self.records:
+        if self.records and (due or (inside and self._leaves_unsaved())):
             self._save(["last"])
 
     def after_epoch(self, epoch: int) -> bool:
@@ -269,6 +271,14 @@ class Session:
         """Whether the last epoch was the `patience`-th without a better fitness."""
         state, patience = self.state, self.job.recipe.patience
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
+
+    def _leaves_unsaved(self) -> bool:
+        """Whether what was done since the last save would be lost, for want of anybody who stays.
+
+        Each worker hears of it at a moment of its own: nothing collective may depend on it.
+        """
+        return (not self.placement.nosave and self._members.nobody_stays()
+                and time.monotonic() - self.saver.asked >= LEAVING_SECONDS)
 
     def _save(self, kinds: list[str]) -> None:
         """Have the training checkpointed."""

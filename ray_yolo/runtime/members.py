@@ -58,7 +58,7 @@ class RosterMembers:
     def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, device: torch.device,
                  timeout_seconds: float, tell: Callable[[str], None], uid: str, *, alone: bool) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
-        self._uid, self._regroups, self._left = uid, False, threading.Event()
+        self._uid, self._regroups, self._nobody_stays, self._left = uid, False, False, threading.Event()
         self._tell, self._device, self._alone = tell, device, alone
         self._groups = 0  # so far
         self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
@@ -93,6 +93,10 @@ class RosterMembers:
         """As the last beat was told."""
         return self._regroups
 
+    def nobody_stays(self) -> bool:
+        """As the last beat was told."""
+        return self._nobody_stays
+
     def rescues(self) -> bool:
         """Asks the roster."""
         return cast(bool, answer(self._roster.rescues.remote()))
@@ -118,6 +122,7 @@ class RosterMembers:
                 asked_in = self._groups
                 reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
                 self._regroups = reply.regroups and self._can_join()
+                self._nobody_stays = reply.nobody_stays
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations

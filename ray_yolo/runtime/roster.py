@@ -62,6 +62,7 @@ class Reply(NamedTuple):
     regroups: bool  # somebody waits to join, or is to leave
     accusations: int  # so far; with each one everybody tells its stacks
     in_vain: bool  # who waits in a collective waits for one that has ended, and may not have closed its connections
+    nobody_stays: bool  # all members are to leave, and there is nobody who would take the state over
 
 
 class Stalled(NamedTuple):
@@ -139,7 +140,8 @@ class Roster:
         newcomers = any(self._is_alive(other) for other in self._waiting if other not in self._members)
         leavers = self._parting & self._members.keys() - self._gone
         return Reply(newcomers or bool(leavers and self._staying(self._members)), self._accusations,
-                     uid in self._members and bool(self._lost & self._members.keys()))
+                     uid in self._members and bool(self._lost & self._members.keys()),
+                     uid in self._members and not self._staying(self._members))
 
     def part(self, uid: str) -> None:
         """Have a worker leave after the step in hand, in order; one stays until another has its state."""

@@ -34,4 +34,5 @@ def test_a_fixed_group_is_what_it_was_given_and_has_no_next_one() -> None:
     assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(replicas, None, False)
     assert members.lasting
     assert not members.regroups()
+    assert not members.nobody_stays()
     assert not members.rescues()

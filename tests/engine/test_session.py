@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -205,6 +206,28 @@ def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: 
     assert second["ended"] == 8
     assert_same(second["state"], calm["state"])
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
+
+
+class Abandoned(FixedMembers):
+    """Told after the third step that its node goes, and that nobody else is there."""
+
+    def __init__(self, replicas: Replicas, steps: Callable[[], int]) -> None:
+        super().__init__(replicas)
+        self.steps = steps
+
+    def nobody_stays(self) -> bool:
+        return self.steps() >= 3
+
+
+@pytest.mark.parametrize(("nosave", "every", "saved"), [
+    (False, 0.0, [2, 3, 4]), (False, 1e6, [2, 4]), (True, 0.0, [4])])
+def test_who_is_to_leave_where_nobody_stays_saves_while_it_trains_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nosave: bool, every: float, saved: list[int]) -> None:
+    monkeypatch.setattr(session, "LEAVING_SECONDS", every)
+    host, events = Host(), list[Event]()
+    members = Abandoned(Replicas(), lambda: host.pulse.step)
+    run_session(make_job(tmp_path, **{**EXACT, "epochs": 2}), host, Placement(nosave=nosave), events.append, members)
+    assert [event.step for event in run_log.only(CheckpointEvent, events)] == saved
 
 
 def held() -> tuple[int, int, set[str]]:

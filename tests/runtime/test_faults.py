@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from ray_yolo.errors import LostWorkersError
-from ray_yolo.events import StacksEvent, StartEvent, WarningEvent
+from ray_yolo.events import CheckpointEvent, EpochEvent, StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
 from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, drain, left_over, ray_nodes
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
@@ -54,6 +55,29 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tm
     training.stop()
     check(training, calm)
     nodes.remove_node(node)
+
+
+def test_the_only_node_is_taken_away(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """There is nobody to take the state over: the worker trains on and saves inside an epoch, and the next one goes on
+    from there."""
+    held = placement_group([{"CPU": 1}] * 2)  # all room elsewhere
+    assert held.wait(60)
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, "1-2", max_failures=0)
+    training.wait_for_workers(1, steps=1)
+    drain(node.node_id)
+
+    def saved() -> set[int]:
+        ends = {event.step for event in training.told(EpochEvent)}
+        return {event.step for event in training.told(CheckpointEvent)} - ends
+
+    training.wait(lambda events: bool(saved()))
+    nodes.remove_node(node)
+    remove_placement_group(held)
+    training.wait_for_workers(2, steps=1)
+    assert max(saved()) <= training.told(StartEvent)[1].step
+    training.stop()
+    check(training, calm)
 
 
 def head_seconds(nodes: Cluster) -> float:

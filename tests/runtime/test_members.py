@@ -52,7 +52,7 @@ class Beside:
         self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
 
     def beat(self, *_: Any) -> Reply:
-        return Reply(True, 0, False)
+        return Reply(True, 0, False, nobody_stays=True)
 
     def preload(self) -> None:
         self.happened.append("preloading")
@@ -83,6 +83,7 @@ def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeyp
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened == ["preloading", "preloaded", "arrived"]
     beside.wait_until_it_regroups()
+    assert beside.members.nobody_stays()  # as it was told
     beside.members.close()
 
 
@@ -95,11 +96,11 @@ def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPa
 
     def beat(*_: Any) -> Reply:
         if asked.is_set():
-            return Reply(False, 0, False)
+            return Reply(False, 0, False, nobody_stays=False)
         if regroups:
             beside.members.join(None)
         asked.set()
-        return Reply(False, 0, True)
+        return Reply(False, 0, True, nobody_stays=False)
 
     beside.members._pulse.enter("joining")
     monkeypatch.setattr(beside.members._roster.beat, "remote", beat)

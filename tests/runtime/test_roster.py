@@ -165,10 +165,12 @@ def test_the_last_one_parts_when_somebody_else_has_come() -> None:
     for name in "ab":
         desk.roster.part(name)
     assert desk.beat("ab") == [False, False]
+    assert [desk.roster.beat(name, EXCHANGING).nobody_stays for name in "abc"] == [True, True, False]
     desk.arrive("c", None)
     assert desk.beat("ab") == [True, True]
     desk.arrive("ab", 5)
     assert desk.members("c") == [2]  # takes over the state
+    assert not desk.roster.beat("a", EXCHANGING).nobody_stays
     assert desk.beat("abc") == [True] * 3
     desk.arrive("abc", 6)
     assert [desk.roster.formed(name) for name in "ab"] == ["parted", "parted"]

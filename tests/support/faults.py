@@ -24,6 +24,7 @@ from ray.cluster_utils import Cluster
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.engine import checkpoint
+from ray_yolo.engine import session as own_session
 from ray_yolo.engine.session import Session
 from ray_yolo.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
 from ray_yolo.runlog.event_log import read_events, surviving
@@ -65,6 +66,7 @@ def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
         after_step(session, *given)
 
     Session.after_step, checkpoint.save_checkpoint = slowly, save_if_there_is_room
+    own_session.LEAVING_SECONDS = STEP_SECONDS / 2  # an epoch, which saves anyhow, takes some two seconds
     return _train_in_place(config, number)
 
 
