@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test cluster-test check docs bench bench-env clean
 
+# pip would compile with one core; some packages have files that are not meant for this Python
+INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt -e
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(INSTALL) .
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(BIN)/pip install --quiet -c constraints.txt -e .[dev]
+	$(INSTALL) .[dev]
+	$(COMPILE)
 	touch $@
 
 demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on CPU
