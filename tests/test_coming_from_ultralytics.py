@@ -66,6 +66,7 @@ def test_lines_to_write_instead_run(names: dict[str, Any], monkeypatch: pytest.M
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_trainings_that_are_the_same_run(names: dict[str, Any]) -> None:
     lines = [line for line in SAME if "train(" in line]

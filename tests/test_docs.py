@@ -41,6 +41,7 @@ def shown(page: Path) -> str:
     return re.sub(r"<[^>]+>", "", page.read_text()).replace("&#64;", "@")
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_each_is_in_the_contents(site: Path) -> None:
     contents = (site / "index.html").read_text()
     headings = {name: text.partition("# ")[2].partition("\n")[0] for name, text in PAGES.items()}
@@ -50,6 +51,7 @@ def test_the_site_has_every_page_and_each_is_in_the_contents(site: Path) -> None
     assert list(site.rglob("first_training.ipynb"))
 
 
+@pytest.mark.slow
 def test_the_command_reference_has_every_command_and_flag(site: Path) -> None:
     text = shown(site / "commands.html")
     assert [command.__name__ for command in COMMANDS if f"python -m ray_yolo.{command.__name__}" not in text] == []
@@ -57,6 +59,7 @@ def test_the_command_reference_has_every_command_and_flag(site: Path) -> None:
         assert [flag for flag in command.flags if flag not in text] == []
 
 
+@pytest.mark.slow
 def test_the_interface_is_described_from_its_docstrings(site: Path) -> None:
     text = (site / "api.html").read_text()
     for name in ("ray_yolo.YOLO.train", "ray_yolo.YOLO.predict", "ray_yolo.engine.results.Boxes.xywhn",
@@ -65,6 +68,7 @@ def test_the_interface_is_described_from_its_docstrings(site: Path) -> None:
     assert "on_epoch_end(event)" in text
 
 
+@pytest.mark.slow
 def test_no_page_asks_another_machine_for_anything(site: Path) -> None:
     for page in site.glob("*.html"):
         assert re.findall(r'(?:src|<link[^>]+href)="(?:https?:)?//[^"]+', page.read_text()) == []
@@ -82,6 +86,7 @@ def test_commands_and_flags_of_a_page_are_ours(name: str) -> None:
     assert set(FLAG.findall(text)) - ours - OTHERS == set()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((DOCS / "first_training.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

@@ -133,7 +133,8 @@ def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None
 def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, asked: int, trials: int) -> None:
     stand_in(monkeypatch, formula_trial)
-    config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=asked)
+    config = make_sweep(tmp_path, f"search: {settings}\n{genes}", recipe={"epochs": 9, "noval": False}, trials=asked,
+                        max_concurrent=2)
     result = search(config, quiet=True)
     assert [trial.state for trial in result.trials] == ["finished"] * trials
     assert len({json.dumps(trial.genes) for trial in result.trials}) == trials
@@ -151,7 +152,7 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
     stand_in(monkeypatch, formula_trial)
 
     def tune(trials: int, space: str = SPACE) -> tuple[Trial, ...]:
-        config = make_sweep(tmp_path, space, trials=trials)
+        config = make_sweep(tmp_path, space, trials=trials, max_concurrent=1)
         named = config.placement.model_copy(update={"name": "mine"})
         return search(config.model_copy(update={"placement": named}), quiet=True).trials
 
