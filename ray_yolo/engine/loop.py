@@ -34,6 +34,7 @@ class Wishes(NamedTuple):
 
     stop: bool = False  # training shall stop
     regroup: bool = False  # somebody waits to join, or is to leave
+    save: bool = False  # all are to leave, and nobody takes the state over
 
 
 class StepResult(NamedTuple):
@@ -54,7 +55,7 @@ class Summed(NamedTuple):
     number: int  # of the optimiser step, from 0
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # what `Statistics.apply` takes
-    wishes: Tensor  # (2,) bool: those of any worker
+    wishes: Tensor  # (3,) bool: those of any worker
     wait_seconds: float
 
 
@@ -73,9 +74,9 @@ Listen = Callable[[], Wishes]
 
 def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
           listen: Listen = Wishes) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker has a wish. Moves `state`.
+    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
 
-    Collective: whichever worker has heard a wish, all return after the same step. It is for `after_epoch` to close the
+    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch` to close the
     epoch: who comes back between its last step and that begins with `after_epoch`.
 
     Raises:
@@ -92,7 +93,7 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     f"a row; {REMEDY}")
-            if any(result.wishes):
+            if result.wishes.stop or result.wishes.regroup:
                 parts.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
                 return
         if after_epoch(epoch):
@@ -262,7 +263,7 @@ def finish_step(parts: Parts, launched: Launched) -> StepResult:
     have not, and the device has skipped the step for that.
     """
     summed, replicas = launched.summed, parts.host.replicas
-    *losses, norm, finite, stop, regroup = launched.read()
+    *losses, norm, finite, stop, regroup, save = launched.read()
     if not finite and replicas.is_cut:
         raise PeerLostError("the exchange was aborted")
     if finite:
@@ -270,7 +271,7 @@ def finish_step(parts: Parts, launched: Launched) -> StepResult:
         parts.ema.update(parts.model, summed.number + 1)
     images = sum(len(part.images) for part in parts.plan.shard(summed.step, replicas.worker, replicas.num_workers))
     return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images,
-                      Wishes(bool(stop), bool(regroup)))
+                      Wishes(bool(stop), bool(regroup), bool(save)))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,6 @@ class Saver:
         self._missed = 0
         self._missed_since = 0.0
         self.step = -1  # of the newest checkpoint that was asked for
-        self.asked = time.monotonic()  # when; or since when one could have been
 
     def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
         """Have a state written as it is now. Waits for the save before this one.
@@ -44,7 +43,7 @@ class Saver:
             TrainingError: if that one was the last that may fail.
         """
         self.wait()
-        self.step, self.asked = step, time.monotonic()
+        self.step = step
         pending, copy = Future[None](), copied(state)
 
         def run() -> None:

@@ -7,6 +7,7 @@ Every worker runs the same code on the same numbers; only the recording worker (
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ from ray_yolo.ops.schedule import Rates
 
 DETECTIONS_FILE = "detections.npy"
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well
-LEAVING_SECONDS = 10.0  # between two saves of workers that are all to leave: their nodes go at any moment
+LEAVING_SECONDS = 10.0  # between two saves of workers who are all to leave: their nodes go at any moment
 MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 
@@ -72,6 +73,7 @@ class Session:
         self.clock = Clock(0)
         self._begun = False
         self._lost = 0  # peers since the last step
+        self._wished = -math.inf  # when it last wished to save
 
     @property
     def host(self) -> Host:
@@ -92,7 +94,7 @@ class Session:
     def train_with_others(self, stop_asked: Callable[[], bool]) -> None:
         """Train to the end in generation after generation. Collective."""
         def listen() -> Wishes:
-            return Wishes(stop_asked(), self._members.regroups())
+            return Wishes(stop_asked(), self._members.regroups(), self._wishes_to_save())
 
         while not (self._begun and self.is_over):
             try:
@@ -173,12 +175,12 @@ class Session:
         self._lost = 0
         save_steps = self.placement.save_steps
         inside = step.images.stop < len(self.job.train)
-        self.stopped, self._regroup = result.wishes
+        self.stopped, self._regroup, save = result.wishes
         due = not self.placement.nosave and (
-            self.stopped or (save_steps and progress.step % save_steps == 0 and inside))
+            self.stopped or (inside and (save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
-        if self.records and (due or (inside and self._leaves_unsaved())):
+        if due and self.records:
             self._save(["last"])
 
     def after_epoch(self, epoch: int) -> bool:
@@ -272,13 +274,12 @@ class Session:
         state, patience = self.state, self.job.recipe.patience
         return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
 
-    def _leaves_unsaved(self) -> bool:
-        """Whether what was done since the last save would be lost, for want of anybody who stays.
-
-        Each worker hears of it at a moment of its own: nothing collective may depend on it.
-        """
-        return (not self.placement.nosave and self._members.nobody_stays()
-                and time.monotonic() - self.saver.asked >= LEAVING_SECONDS)
+    def _wishes_to_save(self) -> bool:
+        """Whether what is done would be lost for want of anybody who stays, at once and again from time to time."""
+        wishes = (self.records and self._members.nobody_stays()
+                  and time.monotonic() - self._wished >= LEAVING_SECONDS)
+        self._wished = time.monotonic() if wishes else self._wished
+        return wishes
 
     def _save(self, kinds: list[str]) -> None:
         """Have the training checkpointed."""

@@ -58,7 +58,8 @@ class RosterMembers:
     def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, device: torch.device,
                  timeout_seconds: float, tell: Callable[[str], None], uid: str, *, alone: bool) -> None:
         self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
-        self._uid, self._regroups, self._nobody_stays, self._left = uid, False, False, threading.Event()
+        self._uid, self._left = uid, threading.Event()
+        self._regroups = self._nobody_stays = False
         self._tell, self._device, self._alone = tell, device, alone
         self._groups = 0  # so far
         self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)

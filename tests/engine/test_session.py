@@ -209,25 +209,32 @@ def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: 
 
 
 class Abandoned(FixedMembers):
-    """Told after the third step that its node goes, and that nobody else is there."""
+    """Told after the second step that its node goes, and that nobody else is there."""
 
     def __init__(self, replicas: Replicas, steps: Callable[[], int]) -> None:
         super().__init__(replicas)
         self.steps = steps
 
     def nobody_stays(self) -> bool:
-        return self.steps() >= 3
+        return self.steps() >= 2
 
 
-@pytest.mark.parametrize(("nosave", "every", "saved"), [
-    (False, 0.0, [2, 3, 4]), (False, 1e6, [2, 4]), (True, 0.0, [4])])
-def test_who_is_to_leave_where_nobody_stays_saves_while_it_trains_on(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nosave: bool, every: float, saved: list[int]) -> None:
-    monkeypatch.setattr(session, "LEAVING_SECONDS", every)
-    host, events = Host(), list[Event]()
-    members = Abandoned(Replicas(), lambda: host.pulse.step)
-    run_session(make_job(tmp_path, **{**EXACT, "epochs": 2}), host, Placement(nosave=nosave), events.append, members)
-    assert [event.step for event in run_log.only(CheckpointEvent, events)] == saved
+def train_abandoned(replicas: Replicas, job: Job, nosave: bool, seconds: float) -> dict[str, Any]:
+    session.LEAVING_SECONDS = seconds
+    host, events = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)), list[Event]()
+    run_session(job, host, Placement(nosave=nosave), events.append, Abandoned(replicas, lambda: host.pulse.step))
+    return {name: [event.step for event in run_log.only(kind, events)]
+            for name, kind in (("saved", CheckpointEvent), ("steps", StepEvent))}
+
+
+@pytest.mark.parametrize(("nosave", "seconds", "saved"), [
+    (False, 0.0, [2, 3, 4, 5, 6]), (False, 1e6, [2, 3, 4, 6]), (True, 0.0, [6])])
+def test_where_nobody_stays_workers_who_are_to_leave_save_at_once_and_train_on(
+        tmp_path: Path, nosave: bool, seconds: float, saved: list[int]) -> None:
+    job = make_job(tmp_path, **{**EXACT, "epochs": 3})
+    first, second = run_workers(2, train_abandoned, job, nosave, seconds)
+    assert first == {"saved": saved, "steps": [1, 2, 3, 4, 5, 6]}
+    assert second == {"saved": [], "steps": []}
 
 
 def held() -> tuple[int, int, set[str]]:
