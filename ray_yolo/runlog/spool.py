@@ -23,7 +23,7 @@ from ray_yolo.engine.stored import LEASE
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.record import RECORD_FILE
 from ray_yolo.storage import lease
-from ray_yolo.storage.lease import store_time
+from ray_yolo.storage.lease import check_conditions
 from ray_yolo.storage.store import is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
@@ -64,10 +64,11 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
         only: the name of the run that matters; '': all do.
 
     Raises:
+        InputError: if storage ignores conditional writes.
         OSError: if storage cannot be read or written.
     """
     store = open_store(address)
-    store_time(store, "")
+    check_conditions(store, address)
     names = [only] if only else [entry.name[:-1] for entry in store.list() if entry.name.endswith("/")]
     there = {name: files for name in names if (files := {each.name: each.modified for each in store.list(f"{name}/")})}
     for name, files in there.items():

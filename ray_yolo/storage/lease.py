@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_yolo.errors import InputError
+from ray_yolo.redact import redact
 from ray_yolo.storage.store import Found, Store
 
 EXPIRES = 60.0
@@ -64,6 +65,27 @@ def store_time(store: Store, prefix: str) -> float:
         return store.get(key).modified
     finally:
         store.delete(key)
+
+
+def check_conditions(store: Store, address: str) -> None:
+    """Refuse a store that ignores the conditions of `put_if`: two processes would train one run.
+
+    Raises:
+        InputError: if it does.
+        OSError: if it cannot be written to.
+    """
+    key = f".probe-{uuid.uuid4().hex}"
+    try:
+        first = store.put_if(key, b"1")
+        created_twice = store.put_if(key, b"2") is not None
+        replaced = first and store.put_if(key, b"3", first)
+        replaced_twice = store.put_if(key, b"4", first) is not None
+    finally:
+        store.delete(key)
+    if created_twice or replaced_twice or not replaced:
+        header = "If-None-Match" if created_twice else "If-Match"
+        raise InputError(f"storage_path: {redact(address)} ignores conditional writes ({header}), without which two "
+                         "commands would train the same run; give a bucket of a server that honours them, or a folder")
 
 
 class Lease:

@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 
-REQUEST_TIMEOUT = timedelta(seconds=30)  # of one request, which brings 5 MB at most
-RETRY_TIMEOUT = timedelta(seconds=60)  # for which one that fails is repeated
+READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads 5 MB at most
+RETRY_TIMEOUT = timedelta(seconds=60)  # for which a request that fails is repeated
+_UNLIMITED = timedelta(days=7)  # obstore would end every request after 30 s otherwise, however much it brings
+_CHUNK = 1 << 17  # bytes; what has come of one is lost with a connection
+_UPLOADS = 4  # parts of an object at once: on a slow line more would only slow each other down
 _FOLDER = "file://"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
@@ -207,25 +211,46 @@ class ObjectStore:
 
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
         self._store = from_url(
-            address, client_options={"timeout": REQUEST_TIMEOUT, "allow_http": endpoint.startswith("http://")},
+            address, client_options={"timeout": _UNLIMITED, "read_timeout": READ_TIMEOUT,
+                                     "allow_http": endpoint.startswith("http://")},
             retry_config={"retry_timeout": RETRY_TIMEOUT})
 
     @_as_os_errors
     def get(self, key: str) -> Found:
-        found = self._store.get(key)
-        return Found(bytes(found.bytes()), _version(found.meta), found.meta["last_modified"].timestamp())
+        content = io.BytesIO()
+        meta = self._download(key, content)
+        return Found(content.getvalue(), _version(meta), meta["last_modified"].timestamp())
 
     @_as_os_errors
     def fetch(self, key: str, path: Path) -> str:
-        found = self._store.get(key)
         with path.open("wb") as file:
-            for piece in found.stream(min_chunk_size=1 << 22):
-                file.write(piece)
-        return _object_entry(found.meta).tag
+            return _object_entry(self._download(key, file)).tag
+
+    def _download(self, key: str, file: IO[bytes]) -> Any:
+        """Write an object into a file. Returns its metadata.
+
+        A connection that breaks is resumed where it broke, as long as the one before it brought anything: what limits
+        a download is the time without progress, not its length.
+        """
+        from obstore.exceptions import GenericError
+
+        found = self._store.get(key)
+        meta, begin = found.meta, 0
+        while True:
+            with suppress(GenericError):
+                for chunk in found.stream(min_chunk_size=_CHUNK):
+                    file.write(chunk)
+            if file.tell() == meta["size"]:
+                return meta
+            if file.tell() == begin:
+                raise OSError(f"{key}: the download stopped after {begin} of {meta['size']} bytes; see that the "
+                              "network and the storage work, and start again")
+            begin = file.tell()
+            found = self._store.get(key, options={"range": {"offset": begin}, "if_match": meta["e_tag"]})
 
     @_as_os_errors
     def put(self, key: str, data: bytes | Path) -> None:
-        self._store.put(key, data)
+        self._store.put(key, data, max_concurrency=_UPLOADS)
 
     @_as_os_errors
     def put_if(self, key: str, data: bytes, version: Any = None) -> Any:

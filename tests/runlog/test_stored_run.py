@@ -327,6 +327,25 @@ def test_storage_that_refuses_is_told_with_what_to_do(start: Start, monkeypatch:
         start()
 
 
+@pytest.mark.parametrize(("ignored", "header"), [("create", "If-None-Match"), ("replace", "If-Match")])
+def test_storage_that_ignores_conditions_is_refused_before_anything_begins(
+        start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch, ignored: str, header: str) -> None:
+    put_if = FolderStore.put_if
+
+    def careless(self: FolderStore, key: str, data: bytes, version: object = None) -> object:
+        if (version is None) != (ignored == "create"):
+            return put_if(self, key, data, version)
+        self.put(key, data)
+        return self.get(key).version
+
+    monkeypatch.setattr(FolderStore, "put_if", careless)
+    for placement in ({}, {"name": "mine"}, {"resume": "auto"}):
+        with pytest.raises(InputError, match=rf"/bucket/runs/train ignores conditional writes \({header}\)") as refused:
+            start(**placement)
+        assert refused.value.exit_code == 2
+    assert [path.name for path in (bucket._folder).iterdir()] == [".conditions"]
+
+
 def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, caplog: pytest.LogCaptureFixture,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
