@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.files import replacing
 from ray_yolo.structures import AnnotationIndex, Finding
 
 FORMAT = 3  # raise it when a rule of reading or the layout of the copy changes
@@ -83,7 +84,9 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         **({} if index.areas is None else {"areas": index.areas}),
     }
     try:
-        publish(_file(key), lambda temporary: np.savez(temporary, allow_pickle=False, **arrays))
+        _file(key).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(_file(key), durable=False) as temporary:
+            np.savez(temporary, allow_pickle=False, **arrays)
     except OSError as error:
         _log.warning("the label index cannot be kept in %s (%s): it is made anew at every start",
                      cache_folder(), error.strerror)

@@ -31,9 +31,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.data import voc
 from ray_yolo.data.images import SUFFIXES
-from ray_yolo.data.index_cache import cache_folder, publish
+from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.media import suffix
 from ray_yolo.data.yolo_txt import label_path
 from ray_yolo.errors import DatasetError, InputError
@@ -143,8 +144,8 @@ def _listed(store: Store, name: str, coming: Path) -> dict[str, tuple[int, str]]
     """The description and all that belongs to what it names."""
     from ray_yolo.config.yaml import load_text_yaml  # as in dataset_yaml
 
-    tag = store.fetch(name, coming / name)
-    found = {name: ((coming / name).stat().st_size, tag)}
+    fetched = store.fetch(name, coming / name)
+    found = {name: (fetched.size, fetched.tag)}
     root, prefixes = _prefixes(load_text_yaml(coming / name).data)
     for prefix in prefixes:
         found |= {entry.name: (entry.size, entry.tag) for entry in store.walk(prefix)
@@ -188,7 +189,7 @@ def _fill(store: Store, folder: Path, wanted: _Wanted, tell: Callable[[str], Non
                 files.update(zip(part, pool.map(lambda key: fetch(key, *wanted[key]), part), strict=True))
         os.sync()  # once: to wait for each of a hundred thousand files would take longer than to fetch them
     if files != _recorded(folder):
-        publish(folder / MANIFEST, lambda path: path.write_text(json.dumps(files)))
+        atomic_write(folder / MANIFEST, json.dumps(files))
 
 
 def _kept(folder: Path, wanted: _Wanted) -> dict[str, _File]:
@@ -231,16 +232,16 @@ class _Fetch:
     def __call__(self, key: str, size: int, tag: str) -> _File:
         coming, path, before = self.folder.parent / _COMING / uuid.uuid4().hex, self.folder / key, ""
         for _ in range(3):
-            if self.store.fetch(key, coming) != tag:
+            fetched = self.store.fetch(key, coming)
+            if fetched.tag != tag:
                 break
-            sha256, md5 = _digests(coming)
-            self.trusts_tags &= sha256 != before
+            self.trusts_tags &= fetched.sha256 != before
             is_md5 = self.trusts_tags and re.fullmatch("[0-9a-f]{32}", tag)
-            if coming.stat().st_size == size and (md5 == tag or not is_md5):
+            if fetched.size == size and (fetched.md5 == tag or not is_md5):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 coming.replace(path)
-                return _File(size, tag, sha256, path.stat().st_mtime_ns)
-            before = sha256
+                return _File(size, tag, fetched.sha256, path.stat().st_mtime_ns)
+            before = fetched.sha256
         raise OSError(f"{key} does not come as it was listed, with {size} bytes and the tag {tag}; start again")
 
 

@@ -23,16 +23,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.engine.state_files import (
-    FORMAT,
-    MANIFEST,
-    damage,
-    read_state,
-    sync,
-    unreadable,
-    write_durably,
-    write_state,
-)
+from ray_yolo.core.files import atomic_write, replacing, sync
+from ray_yolo.engine.state_files import FORMAT, MANIFEST, damage, read_state, unreadable, write_state
 from ray_yolo.errors import CheckpointError, TrainingError
 
 WRITING, REPLACED, PRUNED = ".writing-", ".replaced-", ".pruned-"  # before the name of a checkpoint's folder
@@ -55,8 +47,7 @@ def save_checkpoint(run_dir: Path, state: Mapping[str, Any], step: int, digest: 
         manifest = {"format": FORMAT, "step": step, "recipe_digest": digest,
                     **write_state(temporary / "state.pt", state),
                     "weights": steps_of_weights(run_dir) | dict.fromkeys(kinds, step)}
-        write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        sync(temporary)
+        atomic_write(temporary / MANIFEST, json.dumps(manifest, indent=1))
         if folder.exists():  # the same step again: training was stopped after an epoch's last step, before its end
             folder.rename(root / f"{REPLACED}step-{step}")
         temporary.rename(folder)
@@ -104,22 +95,15 @@ def _link_weights(run_dir: Path) -> None:
             weights.mkdir(exist_ok=True)
             _link(folder / "state.pt", state)
             _link(folder / MANIFEST, manifest)  # last: where it is right, the state is
-            sync(weights)
 
 
 def _link(source: Path, target: Path) -> None:
     """Make a file another file's second name, in one moment."""
-    temporary = target.with_name(f".{target.name}")
-    temporary.unlink(missing_ok=True)
-    try:
+    with replacing(target) as temporary:
         try:
             os.link(source, temporary)
         except OSError:  # file systems without hard links
             shutil.copyfile(source, temporary)
-            sync(temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)  # a replacement of a file by another name of itself leaves it, too
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -155,6 +139,8 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
     root = run_dir / "checkpoints"
     try:
         _sweep(root, others=True)
+        for path in (run_dir / "weights").glob(".*"):
+            path.unlink()
         newest, problems = newest_verified(run_dir)
         if newest is None:
             return -1, problems
@@ -231,13 +217,6 @@ def slim_weights(run_dir: Path, parts: Collection[str]) -> None:
             continue
         told = json.loads(manifest.read_bytes())
         whole = told.get("whole", {name: told[name] for name in ("size", "sha256")})
-        hidden, hidden_manifest = (target.with_name(f".{target.name}") for target in (path, manifest))
-        try:
-            told |= {**write_state(hidden, {name: state[name] for name in parts}), "whole": whole}
-            write_durably(hidden_manifest, json.dumps(told, indent=1).encode())
-            hidden_manifest.replace(manifest)
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
-            hidden_manifest.unlink(missing_ok=True)
-        sync(path.parent)
+        with replacing(path) as temporary:
+            told |= {**write_state(temporary, {name: state[name] for name in parts}), "whole": whole}
+            atomic_write(manifest, json.dumps(told, indent=1))

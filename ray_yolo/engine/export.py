@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
 from ray_yolo.config.commands import ExportConfig, NmsConfig
+from ray_yolo.core.files import replacing
 from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import Family
@@ -112,14 +113,9 @@ def export(config: ExportConfig) -> ExportResult:
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
         "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
-    temporary = path.with_name(f".{path.name}")
     write = _write_onnx if config.format == "onnx" else _write_torchscript
-    try:
-        with _quiet():
-            difference = write(model, config, imgsz, metadata, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, _quiet():
+        difference = write(model, config, imgsz, metadata, temporary)
     return ExportResult(path, metadata, difference, _takes(imgsz, fixed=config.format == "onnx" and not config.dynamic))
 
 

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from ray_yolo.config.commands import PredictConfig
+from ray_yolo.core.files import atomic_write
 from ray_yolo.data.frames import Frame, frames_of
 from ray_yolo.data.media import USUAL_RATE, Media, frames_per_second
 from ray_yolo.engine.predict import Predictor
 from ray_yolo.engine.results import NOTHING, Boxes, Results
-from ray_yolo.engine.state_files import write_durably
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -234,7 +234,7 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
     for asked, name, form in ((config.save_json, "predictions.json", to_json),
                               (config.save_csv, "predictions.csv", to_csv)):
         if asked:
-            write_durably(output.folder / name, form(predictions, names).encode())
+            atomic_write(output.folder / name, form(predictions, names))
 
 
 def to_wire(predictions: Iterable[Prediction]) -> str:

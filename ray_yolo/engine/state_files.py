@@ -6,7 +6,6 @@ A state is a dict of tensors, of dicts of tensors, and text; what it means is fo
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import zipfile
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
+from ray_yolo.core.files import HashingWriter
 from ray_yolo.errors import CheckpointError
 
 FORMAT = 1
@@ -29,30 +29,14 @@ CONVERT_HINT = (
 )
 
 
-class _Hashed(io.RawIOBase):
-    """A file that knows the SHA-256 of what is written to it, from its beginning to its end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.size, self.sha256 = file, 0, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        self.sha256.update(data)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """Write a state durably, without a copy of it in memory. Returns what its manifest knows it by."""
     with path.open("wb") as file:
-        hashed = _Hashed(file)
+        hashed = HashingWriter(file, "sha256")
         torch.save(dict(state), cast(BinaryIO, hashed))
         file.flush()
         os.fsync(file.fileno())
-    return {"size": hashed.size, "sha256": hashed.sha256.hexdigest()}
+    return {"size": hashed.size, "sha256": hashed.hexdigest("sha256")}
 
 
 def digest(state: Mapping[str, Any]) -> str:
@@ -86,11 +70,7 @@ def damage(state: Path, manifest: Path) -> str | None:
                                   "use the version that wrote it")
         with state.open("rb") as file:
             size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-        both = (expected, expected.get("whole", expected))
-        if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
-            return None
-        wrong = f"{size} bytes instead of {expected['size']}"
-        return "its SHA-256 does not match" if size == expected["size"] else wrong
+        return mismatch(expected, size, sha256)
     except CheckpointError:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -99,6 +79,15 @@ def damage(state: Path, manifest: Path) -> str | None:
         raise unreadable(state, error) from error
     except (ValueError, KeyError, TypeError) as error:
         return f"{manifest.name} is unreadable ({error})"
+
+
+def mismatch(manifest: Mapping[str, Any], size: int, sha256: str) -> str | None:
+    """Why a state file of this size and digest is not the one that a manifest names, or None if it is."""
+    both = (manifest, manifest.get("whole", manifest))
+    if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
+        return None
+    wrong = f"{size} bytes instead of {manifest['size']}"
+    return "its SHA-256 does not match" if size == manifest["size"] else wrong
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -167,20 +156,3 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     """What says nothing about a checkpoint, good or bad."""
     return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
                            "permissions and run the same command again (nothing was given up)")
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until the device has it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Wait until the device has a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

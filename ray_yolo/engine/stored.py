@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.engine import checkpoint
-from ray_yolo.engine.state_files import MANIFEST, damage, unreadable, write_durably
+from ray_yolo.engine.state_files import MANIFEST, damage, mismatch, unreadable
 from ray_yolo.errors import CheckpointError, TrainingError
 from ray_yolo.storage.lease import read_terms
 from ray_yolo.storage.store import Store
@@ -167,23 +167,20 @@ class StoredCheckpoints:
 
     def _fetch(self, data: bytes, state: Path, manifest: Path) -> str | None:
         """Put a stored state and its manifest into files, unless they are there. Returns what is wrong with them."""
-        temporary = state.with_name(f".{uuid.uuid4().hex}")
         state.parent.mkdir(parents=True, exist_ok=True)
         try:
-            key = state_key(json.loads(data))
-            if not _holds(state, manifest, key):
-                self._store.fetch(key, temporary)
+            told = json.loads(data)
+            if _holds(state, manifest, key := state_key(told)):
+                return None
+            with replacing(state, durable=False) as temporary:
+                fetched = self._store.fetch(key, temporary)
                 manifest.unlink(missing_ok=True)
-                temporary.replace(state)
-            write_durably(temporary, data)
-            temporary.replace(manifest)
-            return damage(state, manifest)
+            atomic_write(manifest, data)
+            return mismatch(told, fetched.size, fetched.sha256)
         except FileNotFoundError:
             return "its state is missing"
         except (ValueError, KeyError, TypeError) as error:
             return f"its manifest is unreadable ({error})"
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _forget(self, run_dir: Path, but: Path | None = None) -> None:
         for folder in checkpoint.newest_first(run_dir):

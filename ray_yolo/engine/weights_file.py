@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
+from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.engine.state_files import damage, write_durably
+from ray_yolo.engine.state_files import damage, mismatch
 from ray_yolo.engine.stored import state_key
 from ray_yolo.errors import CheckpointError
 from ray_yolo.redact import redact
@@ -53,21 +53,16 @@ def _fetched(store: Store, key: str, path: Path) -> Path:
         told = store.get(f"{key.removesuffix(path.suffix)}.json").data
     if told and manifest.exists() and manifest.read_bytes() == told and damage(path, manifest) is None:
         return path
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    try:
+    with replacing(path, durable=False) as temporary:
         try:
-            store.fetch(key, temporary)
+            fetched = store.fetch(key, temporary)
         except FileNotFoundError:
             if not told:
                 raise
-            store.fetch(state_key(json.loads(told)), temporary)
-        temporary.replace(path)
+            fetched = store.fetch(state_key(json.loads(told)), temporary)
         manifest.unlink(missing_ok=True)
-        if told:
-            write_durably(temporary, told)
-            temporary.replace(manifest)
-            if problem := damage(path, manifest):
-                raise CheckpointError(f"{problem} (see the .json beside it)")
-    finally:
-        temporary.unlink(missing_ok=True)
+    if told:
+        atomic_write(manifest, told)
+        if problem := mismatch(json.loads(told), fetched.size, fetched.sha256):
+            raise CheckpointError(f"{problem} (see the .json beside it)")
     return path

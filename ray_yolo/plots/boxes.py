@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ray_yolo.plots.style import COLOURS, INK, one_line, write_whole
+from ray_yolo.core.files import replacing
+from ray_yolo.plots.style import COLOURS, INK, one_line
 
 SIDE = 480  # pixels of a picture's width in a grid
 TITLE, GAP = 20, 4  # pixels
@@ -40,7 +41,9 @@ def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path,
     for top, row in zip(np.cumsum([0, *heights]).tolist(), rows, strict=False):
         for column, tile in enumerate(row):
             grid.paste(tile, (column * (SIDE + GAP), top))
-    write_whole(path, lambda part: grid.save(part, format=Image.registered_extensions()[path.suffix], quality=90))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=False) as temporary:
+        grid.save(temporary, quality=90)
     return grid
 
 

@@ -7,10 +7,11 @@ are Okabe and Ito's, which readers with colour blindness can tell apart; no pict
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ray_yolo.core.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,13 +81,7 @@ def save(figure: Figure, path: Path) -> Figure:
     """Write the figure (the suffix names the format) and give it back."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a name in a script without a font
-        write_whole(path, lambda part: figure.savefig(part, format=path.suffix.removeprefix(".")))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=False) as temporary:
+            figure.savefig(temporary)
     return figure
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside its place and put there: who looks at it while training goes on sees it whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    write(part)
-    part.replace(path)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import resolved_batch
+from ray_yolo.core.files import atomic_write
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.checkpoint import steps_of_weights
@@ -39,7 +40,7 @@ from ray_yolo.runlog.mlflow_system import SystemMetrics, is_asked_for
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runlog.registry import Registry
-from ray_yolo.runlog.results_files import ResultsCsv, replace_text, write_options
+from ray_yolo.runlog.results_files import ResultsCsv, write_options
 from ray_yolo.runlog.run_dir import Run
 from ray_yolo.runlog.stored_run import Stored, StoredRun, hold
 from ray_yolo.runlog.tensorboard import TensorBoard
@@ -127,7 +128,7 @@ def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
              for split, index in splits.items() for found in index.findings]
     if not lines:
         return ""
-    replace_text(folder / "findings.txt", "\n".join(lines) + "\n")
+    atomic_write(folder / "findings.txt", "\n".join(lines) + "\n", durable=False)
     left_out = sum(found.dropped for index in splits.values() for found in index.findings)
     return (f"the check of the data set found {len(lines)} things and left {left_out} out (all in findings.txt; "
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")

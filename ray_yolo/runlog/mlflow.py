@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.events import Event
 from ray_yolo.redact import redact
@@ -26,7 +27,6 @@ from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import RUN_ID_TAG, Data, Plan, plan_run
 from ray_yolo.runlog.owed import RUN_FILE, claimed, forget_owed, note_owed, owing_runs, read_owed, read_run_file
 from ray_yolo.runlog.projections import Projection
-from ray_yolo.runlog.results_files import replace_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -90,7 +90,7 @@ class Tracker:
             run = _find_run(client, experiment_id, plan.tags[RUN_ID_TAG]) or client.create_run(
                 experiment_id, start_time=plan.start_ms, run_name=plan.name, tags=plan.tags | _user() | self._tags)
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
-            replace_text(self._run_dir / RUN_FILE, json.dumps(about, indent=1) + "\n")
+            atomic_write(self._run_dir / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
         self._note_answer()
         run_id = run.info.run_id
         keys = [key for key in run.data.metrics if not key.startswith("system/")]  # those are its monitor's

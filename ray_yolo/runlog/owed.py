@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.redact import MASK, redact
 from ray_yolo.runlog.folders import lock_file
-from ray_yolo.runlog.results_files import replace_text
 
 RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 
@@ -31,7 +31,7 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
 def note_owed(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:
     """Note that a run owes a server, and what ties it to others there."""
     note = {"uri": redact(uri), "parent_run_id": parent_run_id, "tags": dict(tags)}
-    replace_text(run_dir / OWED_FILE, json.dumps(note, indent=1) + "\n")
+    atomic_write(run_dir / OWED_FILE, json.dumps(note, indent=1) + "\n", durable=False)
 
 
 def read_owed(run_dir: Path, uri: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.engine.state_files import write_durably
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.events import Frozen
 from ray_yolo.runlog.event_log import EVENTS_FILE
@@ -80,5 +80,4 @@ def log_file(folder: Path) -> Path:
 
 def write_record(folder: Path, record: Record) -> None:
     """Put a record into a run folder: it is there whole, or not at all."""
-    write_durably(folder / f".{RECORD_FILE}", json.dumps(record.model_dump(mode="json"), indent=1).encode())
-    (folder / f".{RECORD_FILE}").replace(folder / RECORD_FILE)
+    atomic_write(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1))

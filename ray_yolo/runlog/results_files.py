@@ -14,6 +14,7 @@ import yaml
 from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.files import atomic_write
 from ray_yolo.events import Event
 from ray_yolo.runlog.event_log import epoch_rows, plain, surviving
 from ray_yolo.runlog.metrics import metrics, terms_of
@@ -32,7 +33,7 @@ class ResultsCsv(Projection):
     def update(self, last: bool = False) -> None:
         """Write the file if something has happened; readers see the old one or the new one."""
         if self.is_stale:
-            replace_text(self._path, format_results(self.history))
+            atomic_write(self._path, format_results(self.history), durable=False)
             self.is_stale = False
 
 
@@ -57,15 +58,4 @@ def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLik
     genes = {gene: reduce(getitem, path.split("."), tree) for gene, path in GENES.items()}
     options = {"recipe": plain(tree), "placement": plain(placement.model_dump(mode="json"))}
     for name, content in (("hyp.yaml", genes), ("opt.yaml", options)):
-        replace_text(Path(folder) / name, yaml.safe_dump(content, sort_keys=False))
-
-
-def replace_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file so that no reader and no crash ever meets half of it (a power cut may lose it whole)."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        atomic_write(Path(folder) / name, yaml.safe_dump(content, sort_keys=False), durable=False)

@@ -25,7 +25,7 @@ from typing import IO
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, is_digest_of
-from ray_yolo.engine.state_files import write_durably
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.folders import (
     exclusive_folder,
@@ -66,7 +66,7 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as ended."""
-        write_durably(self.folder / "finished", b"")
+        atomic_write(self.folder / "finished", b"")
         if self.stored:
             self.stored.finish()
 
@@ -133,7 +133,6 @@ def begin_run(placement: Placement, record: Record) -> Run:
             run.stored.put_record()
     except OSError:
         with suppress(OSError):  # it may hold what is somebody's
-            (folder / ".run.json").unlink(missing_ok=True)
             (folder / ".lock").unlink()
             folder.rmdir()
         run.release()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.events import (
     EndEvent,
@@ -25,7 +26,6 @@ from ray_yolo.events import (
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.folders import is_held
 from ray_yolo.runlog.interruptions import interruptions
-from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.spool import address_of, is_leased
 
 MEMBERS_FILE = ".members.json"
@@ -57,7 +57,8 @@ class Members(Frozen):
 def write_members(run_dir: Path, members: Sequence[Member]) -> None:
     """Leave what is known of the workers beside the log. What cannot be written is not told."""
     try:
-        replace_text(run_dir / MEMBERS_FILE, Members(time=time.time(), members=tuple(members)).model_dump_json())
+        content = Members(time=time.time(), members=tuple(members)).model_dump_json()
+        atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
     except OSError:
         return
 

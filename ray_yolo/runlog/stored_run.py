@@ -23,9 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.engine.session import DETECTIONS_FILE
-from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.stored import LEASE, StoredCheckpoints
 from ray_yolo.errors import TrainingError
 from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
@@ -114,7 +114,7 @@ class StoredRun:
         mine = content(log)
         ours = bool(mine) and mine.startswith(stored)
         if not ours and stored:
-            write_durably(log, stored)
+            atomic_write(log, stored)
         for key in stored_keys(self._store):
             path = self._folder / key
             if not (ours and path.exists()):

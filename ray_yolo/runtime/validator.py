@@ -17,6 +17,7 @@ import torch
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.resources import share_out
+from ray_yolo.core.files import atomic_write
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
@@ -25,7 +26,6 @@ from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
 from ray_yolo.engine.predict import Trained, check_classes, load_trained
 from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.state_files import write_durably
 from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.engine.weights_file import anywhere, local_file
 from ray_yolo.errors import DatasetError
@@ -91,7 +91,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = address_of(folder) or str(folder)
     about = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
-    write_durably(folder / "results.json", json.dumps(about, indent=1).encode())
+    atomic_write(folder / "results.json", json.dumps(about, indent=1))
     put_results(folder, address_of(folder))
     say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result, where)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
@@ -107,7 +107,7 @@ def _write(config: ValConfig, found: Evaluation, description: DatasetDescription
         write_label_files(found.detections, index, folder, scores=config.save_conf)
     if config.save_json:
         rows = coco_results(found.detections, index, description, config.split)
-        write_durably(folder / "detections.json", json.dumps(rows).encode())
+        atomic_write(folder / "detections.json", json.dumps(rows))
     if not config.placement.noplots:
         assert config.imgsz, "the configuration is decided"
         draw_detections(found.detections, index, config.imgsz, folder, failed)

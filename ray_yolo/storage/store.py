@@ -15,14 +15,14 @@ import hashlib
 import io
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import IO, Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from ray_yolo.core.files import HashingWriter, replacing
 from ray_yolo.errors import InputError
 from ray_yolo.redact import redact
 
@@ -32,6 +32,7 @@ _UNLIMITED = timedelta(days=7)  # obstore would end every request after 30 s oth
 _CHUNK = 1 << 17  # bytes; what has come of one is lost with a connection
 _UPLOADS = 4  # parts of an object at once: on a slow line more would only slow each other down
 _FOLDER = "file://"
+_DIGESTS = "sha256", "md5"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
 P = ParamSpec("P")
@@ -55,14 +56,23 @@ class Found(NamedTuple):
     modified: float
 
 
+class Fetched(NamedTuple):
+    """What an object that was put into a file is known by; the digests are those of the bytes that came."""
+
+    size: int  # bytes
+    tag: str  # as in `Entry`
+    sha256: str
+    md5: str
+
+
 class Store(Protocol):
     """Objects below an address."""
 
     def get(self, key: str) -> Found:
         """An object; FileNotFoundError if there is none."""
 
-    def fetch(self, key: str, path: Path) -> str:
-        """Put an object into a file, without holding it in memory. Returns its tag."""
+    def fetch(self, key: str, path: Path) -> Fetched:
+        """Put an object into a file, without holding it in memory; OSError if not all of it comes."""
 
     def put(self, key: str, data: bytes | Path) -> None:
         """Make or replace an object by bytes, or by a file's."""
@@ -123,26 +133,20 @@ class FolderStore:
         data = path.read_bytes()
         return Found(data, hashlib.sha256(data).hexdigest(), path.stat().st_mtime)
 
-    def fetch(self, key: str, path: Path) -> str:
-        shutil.copyfile(self._folder / key, path)
-        return _file_entry(key, self._folder / key).tag  # as it is now: a file that changes meanwhile has another one
+    def fetch(self, key: str, path: Path) -> Fetched:
+        with (self._folder / key).open("rb") as source, path.open("wb") as file:
+            writer = HashingWriter(file, *_DIGESTS)
+            shutil.copyfileobj(source, writer, 1 << 20)
+        return _fetched(writer, _file_entry(key, self._folder / key))  # as it is now: one that changes has another tag
 
     def put(self, key: str, data: bytes | Path) -> None:
         path = self._folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{uuid.uuid4().hex}")
-        try:
-            with temporary.open("wb") as file:
-                if isinstance(data, Path):
-                    with data.open("rb") as source:
-                        shutil.copyfileobj(source, file)
-                else:
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            if isinstance(data, Path):
+                shutil.copyfile(data, temporary)
+            else:
+                temporary.write_bytes(data)
 
     def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
         with self._alone():
@@ -218,15 +222,16 @@ class ObjectStore:
     @_as_os_errors
     def get(self, key: str) -> Found:
         content = io.BytesIO()
-        meta = self._download(key, content)
+        meta = self._download(key, HashingWriter(content))
         return Found(content.getvalue(), _version(meta), meta["last_modified"].timestamp())
 
     @_as_os_errors
-    def fetch(self, key: str, path: Path) -> str:
+    def fetch(self, key: str, path: Path) -> Fetched:
         with path.open("wb") as file:
-            return _object_entry(self._download(key, file)).tag
+            writer = HashingWriter(file, *_DIGESTS)
+            return _fetched(writer, _object_entry(self._download(key, writer)))
 
-    def _download(self, key: str, file: IO[bytes]) -> Any:
+    def _download(self, key: str, file: HashingWriter) -> Any:
         """Write an object into a file. Returns its metadata.
 
         A connection that breaks is resumed where it broke, as long as the one before it brought anything: what limits
@@ -240,12 +245,12 @@ class ObjectStore:
             with suppress(GenericError):
                 for chunk in found.stream(min_chunk_size=_CHUNK):
                     file.write(chunk)
-            if file.tell() == meta["size"]:
+            if file.size == meta["size"]:
                 return meta
-            if file.tell() == begin:
+            if file.size == begin:
                 raise OSError(f"{key}: the download stopped after {begin} of {meta['size']} bytes; see that the "
                               "network and the storage work, and start again")
-            begin = file.tell()
+            begin = file.size
             found = self._store.get(key, options={"range": {"offset": begin}, "if_match": meta["e_tag"]})
 
     @_as_os_errors
@@ -279,6 +284,10 @@ class ObjectStore:
             self._store.delete(key)
         except FileNotFoundError:
             return
+
+
+def _fetched(writer: HashingWriter, entry: Entry) -> Fetched:
+    return Fetched(writer.size, entry.tag, *map(writer.hexdigest, _DIGESTS))
 
 
 def _object_entry(meta: Any) -> Entry:

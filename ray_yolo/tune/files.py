@@ -17,13 +17,13 @@ from ray_yolo.config.fields import GENES
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sources import read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
+from ray_yolo.core.files import atomic_write
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.engine.stored import StoredCheckpoints
 from ray_yolo.engine.weights_file import local_file
 from ray_yolo.errors import InputError, StorageError
 from ray_yolo.events import ANCHOR_TERMS
 from ray_yolo.runlog.metrics import COLUMNS, loss_column
-from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
@@ -73,9 +73,9 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
     """Make evolve.csv and, once there is a best row, hyp_evolve.yaml anew."""
-    replace_text(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials))
+    atomic_write(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials), durable=False)
     if text := format_hyp_evolve(recipe, trials):
-        replace_text(Path(folder) / "hyp_evolve.yaml", text)
+        atomic_write(Path(folder) / "hyp_evolve.yaml", text, durable=False)
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:

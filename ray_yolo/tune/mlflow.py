@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.events import METRICS
 from ray_yolo.redact import redact
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
 from ray_yolo.runlog.mlflow_run import leaves
 from ray_yolo.runlog.owed import RUN_FILE, read_run_file
 from ray_yolo.runlog.registry import log_model
-from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.search import TuneConfig
@@ -120,7 +120,7 @@ def _create(client: MlflowClient, folder: Path, uri: str) -> dict[str, str]:
     experiment = find_experiment(client, uri, folder.parent.name)
     run = client.create_run(experiment, run_name=folder.name, tags=source)
     about = {"run_id": str(run.info.run_id), "experiment_id": experiment, "uri": redact(uri)}
-    replace_text(folder / RUN_FILE, json.dumps(about, indent=1) + "\n")
+    atomic_write(folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
     return about
 
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import TrainingError
 from ray_yolo.runlog.event_log import EventLog, epoch_rows, read_events, read_lines, surviving
-from ray_yolo.runlog.results_files import replace_text
 from ray_yolo.tune.evolution import Genes, Space, mutate, propose
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import overlay
@@ -115,7 +115,7 @@ def record(work: Path, table: Path, num_rows: int, cpus: float) -> None:
             log.append_line("row", row=number, result=done[number])
             last = (done[number]["fitness"] or ["failed"])[-1]
             print(f"{number + 1}/{len(wanted)}: {last}, {sum(done[number]['seconds'] or [0]):.1f} s", flush=True)
-        replace_text(table, format_table([done[row] for row in sorted(done)], base))
+        atomic_write(table, format_table([done[row] for row in sorted(done)], base), durable=False)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]], base: Recipe) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -10,15 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ray_yolo.core.files import HashingWriter
 from ray_yolo.data import mirror as module
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.data.mirror import MANIFEST, address_parts, at_hand, mirror
 from ray_yolo.errors import DatasetError, InputError
-from ray_yolo.storage.store import Entry, FolderStore, ObjectStore, open_store
+from ray_yolo.storage.store import Entry, Fetched, FolderStore, ObjectStore, open_store
 from tests.support.formats import FORMATS, write
 from tests.support.jobs import make_dataset
 from tests.support.object_storage import upload
@@ -213,16 +216,17 @@ def test_files_of_a_killed_download_are_kept_where_the_tag_is_their_md5(bucket: 
 def test_bytes_that_are_not_those_of_the_tag_are_fetched_again(bucket: Path, s3: None,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     upload(bucket, "s3://bucket/torn")
-    fetch, torn = ObjectStore.fetch, list[str]()
+    download, torn = ObjectStore._download, list[str]()
 
-    def tear(self: ObjectStore, key: str, path: Path) -> str:
-        tag = fetch(self, key, path)
-        if key.endswith("train/002.png") and not torn:
-            torn.append(key)
-            path.write_bytes(bytes(path.stat().st_size))
-        return tag
+    def tear(self: ObjectStore, key: str, file: HashingWriter) -> Any:
+        if not key.endswith("train/002.png") or torn:
+            return download(self, key, file)
+        torn.append(key)
+        meta = download(self, key, HashingWriter(io.BytesIO()))
+        file.write(bytes(meta["size"]))
+        return meta
 
-    monkeypatch.setattr(ObjectStore, "fetch", tear)
+    monkeypatch.setattr(ObjectStore, "_download", tear)
     assert files(mirror("s3://bucket/torn").folder) == files(bucket)
     assert torn
 
@@ -237,9 +241,10 @@ def test_tags_that_only_look_like_md5_are_believed_once_the_same_came_twice(
     def list_all(self: FolderStore, prefix: str = "") -> list[Entry]:
         return [entry._replace(tag=encrypted(entry.tag)) for entry in walk(self, prefix)]
 
-    def fetch_it(self: FolderStore, key: str, path: Path) -> str:
+    def fetch_it(self: FolderStore, key: str, path: Path) -> Fetched:
         keys.append(key)
-        return encrypted(fetch(self, key, path))
+        fetched = fetch(self, key, path)
+        return fetched._replace(tag=encrypted(fetched.tag))
 
     monkeypatch.setattr(FolderStore, "walk", list_all)
     monkeypatch.setattr(FolderStore, "fetch", fetch_it)

@@ -79,7 +79,7 @@ def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
         """How many moments there were, after a crash before one of them."""
         count, run_dir = 0, begin(tmp_path / f"run{moment}")
         originals = {(os, "open"): os.open, (Path, "replace"): Path.replace, (Path, "unlink"): Path.unlink,
-                     (checkpoint, "write_durably"): checkpoint.write_durably}
+                     (checkpoint, "atomic_write"): checkpoint.atomic_write}
 
         def counted(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **options: Any) -> Any:
@@ -151,15 +151,15 @@ def test_without_the_manifest_check_a_flipped_bit_would_be_loaded(tmp_path: Path
 def test_a_crash_while_saving_leaves_the_previous_checkpoint(
         tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, "last")
-    original = checkpoint.write_durably
+    original = checkpoint.atomic_write
 
-    def crash(path: Path, data: bytes) -> None:
+    def crash(path: Path, data: str) -> None:
         if moment == "write" or (moment == "manifest" and path.name == "MANIFEST.json"):
-            path.write_bytes(data[: len(data) // 2])
+            path.write_text(data[: len(data) // 2])
             raise OSError("no space left on device")
         original(path, data)
 
-    monkeypatch.setattr(checkpoint, "write_durably", crash)
+    monkeypatch.setattr(checkpoint, "atomic_write", crash)
     if moment == "rename":
         monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("interrupted")))
     with pytest.raises(OSError, match=r"no space|interrupted"):

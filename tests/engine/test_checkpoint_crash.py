@@ -27,8 +27,8 @@ class Storage:
         self.deeds, self.end, self.fault = 0, end, fault
         for name in self.DEEDS:
             patch.setattr(os, name, self.counted(getattr(os, name)))
-        self.write, self.write_state = checkpoint.write_durably, checkpoint.write_state
-        patch.setattr(checkpoint, "write_durably", self.write_in_two)
+        self.write, self.write_state = checkpoint.atomic_write, checkpoint.write_state
+        patch.setattr(checkpoint, "atomic_write", self.write_in_two)
         patch.setattr(checkpoint, "write_state", self.write_state_in_two)
 
     def count(self) -> None:
@@ -42,9 +42,9 @@ class Storage:
             return deed(*args, **kwargs)
         return counting
 
-    def write_in_two(self, path: Path, data: bytes) -> None:
+    def write_in_two(self, path: Path, data: str) -> None:
         self.count()
-        path.write_bytes(data[: len(data) // 2])
+        path.write_text(data[: len(data) // 2])
         self.count()
         self.write(path, data)
 

@@ -15,13 +15,13 @@ from collections import Counter
 import pytest
 from mlflow import MlflowClient
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.events import ANCHOR_TERMS, RunEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.metrics import best_metrics, metrics
 from ray_yolo.runlog.mlflow import ARTIFACTS, synchronise
 from ray_yolo.runlog.owed import read_run_file
-from ray_yolo.runlog.results_files import replace_text
 from tests.support import run_log
 from tests.support.servers import BrokenServer
 from tests.support.tracking import Tracking
@@ -193,10 +193,10 @@ class TestSynchronise:
             raise KeyboardInterrupt
 
         tell(run_dir, STORY)
-        monkeypatch.setattr("ray_yolo.runlog.mlflow.replace_text", crash)
+        monkeypatch.setattr("ray_yolo.runlog.mlflow.atomic_write", crash)
         with pytest.raises(KeyboardInterrupt):
             synchronise(run_dir, uri)
-        monkeypatch.setattr("ray_yolo.runlog.mlflow.replace_text", replace_text)
+        monkeypatch.setattr("ray_yolo.runlog.mlflow.atomic_write", atomic_write)
         run_id = synchronise(run_dir, uri)
         experiment = client.get_run(run_id).info.experiment_id
         mine = f"tags.`ray_yolo.run_id` = '{run_dir}'"

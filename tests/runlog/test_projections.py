@@ -319,7 +319,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("error", "told"), [(FULL, FULL_TOLD), (ODD, ODD_TOLD)], ids=["full", "odd"])
 @pytest.mark.parametrize(("sink", "place", "rest"), [
-    ("results.csv", "ray_yolo.runlog.results_files.replace_text", AGAIN),
+    ("results.csv", "ray_yolo.runlog.results_files.atomic_write", AGAIN),
     ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard._open", AGAIN),
     ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard.finish", ""),
     ("pictures", "ray_yolo.runlog.drawing.start_process", AGAIN),

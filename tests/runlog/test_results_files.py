@@ -6,7 +6,7 @@ import yaml
 from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runlog.results_files import ResultsCsv, format_results, replace_text, write_options
+from ray_yolo.runlog.results_files import ResultsCsv, format_results, write_options
 from tests.support import run_log
 
 HEADER = (
@@ -43,14 +43,6 @@ class TestCsv:
         events = run_log.numbered([run_log.start(), run_log.epoch(0), run_log.checkpoint(10), run_log.epoch(1),
                                    run_log.start(10)])
         assert [line.split(",")[0].strip() for line in format_results(events).splitlines()] == ["epoch", "0"]
-
-
-def test_a_text_that_cannot_be_replaced_leaves_the_old_one_and_nothing_else(tmp_path):
-    (tmp_path / "results.csv").write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        replace_text(tmp_path / "results.csv", "new \udc80")
-    assert (tmp_path / "results.csv").read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 class TestOptions:

@@ -68,7 +68,7 @@ def test_a_run_whose_record_cannot_be_written_leaves_nothing_of_its_own(
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(record, "write_durably", full_disk)
+    monkeypatch.setattr(record, "atomic_write", full_disk)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()  # somebody's
     for name in ("", "mine"):

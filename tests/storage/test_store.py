@@ -37,6 +37,10 @@ def names(store: Store, prefix: str = "") -> list[str]:
     return [entry.name for entry in store.list(prefix)]
 
 
+def digests(data: bytes) -> tuple[str, str]:
+    return hashlib.sha256(data).hexdigest(), hashlib.md5(data).hexdigest()
+
+
 def test_what_was_put_is_there_and_listed_at_once(store: Store) -> None:
     assert names(store) == []
     with pytest.raises(FileNotFoundError):
@@ -88,7 +92,7 @@ def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_conten
     assert [entry.name for entry in store.walk("a/b/")] == ["a/b/c"]
     assert store.walk("none/") == []
     for key, entry in told.items():
-        assert store.fetch(key, tmp_path / "target") == entry.tag
+        assert store.fetch(key, tmp_path / "target") == (entry.size, entry.tag, *digests(content[key]))
         assert (tmp_path / "target").read_bytes() == content[key]
     assert store.list("a/b/") == [told["a/b/c"]._replace(name="c")]
     store.put("a/b/c", b"5")

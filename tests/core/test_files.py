@@ -1,0 +1,80 @@
+"""Files that are replaced in one moment, and digests of what is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.core.files import HashingWriter, atomic_write, replacing
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path, durable: bool) -> None:
+    for data in (b"first", "zweite \N{LATIN SMALL LETTER U WITH DIAERESIS}"):
+        atomic_write(tmp_path / "a.json", data, durable=durable)
+        assert (tmp_path / "a.json").read_bytes() == (data if isinstance(data, bytes) else data.encode())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "results.csv", "old")
+    with pytest.raises(UnicodeEncodeError):
+        atomic_write(tmp_path / "results.csv", "new \udc80")
+    with suppress(KeyboardInterrupt), replacing(tmp_path / "results.csv") as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "results.csv").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
+
+
+def test_the_file_is_on_the_device_before_it_has_its_name_and_the_name_before_the_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        seen.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    def note_replace(*args: str) -> None:
+        seen.append("replace")
+        replace(*args)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    atomic_write(tmp_path / "a", b"")
+    assert seen == ["file", "replace", "folder"]
+    atomic_write(tmp_path / "a", b"", durable=False)
+    assert seen[3:] == ["replace"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "a.txt", "old")
+    subprocess.run([sys.executable, "-c", textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from ray_yolo.core.files import replacing
+        with replacing(Path(sys.argv[1])) as temporary:
+            temporary.write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        """), str(tmp_path / "a.txt")], check=False)
+    assert (tmp_path / "a.txt").read_text() == "old"
+    [left] = [path.name for path in tmp_path.iterdir() if path.name != "a.txt"]
+    assert (left[0], left[-4:]) == (".", ".txt")
+
+
+def test_a_hashing_writer_knows_size_and_digests(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        writer = HashingWriter(file, "sha256", "md5")
+        for piece in (b"one", memoryview(b"two"), b""):
+            writer.write(piece)
+    assert (tmp_path / "a").read_bytes() == b"onetwo"
+    assert (writer.size, writer.hexdigest("sha256"), writer.hexdigest("md5")) == (
+        6, hashlib.sha256(b"onetwo").hexdigest(), hashlib.md5(b"onetwo").hexdigest())
