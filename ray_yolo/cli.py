@@ -186,7 +186,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
         "Check every checkpoint and weights file of a run against its manifest; with a second run also whether both "
         "trained the same bits, at every step that both have saved."))
-    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
+    parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp, or a .pt file in it")
     parser.add_argument("other", nargs="?", help="the same of another run")
     options = parser.parse_args(argv)
     from ray_yolo.runlog.verification import check_files, compare_runs

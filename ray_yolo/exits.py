@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -54,6 +55,10 @@ def _status(main: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = f"{error.filename}: " if error.filename else ""
+            print(redact(f"{place}{error.strerror}; free some space and run the same command again"), file=sys.stderr)
+            return EXIT_FAILED
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return EXIT_FAILED
 

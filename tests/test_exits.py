@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -53,6 +54,15 @@ def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().err
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.endswith("\nZeroDivisionError: ours\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    assert raising(OSError(number, os.strerror(number), "/runs/exp/run.json")) == 3
+    told = capsys.readouterr().err
+    assert told == f"/runs/exp/run.json: {os.strerror(number)}; free some space and run the same command again\n"
+    assert raising(OSError(number, os.strerror(number))) == 3
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_passwords_in_messages_are_masked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ray_yolo.engine.state_files import CONVERT_HINT, check_file, load_plain
+from ray_yolo.engine.state_files import CONVERT_HINT, check_file, kind_of_file, load_plain
 from ray_yolo.errors import CheckpointError
 
 _MODEL_CODE = re.compile(r"(models|utils|ultralytics|yolov5|torch\.nn|numpy|pathlib|argparse|datetime)\.|"
@@ -77,14 +77,31 @@ def read_weights(path: Path) -> Weights:
     with _reading, torch.serialization.safe_globals([(Inert, name) for name in _names_in(path)]):
         state = load_plain(path)
     if isinstance(state, dict) and isinstance(state.get("meta"), str) and isinstance(state.get("ema"), dict):
-        meta = json.loads(state["meta"])
-        return Weights(state["ema"], tuple(meta["names"]), meta)
+        return _own(state["meta"], state["ema"], path)
     places = [*map(state.get, _MODEL_KEYS), state] if isinstance(state, dict) else [state]
     for place in places:
         tensors = _tensors_of(place, path) if isinstance(place, Inert) else place
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
             return Weights(_taken(tensors, path), _class_names(place) if isinstance(place, Inert) else ())
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
+
+
+def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
+    """The weights of a checkpoint of ours.
+
+    Raises:
+        CheckpointError: for a file that only looks like one.
+    """
+    try:
+        meta = json.loads(text)
+        names = tuple(meta["names"])
+    except (ValueError, KeyError, TypeError):
+        names, meta = (), None
+    if meta is None or not all(isinstance(name, str) for name in names) or not all(
+            isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise CheckpointError(f"{path}: has `meta` and `ema`, but not what a checkpoint of ray_yolo holds there; give a "
+                              ".pt file of a run")
+    return Weights(tensors, names, meta)
 
 
 def _where_from(path: Path) -> str:
@@ -160,4 +177,5 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+        told = kind_of_file(path) or f"not a readable safetensors file ({error})"
+        raise CheckpointError(f"{path}: {told}") from None

@@ -54,10 +54,15 @@ def load_trained(path: Path) -> Trained:
     weights = read_weights(path)
     if weights.meta is None:
         return _recognise(weights, path)
-    recipe = Recipe.model_validate(weights.meta["recipe"])
-    named = weights.meta["architecture"] or recipe.model
-    model = build_model(named, len(weights.names), weights.meta["anchors"])
-    model.load_state_dict(weights.tensors)
+    try:
+        recipe = Recipe.model_validate(weights.meta["recipe"])
+        named = weights.meta["architecture"] or recipe.model
+        model = build_model(named, len(weights.names), weights.meta["anchors"])
+        model.load_state_dict(weights.tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"{path}: is not a checkpoint of this ray_yolo ({reason}); give a .pt file of a run"
+                              ) from None
     return Trained(model.eval(), find_family(named), weights.names, recipe)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,14 @@ from ray_yolo.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _ARCHIVE = b"PK\x03\x04"  # how torch, too, knows one
+_PICKLE = b"\x80"
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number before it wrote archives, pickled
+_HEAD = 1024  # bytes that tell other kinds of files
+_OTHER_KINDS = (
+    (rb"<(!doctype|html|head|\?xml)", "a page of HTML or XML"), (rb"\xff\xd8\xff", "a JPEG picture"),
+    (rb"\x89PNG", "a PNG picture"), (rb"RIFF....WEBP", "a WebP picture"), (rb"\x1f\x8b", "a gzip archive"),
+    (rb"version https://git-lfs", "a pointer of Git LFS (`git lfs pull` brings the file)"), (rb"%PDF", "a PDF file"),
+)
 
 CONVERT_HINT = (
     "convert it in the environment that made it: python -c \"import torch; "
@@ -103,16 +112,31 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def manifest_of(path: Path) -> Path:
+    """Where the manifest of a state file lies."""
+    return path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
+
+
 def check_file(path: Path) -> None:
     """Refuse a weights file that is missing, does not match its manifest, or would not fit into memory when read."""
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
-    manifest = path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
+    manifest = manifest_of(path)
     if manifest.is_file() and (problem := damage(path, manifest)):
         raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
+    if kind := kind_of_file(path):
+        raise CheckpointError(f"{path}: {kind}")
     if _inflates(path):
         raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
                               "all memory; save it again with torch.save")
+
+
+def kind_of_file(path: Path) -> str:
+    """What a file is that is no weights file, and what to do; '' for what may be one."""
+    with path.open("rb") as file:
+        begin = file.read(_HEAD).lstrip()
+    kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, begin, re.IGNORECASE)), "")
+    return kind and f"is {kind}, no weights file; fetch it again from where it is released"
 
 
 def load_plain(path: Path) -> object:
@@ -127,8 +151,13 @@ def load_plain(path: Path) -> object:
         reason = (str(error) or "it ends early").splitlines()[0]
         raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
     except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
-        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({type(error).__name__}); "
-                              f"{CONVERT_HINT}") from None
+        with path.open("rb") as file:
+            begin = file.read(len(_LEGACY))
+        if not begin.startswith((_ARCHIVE, _PICKLE)):
+            raise CheckpointError(f"{path}: is no file that torch.save wrote; fetch it again") from None
+        why = "torch's format of before 1.6, of which plain tensors alone are read" if begin == _LEGACY else (
+            type(error).__name__)
+        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}") from None
 
 
 def _inflates(path: Path) -> bool:

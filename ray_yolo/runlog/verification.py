@@ -9,10 +9,13 @@ from typing import NamedTuple
 import torch
 
 from ray_yolo.engine.checkpoint import newest_first
-from ray_yolo.engine.state_files import MANIFEST, damage, read_state, tensors
+from ray_yolo.engine.state_files import MANIFEST, damage, manifest_of, read_state, tensors
 from ray_yolo.errors import InputError
 from ray_yolo.events import CheckpointEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+
+
+_NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such as runs/train/exp, or a .pt file in it"
 
 
 class Finding(NamedTuple):
@@ -23,16 +26,19 @@ class Finding(NamedTuple):
 
 
 def check_files(run_dir: Path) -> list[Finding]:
-    """Every checkpoint and every weights file of a run against its manifest.
+    """Every checkpoint and every weights file of a run, or one .pt file of it, against its manifest.
 
     Raises:
         InputError: if there is none.
     """
+    if run_dir.is_file() and run_dir.suffix == ".pt":
+        return [Finding(run_dir.name, damage(run_dir, manifest_of(run_dir)))]
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: {_NO_RUN}")
     pairs = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
     pairs += [(path, path.with_suffix(".json")) for path in sorted((run_dir / "weights").glob("*.pt"))]
     if not pairs:
-        raise InputError(f"{run_dir}: has neither checkpoints nor weights; give the folder of a run, such as "
-                         "runs/train/exp")
+        raise InputError(f"{run_dir}: {_NO_RUN}")
     return [Finding(str(state.relative_to(run_dir)), damage(state, manifest)) for state, manifest in pairs]
 
 
@@ -45,6 +51,9 @@ def compare_runs(one: Path, other: Path) -> list[Finding]:
     Raises:
         InputError: if they have no step in common.
     """
+    for folder in (one, other):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: is no folder of a run; two runs are compared by their folders")
     mine, theirs = _digests(one), _digests(other)
     common = sorted(mine.keys() & theirs.keys())
     if not common:

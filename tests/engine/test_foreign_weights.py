@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 from pathlib import Path
@@ -168,6 +169,48 @@ def test_other_files_are_one_line(tmp_path: Path) -> None:
     torch.save({"model": Canary(copy.copy, (1,))}, tmp_path / "y.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match=r"y\.pt: .*state_dict"):
         read_weights(tmp_path / "y.pt")
+
+
+def test_a_released_model_in_the_format_of_before_torch_1_6_is_said_to_be_that(tmp_path: Path) -> None:
+    torch.save({"model": torch.nn.Conv2d(1, 1, 1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"old\.pt: .*torch's format of before 1\.6, .*convert it"):
+        read_weights(tmp_path / "old.pt")
+    torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=False)
+    assert read_weights(tmp_path / "plain.pt").tensors["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("content", "kind"), [
+    (b"\n <!DOCTYPE html><html><title>404</title>", "a page of HTML"), (b"<html>", "a page of HTML"),
+    (b"\xff\xd8\xff\xe0" + bytes(100), "a JPEG picture"), (b"\x89PNG\r\n\x1a\n", "a PNG picture"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"\x1f\x8b\x08", "a gzip archive"),
+    (b'{"message": "not found"}', "no file that torch.save wrote"), (b"\x08\x08\x12\x07pytorch", "no file that torch"),
+    (b"", "not a readable weights file")])
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, content: bytes, kind: str, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(content)
+    if suffix == "safetensors" and not kind.startswith("a "):
+        kind = "not a readable safetensors file"
+    with pytest.raises(CheckpointError, match=kind) as refused:
+        read_weights(path)
+    assert "\n" not in str(refused.value)
+    assert "torch.load" not in str(refused.value)
+
+
+@pytest.mark.parametrize("meta", ["hello", "{}", '{"names": 5}', "[1]", '{"names": [1]}', "null"])
+def test_a_file_that_poses_as_a_checkpoint_of_ours_is_one_line(tmp_path: Path, meta: str) -> None:
+    torch.save({"meta": meta, "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt: has `meta` and `ema`, .* give a \.pt file of a run"):
+        read_weights(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"recipe": {}, "architecture": None, "anchors": None}, {"recipe": {"epochs": "x"}}])
+def test_nor_is_it_a_model(tmp_path: Path, more: dict[str, object]) -> None:
+    torch.save({"meta": json.dumps({"names": ["a"], **more}), "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt: is not a checkpoint of this ray_yolo \(") as refused:
+        load_trained(tmp_path / "x.pt")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("name", "page"), [

@@ -56,6 +56,23 @@ def test_a_flipped_byte_is_found(calm: Path, capsys: pytest.CaptureFixture[str])
     assert "its SHA-256 does not match" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["weights/last.pt", "checkpoints/step-4/state.pt"])
+def test_one_file_is_checked_against_its_manifest(calm: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert verify([str(calm / name)]) == 0
+    assert capsys.readouterr().out.split() == [Path(name).name, "ok"]
+    (calm / name).write_bytes(b"torn")
+    assert verify([str(calm / name)]) == 3
+    assert "4 bytes instead of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["none", "none.pt", EVENTS_FILE])
+def test_what_is_no_run_is_refused_in_one_line(calm: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}: has neither checkpoints nor weights; give the folder of a run"):
+        verify([str(calm / name)])
+    with pytest.raises(InputError, match="is no folder of a run; two runs are compared by their folders"):
+        verify([str(calm / "weights" / "last.pt"), str(calm)])
+
+
 def test_equal_runs_are_compared_at_every_step_that_both_have_saved(calm: Path, tmp_path: Path) -> None:
     """Also where a checkpoint is gone, and whatever else they say of themselves."""
     other = make(tmp_path / "other", {4: 0.25, 6: 0.125, 8: 0.0}, kept=1)
