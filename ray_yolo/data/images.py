@@ -36,23 +36,24 @@ class UnreadableImageError(DatasetError):
     """An image file that has to be left out; the message is the reason and does not repeat the path."""
 
 
-def read_image(path: str, reduction: int = 1) -> np.ndarray:
+def read_image(path: str | bytes, reduction: int = 1) -> np.ndarray:
     """The upright picture, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, 16 bits cut to 8.
 
     Args:
+        path: of the file, or its content.
         reduction: 2, 4 or 8 gives a JPEG with sides so many times shorter, which costs less; 1 as it is.
 
     Raises:
         UnreadableImageError: if the file is no picture, is damaged or ends early.
     """
-    content = np.fromfile(path, np.uint8)
+    content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else np.fromfile(path, np.uint8)
     if content.size and (image := _decode(path, content, reduction)) is not None:
         return image
     raise UnreadableImageError("is damaged or cut off")
 
 
-def _decode(path: str, content: np.ndarray, reduction: int) -> np.ndarray | None:
-    if path.lower().endswith(".pfm"):  # floats, which the plain decoder would truncate to black
+def _decode(path: str | bytes, content: np.ndarray, reduction: int) -> np.ndarray | None:
+    if _is_pfm(path):  # floats, which the plain decoder would truncate to black
         floats = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
         if floats is None:
             return None
@@ -68,24 +69,36 @@ def _decode(path: str, content: np.ndarray, reduction: int) -> np.ndarray | None
     return image if image is not None else _decode_with_pillow(path)
 
 
-def _decode_with_pillow(path: str) -> np.ndarray | None:
+def _is_pfm(path: str | bytes) -> bool:
+    return isinstance(path, str) and path.lower().endswith(".pfm")
+
+
+def _content(path: str | bytes) -> bytes:
+    return path if isinstance(path, bytes) else Path(path).read_bytes()
+
+
+def _open(path: str | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(path) if isinstance(path, bytes) else path, formats=_FORMATS)
+
+
+def _decode_with_pillow(path: str | bytes) -> np.ndarray | None:
     """Second opinion for rare forms (32-bit TIFF) that OpenCV does not know."""
     try:
-        with Image.open(path, formats=_FORMATS) as file:
+        with _open(path) as file:
             return np.array(ImageOps.exif_transpose(file).convert("RGB"))
     except (*_DAMAGE, Image.DecompressionBombError):
         return None
 
 
-def check_image(path: str) -> tuple[int, int]:
-    """(height, width) of the upright picture, from its header, after a look at the data.
+def check_image(path: str | bytes) -> tuple[int, int]:
+    """(height, width) of the upright picture in a file, or in its content, from its header, after a look at the data.
 
     A JPEG is decoded at an eighth of its size, formats other than JPEG and PNG whole, to be sure.
 
     Raises:
         UnreadableImageError: saying why the file cannot be used.
     """
-    if Path(path).stat().st_size == 0:
+    if (len(path) if isinstance(path, bytes) else Path(path).stat().st_size) == 0:
         raise UnreadableImageError("is empty (0 bytes)")
     height, width, whole = _header(path)
     if height * width > MAX_PIXELS:
@@ -94,7 +107,7 @@ def check_image(path: str) -> tuple[int, int]:
         raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
     if whole:
         return height, width
-    content = Path(path).read_bytes()
+    content = _content(path)
     if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
         if _starves(content, small):
             raise UnreadableImageError("is grey from some place on: its data end before the picture does")
@@ -107,7 +120,7 @@ def check_image(path: str) -> tuple[int, int]:
 def _eighth(content: bytes) -> np.ndarray | None:
     """A JPEG at an eighth of its size, as it lies in the file; None if it is damaged."""
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as file:
+        with _open(content) as file:
             file.draft("L", (1, 1))
             return np.asarray(file)
     except _DAMAGE:
@@ -126,20 +139,20 @@ def _starves(content: bytes, small: np.ndarray) -> bool:
     return fed is None or not np.array_equal(small, fed)
 
 
-def _header(path: str) -> tuple[int, int, bool]:
+def _header(path: str | bytes) -> tuple[int, int, bool]:
     """(height, width, known to be whole) from what the file says of itself."""
     try:
-        with Image.open(path, formats=_FORMATS) as file:
+        with _open(path) as file:
             (width, height), kind = file.size, file.format
             if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
-                whole = width * height <= MAX_PIXELS and b"eXIf" not in Path(path).read_bytes()
+                whole = width * height <= MAX_PIXELS and b"eXIf" not in _content(path)
                 file.verify()
                 return height, width, whole
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None
     except _DAMAGE as error:
-        if path.lower().endswith(".pfm"):
+        if _is_pfm(path):
             return *read_image(path).shape[:2], True
         raise UnreadableImageError(f"is not an image that can be read ({type(error).__name__})") from None
     return *((width, height) if turned else (height, width)), False

@@ -99,8 +99,8 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
         names, meta = (), None
     if meta is None or not all(isinstance(name, str) for name in names) or not all(
             isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise CheckpointError(f"{path}: has `meta` and `ema`, but not what a checkpoint of ray_yolo holds there; give a "
-                              ".pt file of a run")
+        raise CheckpointError(f"{path}: has `meta` and `ema`, but not what a checkpoint of ray_yolo holds there; give "
+                              "a .pt file of a run")
     return Weights(tensors, names, meta)
 
 

@@ -157,7 +157,8 @@ def load_plain(path: Path) -> object:
             raise CheckpointError(f"{path}: is no file that torch.save wrote; fetch it again") from None
         why = "torch's format of before 1.6, of which plain tensors alone are read" if begin == _LEGACY else (
             type(error).__name__)
-        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}") from None
+        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}"
+                              ) from None
 
 
 def _inflates(path: Path) -> bool:

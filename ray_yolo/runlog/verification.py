@@ -14,7 +14,6 @@ from ray_yolo.errors import InputError
 from ray_yolo.events import CheckpointEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 
-
 _NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such as runs/train/exp, or a .pt file in it"
 
 

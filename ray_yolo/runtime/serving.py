@@ -4,17 +4,19 @@
     curl --data-binary @picture.jpg http://127.0.0.1:8000/predict
 
 A `Door` reads requests and refuses what is too large or no picture; `Model` replicas detect, several images at a time.
-The door keeps a request until it is answered: one whose replica is lost goes to another one, which the client does not
-see. Settings are those of `ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
+The door keeps a request until it is answered: one whose replica is lost goes to another one, alone, which the client
+does not see. A picture that ends a second replica is refused from then on. Settings are those of `ServeConfig`, as
+arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import logging
 import os
-import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -38,7 +40,7 @@ from ray_yolo.errors import ConfigError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 VARIABLE = "RAY_YOLO_"
-MOST_ASKED = 5  # replicas for one image: more that are lost in a row are lost because of it
+MOST_HELD = 1 << 30  # bytes of request bodies that are in memory at once
 
 _logger = logging.getLogger("ray.serve")
 
@@ -92,6 +94,10 @@ class Model:
         self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)
         _logger.info("%s is ready on %s", config.weights, self._predictor.device)
 
+    async def detect_alone(self, content: bytes) -> dict[str, Any] | str:
+        """`look`, at one picture that no other one is to suffer from."""
+        return (await asyncio.to_thread(self.look, [content]))[0]
+
     @serve.batch
     async def detect(self, files: list[bytes]) -> list[dict[str, Any] | str]:
         """`look`, at pictures that requests have brought one by one."""
@@ -125,6 +131,12 @@ class Door:
 
     def __init__(self, settings: dict[str, Any], model: DeploymentHandle) -> None:
         self._config, self._model = ServeConfig.model_validate(settings), model
+        at_replicas = 2 * self._config.batch_size * self._config.num_replicas
+        self._most_requests = self._config.max_waiting + at_replicas
+        self._most_bytes = max(MOST_HELD, self._config.max_bytes)
+        self._requests = self._bytes = 0  # that are read or wait for their answers
+        self._suspects = asyncio.Lock()
+        self._deadly: deque[bytes] = deque(maxlen=1000)  # digests of pictures that have ended two replicas
 
     async def __call__(self, request: Request) -> Response:
         """The answer to a request, or JSON with `error`: 4xx is the request's fault, 503 may be tried again."""
@@ -133,7 +145,7 @@ class Door:
                 case "GET", "health":
                     return JSONResponse({"status": "ok"})
                 case "POST", "predict":
-                    return JSONResponse(await self._ask(await self._read(request)))
+                    return JSONResponse(await self._predict(request))
                 case _, "health" | "predict":
                     raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "use POST /predict, GET /health")
             raise RefusedError(HTTPStatus.NOT_FOUND, "there are POST /predict and GET /health")
@@ -141,30 +153,54 @@ class Door:
             again = {"Retry-After": "1"} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else {}
             return JSONResponse({"error": str(error)}, error.status, again)
 
+    async def _predict(self, request: Request) -> dict[str, Any]:
+        """What is in the picture of a request, whose body is read only if there is room for it."""
+        size = int(request.headers.get("content-length", self._config.max_bytes))
+        self._check_size(size)
+        if self._requests >= self._most_requests or self._bytes + size > self._most_bytes:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already")
+        self._requests, self._bytes = self._requests + 1, self._bytes + size
+        try:
+            return await self._ask(await self._read(request))
+        finally:
+            self._requests, self._bytes = self._requests - 1, self._bytes - size
+
+    def _check_size(self, size: int) -> None:
+        if size > self._config.max_bytes:
+            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                               f"the file has more than {self._config.max_bytes:,} bytes")
+
     async def _read(self, request: Request) -> bytes:
         """The body, which is read no further than it may be long."""
         content = bytearray()
         async for part in request.stream():
             content += part
-            if len(content) > self._config.max_bytes:
-                raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                                   f"the file has more than {self._config.max_bytes:,} bytes")
+            self._check_size(len(content))
         check_header(content, self._config.max_pixels)
         return bytes(content)
 
     async def _ask(self, content: bytes) -> dict[str, Any]:
-        """What a replica finds. To look at a picture again does no harm, so that a lost one is followed by another."""
-        for _ in range(MOST_ASKED):
+        """What a replica finds.
+
+        With a replica all pictures are lost that it was looking at, of which one may be the cause. Each is looked at
+        once more, alone and one after the other: the cause ends one more replica, and the others are answered.
+        """
+        if self._deadly and hashlib.sha256(content).digest() in self._deadly:
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas before")
+        try:
             try:
                 found = await self._model.detect.remote(content)
             except RayActorError:
-                continue
-            except BackPressureError:
-                raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
-            if isinstance(found, str):
-                raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {found}")
-            return found
-        raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_ASKED} replicas were lost with this picture")
+                async with self._suspects:
+                    found = await self._model.detect_alone.remote(content)
+        except RayActorError:
+            self._deadly.append(hashlib.sha256(content).digest())
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas") from None
+        except BackPressureError:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
+        if isinstance(found, str):
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {found}")
+        return found
 
 
 def check_header(content: bytes | bytearray, max_pixels: int) -> None:
@@ -185,11 +221,8 @@ def check_header(content: bytes | bytearray, max_pixels: int) -> None:
 
 def read_picture(content: bytes) -> Any:
     """The pixels of a picture file, checked and decoded as `predict` does; or, as text, why there are none."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        try:
-            check_image(file.name)
-            return read_image(file.name)
-        except UnreadableImageError as error:
-            return str(error)
+    try:
+        check_image(content)
+        return read_image(content)
+    except UnreadableImageError as error:
+        return str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import io
 import json
@@ -17,9 +18,12 @@ import ray
 import yaml
 from PIL import Image
 from ray import serve as ray_serve
+from ray.exceptions import RayActorError
+from starlette.requests import Request
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ServeConfig
+from ray_yolo.data.images import read_image
 from ray_yolo.errors import ConfigError
 from ray_yolo.runtime import serving
 from tests.support.pictures import smooth_picture
@@ -77,6 +81,119 @@ def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypa
         model.look([b""])
     with pytest.raises(RuntimeError, match="illegal"):
         model.check_health()
+
+
+def test_a_picture_is_decoded_from_memory_and_has_the_pixels_of_its_file(
+        pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [read_image(str(path)) for path in pictures]
+    contents = [path.read_bytes() for path in pictures]
+    monkeypatch.setattr("builtins.open", lambda *args: pytest.fail("a file is opened"))
+    monkeypatch.setattr("os.open", lambda *args, **options: pytest.fail("a file is opened"))
+    for content, pixels in zip(contents, expected, strict=True):
+        assert np.array_equal(serving.read_picture(content), pixels)
+    assert serving.read_picture(b"") == "is empty (0 bytes)"
+
+
+class Replicas:
+    """Those of a stand-in for Serve: a picture that is deadly ends the one that looks at it, and what it has beside."""
+
+    def __init__(self, deadly: bytes = b"none", batch: int = 4) -> None:
+        self.deadly, self.batch, self.lost = deadly, batch, 0
+        self.together = list[list[bytes]]()
+        self.release = asyncio.Event()
+        self.release.set()
+        self._waiting = list[tuple[bytes, asyncio.Future[dict[str, str]]]]()
+        self.detect = self.detect_alone = self
+
+    async def remote(self, content: bytes) -> dict[str, str]:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((content, future))
+        await asyncio.sleep(0.01)
+        await self.release.wait()
+        batch, self._waiting = self._waiting[:self.batch], self._waiting[self.batch:]
+        if batch:
+            self.together.append([one for one, _ in batch])
+            dies = any(one.endswith(self.deadly) for one, _ in batch)
+            self.lost += dies
+            for one, answer in batch:
+                if dies:
+                    answer.set_exception(RayActorError())
+                else:
+                    answer.set_result({"found": one.hex()})
+        return await future
+
+
+class Body:
+    """A request whose body comes in pieces."""
+
+    def __init__(self, content: bytes, *, declared: bool = True, path: str = "/predict") -> None:
+        self.content, self.read = content, 0
+        self.scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [
+            (b"content-length", str(len(content)).encode())] if declared else []}
+
+    async def receive(self) -> dict[str, Any]:
+        piece = self.content[self.read:self.read + 1000]
+        self.read += len(piece)
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": piece, "more_body": self.read < len(self.content)}
+
+    @property
+    def request(self) -> Request:
+        return Request(self.scope, self.receive)
+
+
+def ask_all(bodies: list[Body], replicas: Replicas, **settings: Any) -> list[tuple[int, Any]]:
+    async def main() -> list[tuple[int, Any]]:
+        door = serving.Door(ServeConfig(weights="", **settings).model_dump(), replicas)
+        waiting = [asyncio.ensure_future(door(body.request)) for body in bodies]
+        await asyncio.sleep(0.2)
+        replicas.release.set()
+        return [(answer.status_code, json.loads(answer.body)) for answer in await asyncio.gather(*waiting)]
+
+    return asyncio.run(main())
+
+
+def test_of_many_bodies_at_once_those_are_read_that_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded((64, 64)) + bytes(20_000)
+    replicas, bodies = Replicas(), [Body(content, declared=number % 2 == 0) for number in range(300)]
+    replicas.release.clear()
+    answers = ask_all(bodies, replicas, max_waiting=30, batch_size=4, max_bytes=30_000)
+    assert [status for status, _ in answers] == [200] * 38 + [503] * 262
+    assert [body.read for body in bodies] == [len(content)] * 38 + [0] * 262
+    monkeypatch.setattr(serving, "MOST_HELD", 10 * len(content) + 1000)
+    replicas, bodies = Replicas(), [Body(content) for _ in range(50)]
+    replicas.release.clear()
+    answers = ask_all(bodies, replicas, max_bytes=30_000)
+    assert [status for status, _ in answers] == [200] * 10 + [503] * 40
+
+
+def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
+    declared, silent = Body(bytes(100_000)), Body(bytes(100_000), declared=False)
+    assert [status for status, _ in ask_all([declared, silent], Replicas(), max_bytes=50_000)] == [413, 413]
+    assert declared.read == 0
+    assert silent.read <= 51_000
+
+
+def test_a_picture_that_ends_replicas_ends_two_and_no_more_and_the_others_are_answered() -> None:
+    deadly = encoded((64, 64)) + b"deadly"
+    replicas = Replicas(deadly)
+    bodies = [Body(deadly if number == 2 else encoded((64, 64)) + b"%d" % number) for number in range(8)]
+    answers = ask_all(bodies, replicas)
+    assert [status for status, _ in answers] == [200, 200, 422] + [200] * 5
+    assert answers[2][1] == {"error": "the picture has ended two replicas"}
+    assert replicas.lost == 2
+    assert [len(one) for one in replicas.together if deadly in one][1] == 1  # alone, so that it is known
+
+
+def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
+    async def main() -> list[int]:
+        door = serving.Door(ServeConfig(weights="").model_dump(), replicas)
+        return [(await door(Body(deadly).request)).status_code for _ in range(5)]
+
+    deadly = encoded((64, 64)) + b"deadly"
+    replicas = Replicas(deadly)
+    assert asyncio.run(main()) == [422] * 5
+    assert replicas.lost == 2
 
 
 def test_settings_come_from_arguments_then_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
