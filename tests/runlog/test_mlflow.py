@@ -189,7 +189,7 @@ class TestSynchronise:
         assert points(client, synchronise(run_dir, uri)) == EXPECTED
 
     def test_a_crash_between_creation_and_its_note_makes_no_second_run(self, uri, client, run_dir, monkeypatch):
-        def crash(*_):
+        def crash(*_, **__):
             raise KeyboardInterrupt
 
         tell(run_dir, STORY)

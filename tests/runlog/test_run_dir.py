@@ -15,8 +15,9 @@ import pytest
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.core import files
 from ray_yolo.errors import InputError
-from ray_yolo.runlog import folders, record
+from ray_yolo.runlog import folders
 from ray_yolo.runlog.folders import output_folder, storage_folder
 from ray_yolo.runlog.record import RunRecord, SweepRecord, read_record
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
@@ -64,11 +65,10 @@ def test_looking_for_a_run_makes_nothing(tmp_path: Path, name: str) -> None:
 
 def test_a_run_whose_record_cannot_be_written_leaves_nothing_of_its_own(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(path: Path, data: bytes) -> None:
-        path.touch()
+    def full_disk(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(record, "atomic_write", full_disk)
+    monkeypatch.setattr(files, "sync", full_disk)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()  # somebody's
     for name in ("", "mine"):

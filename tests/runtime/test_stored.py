@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -200,3 +204,64 @@ def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pyt
     assert told
     assert told[0].attempt == 2
     assert not store.list("finished")
+
+
+def test_a_slow_bucket_loses_nothing(calm: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+
+    def slowly(method: Any) -> Any:
+        return lambda *given: (time.sleep(0.3), method(*given))[1]
+
+    for name in ("put", "put_if", "fetch", "get", "list"):
+        monkeypatch.setattr(FolderStore, name, slowly(getattr(FolderStore, name)))
+    monkeypatch.setattr(lease, "EXPIRES", 30.0)
+    result = fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
+    monkeypatch.undo()
+    check(result.run_dir, FolderStore(tmp_path / "bucket" / "runs/train/exp"), calm)
+
+
+class ReadOnly:
+    """A folder whose file system refuses writes from the first checkpoint until it has refused two more of them."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.refused = folder, list[str]()
+        for module, name in ((os, "open"), (io, "open"), (builtins, "open"), (os, "write"), (os, "mkdir"),
+                             (os, "rename"), (os, "replace"), (os, "link"), (os, "unlink")):
+            patch.setattr(module, name, self.guarded(getattr(module, name), name))
+
+    @property
+    def is_on(self) -> bool:
+        return sum(".writing-" in path for path in self.refused) < 2 and any(
+            os.path.isfile(f"{path}/MANIFEST.json") for path in self.folder.glob("runs/train/exp/checkpoints/step-*"))
+
+    def guarded(self, deed: Any, name: str) -> Any:
+        def try_it(first: Any, *rest: Any, **named: Any) -> Any:
+            place = str(first)
+            if name == "write":
+                place = os.readlink(f"/proc/self/fd/{first}")
+            mode = named.get("mode", rest[0] if rest else "r")
+            reads = name == "open" and (not set(mode) & set("wax+") if isinstance(mode, str)
+                                        else not mode & (os.O_WRONLY | os.O_RDWR))
+            if not reads and place.startswith(str(self.folder)) and self.is_on:
+                self.refused.append(place)
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), place)
+            return deed(first, *rest, **named)
+
+        return try_it
+
+
+def test_a_folder_that_is_read_only_for_a_while_loses_nothing(calm: TrainResult, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = make_config(tmp_path, 0, {"save_steps": 2}, epochs=EPOCHS, noval=False)
+    with monkeypatch.context() as patch:
+        storage = ReadOnly(tmp_path, patch)
+        result = fit(settings, quiet=True)
+    assert sum(path.endswith(EVENTS_FILE) for path in storage.refused) > 2
+    events = read_events(result.run_dir / EVENTS_FILE)
+    assert [event.seq for event in events] == list(range(len(events)))
+    missed = [text for text in run_log.messages(result.run_dir) if "could not be written" in text]
+    assert len(missed) >= 2
+    assert (result.run_dir / "finished").exists()
+    assert (result.run_dir / "results.csv").read_text().count("\n") == EPOCHS + 1
+    mine, theirs = (digest(read_state(run / "weights" / "last.pt")) for run in (result.run_dir, calm.run_dir))
+    assert mine == theirs
