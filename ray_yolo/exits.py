@@ -55,9 +55,10 @@ def _status(main: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
             return EXIT_UNREAD
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             place = f"{error.filename}: " if error.filename else ""
-            print(redact(f"{place}{error.strerror}; free some space and run the same command again"), file=sys.stderr)
+            print(redact(f"{place}{error.strerror}; free or repair the storage and run the same command again"),
+                  file=sys.stderr)
             return EXIT_FAILED
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return EXIT_FAILED
