@@ -33,7 +33,7 @@ from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
 MEMORY_SHARE = 0.25  # of what is free, that a choice of ours fills with images
-FORMAT = 2  # of the kept file; raise it when a pixel of it would change
+FORMAT = 3  # of the kept file; raise it when a pixel of it would change
 RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _MARGIN = 1.1  # of free space, so that others can breathe
@@ -92,7 +92,7 @@ class ImageStore:
     Args:
         mode: none decodes at every call; ram and disk keep one file per node.
         directory: folder of the kept file; by default shared memory (ram) or the user's cache (disk).
-        smooth: shrink by area averaging (validation) instead of linearly (training).
+        smooth: shrink by area averaging, from the whole picture (validation), instead of linearly (training).
     """
 
     def __init__(self, index: AnnotationIndex, imgsz: int, mode: Mode = "none", directory: Path | None = None, *,
@@ -146,10 +146,10 @@ class ImageStore:
 
     def _decode(self, image: int) -> np.ndarray:
         original, wanted = self._original[image], self.sizes[image]
-        # An eighth, quarter or half is enough where it is as large as what is wanted. Sides that had to be rounded
-        # would move the picture against its labels.
-        reduction = next((part for part in (8, 4, 2)
-                          if (original >= part * wanted).all() and not (original % part).any()), 1)
+        # An eighth, quarter or half is enough to train on where it is as large as what is wanted. Sides that had to be
+        # rounded would move the picture against its labels. Validation sees what prediction does, of any pixels.
+        reduction = next((part for part in (8, 4, 2) if not self._smooth
+                          and (original >= part * wanted).all() and not (original % part).any()), 1)
         picture = read_image(self.paths[image], reduction)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")

@@ -59,9 +59,10 @@ def test_training_resamples_linearly_and_validation_shrinks_by_area(index: Annot
     ((482, 642), 2),  # a quarter of it would have to be rounded
     ((481, 640), 1), ((4000, 24), 8),
 ])
-def test_a_jpeg_is_decoded_at_a_part_of_its_size_where_that_is_large_enough(
+def test_training_decodes_a_jpeg_at_a_part_of_its_size_where_that_is_large_enough(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], reduction: int) -> None:
-    """It then looks as it does decoded in full, the same in every mode, and labels stay where they were."""
+    """It then looks as it does decoded in full, the same in every mode, and labels stay where they were. Validation
+    decodes it in full, as prediction does."""
     description = write_dataset(tmp_path, {"a": None})
     (tmp_path / "images" / "a.png").unlink()
     write_image(tmp_path / "images" / "a.jpg", smooth_picture(*size))
@@ -80,7 +81,8 @@ def test_a_jpeg_is_decoded_at_a_part_of_its_size_where_that_is_large_enough(
     full = cv2.resize(read_image(index.paths[0]), shown.shape[1::-1], interpolation=cv2.INTER_AREA).astype(int)
     if min(size) > 100:
         assert np.abs(shown - full).mean() < 2
-        assert np.abs(smooth.load(0) - full).mean() < 1
+    assert np.array_equal(smooth.load(0), full)
+    assert asked == [reduction] * 2 + [1]
 
 
 def test_pictures_that_are_shared_soon_are_decoded_once(index: AnnotationIndex,
