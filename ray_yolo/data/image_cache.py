@@ -34,7 +34,6 @@ from ray_yolo.structures import AnnotationIndex
 Mode = Literal["none", "ram", "disk"]
 MEMORY_SHARE = 0.25  # of what is free, that a choice of ours fills with images
 FORMAT = 3  # of the kept file; raise it when a pixel of it would change
-RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _MARGIN = 1.1  # of free space, so that others can breathe
 _LOCK_SECONDS = 3600.0  # for another process to decode a large data set
@@ -44,32 +43,6 @@ _log = logging.getLogger(__name__)
 def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     """Sizes after the long side became `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
-
-
-class Recent:
-    """The pictures that were decoded last, so that samples which share some decode each of them once.
-
-    It holds `length` of them, or fewer where these would take more than `RECENT_BYTES`. Pickling leaves them behind.
-    """
-
-    def __init__(self, store: ImageStore, length: int) -> None:
-        self._store = store
-        self._room = min(length, RECENT_BYTES // max(1, int(store.sizes.prod(axis=1).max(initial=0)) * 3))
-        self._kept: dict[int, np.ndarray] = {}  # the one used last is the last
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
-
-    def load(self, image: int) -> np.ndarray:
-        """As `ImageStore.load`; read-only."""
-        picture = self._kept.pop(image, None)
-        if picture is None:
-            picture = self._store.load(image)
-            picture.flags.writeable = False
-        self._kept[image] = picture
-        while len(self._kept) > self._room:
-            del self._kept[next(iter(self._kept))]
-        return picture
 
 
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:

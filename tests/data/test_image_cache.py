@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data import image_cache
-from ray_yolo.data.image_cache import ImageStore, Recent, loaded_sizes
+from ray_yolo.data.image_cache import ImageStore, loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.structures import AnnotationIndex
@@ -83,30 +83,6 @@ def test_training_decodes_a_jpeg_at_a_part_of_its_size_where_that_is_large_enoug
         assert np.abs(shown - full).mean() < 2
     assert np.array_equal(smooth.load(0), full)
     assert asked == [reduction] * 2 + [1]
-
-
-def test_pictures_that_are_shared_soon_are_decoded_once(index: AnnotationIndex,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    store, decoded = ImageStore(index, 64), []
-    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.full((64, 48, 3), image, np.uint8))
-    recent = Recent(store, 3)
-    seen = [int(recent.load(image)[0, 0, 0]) for image in (0, 1, 0, 2, 3, 0, 1)]
-    assert seen == [0, 1, 0, 2, 3, 0, 1]
-    assert decoded == [0, 1, 2, 3, 1]  # 1 is the one not used for longest when 3 comes
-    assert not recent.load(0).flags.writeable
-    monkeypatch.undo()
-    assert len(pickle.dumps(recent)) < 4000
-
-
-def test_held_pictures_never_take_more_than_their_share_of_memory(index: AnnotationIndex,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "RECENT_BYTES", 2 * 64 * 64 * 3)
-    store, decoded = ImageStore(index, 64), []
-    recent = Recent(store, 64)
-    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.zeros((64, 64, 3), np.uint8))
-    for image in (0, 1, 0, 2, 0, 1):
-        recent.load(image)
-    assert decoded == [0, 1, 2, 1]
 
 
 def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: AnnotationIndex, own_cache: Path,
