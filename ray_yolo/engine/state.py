@@ -97,9 +97,10 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     parts.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:
         parts.scaler.load_state_dict(meta["scaler"])
+    skipped, first_skipped = meta["skipped"]
     return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
                       tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
-                      meta["last_epoch"] and EpochEvent.model_validate(meta["last_epoch"]), *meta["skipped"],
+                      meta["last_epoch"] and EpochEvent.model_validate(meta["last_epoch"]), skipped, first_skipped,
                       meta["moved"])
 
 
