@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 FORMAT = 2
-"""Of the logs that are written now. 1, that of 0.1.0, has no `dataset` events, and no `terms` in its `start` events."""
+"""Of the logs that are written now."""
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 """What validation measures, over all classes and of each."""
 ANCHOR_TERMS = ("box", "obj", "cls")
-"""Terms of the loss where a log does not say: those of the models with anchors."""
+"""Terms of the loss of the models with anchors."""
 
 Number = float | None
 Numbers = dict[str, Number]
@@ -59,7 +59,7 @@ class RunEvent(Event):
     """A run, or a later command that goes on with it by another command line."""
 
     type: Literal["run"] = "run"
-    format: int = 1
+    format: int = FORMAT
     run_id: str
     name: str
     recipe: dict[str, Any]
@@ -136,7 +136,7 @@ class StartEvent(Event):
     images_in_epoch: int
     num_workers: int
     epochs: int
-    terms: tuple[str, ...] = ANCHOR_TERMS
+    terms: tuple[str, ...]
     """Names of the loss's terms."""
     regrouped: bool = False
     """Out of the memory of workers that have gone on, not from a checkpoint."""

@@ -83,7 +83,6 @@ class SampleKey(NamedTuple):
     epoch: int
     position: int  # in the epoch's order; a weighted draw repeats an image
     image: int
-    window: tuple[int, ...] = ()  # images that it may be mixed with; () is the whole data set
 
 
 class Progress(NamedTuple):

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Literal
 
@@ -28,16 +27,7 @@ BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
-_FIELDS_0_1_0 = {  # by section
-    "": "data model weights epochs batch_size microbatch imgsz seed precision sync_bn exact threads patience freeze "
-        "single_cls multi_scale rect quad image_weights autoanchor noval strict changes",
-    "optimizer": "name lr0 momentum weight_decay nominal_batch clip_norm",
-    "schedule": "lrf cos_lr warmup_epochs warmup_min_batches warmup_momentum warmup_bias_lr ema_decay ema_ramp",
-    "loss": "box obj cls obj_pw cls_pw anchor_t fl_gamma label_smoothing",
-    "augment": "hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr mosaic mixup copy_paste "
-               "close_mosaic",
-    "evaluate": "confidence iou max_detections batch_size",
-}
+_REMOVED = {"augment": {"mosaic_window": 0}}  # settings of earlier recipes, by section, and what they did nothing at
 _WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
 _THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
 
@@ -119,6 +109,16 @@ class Recipe(Frozen):
 
     @model_validator(mode="before")
     @classmethod
+    def _without_removed_settings(cls, tree: object) -> object:
+        """Recorded recipes name all settings of their time, also those that have been removed since."""
+        if not isinstance(tree, dict):
+            return tree
+        kept = {section: {name: value for name, value in tree[section].items() if (name, value) not in removed.items()}
+                for section, removed in _REMOVED.items() if isinstance(tree.get(section), dict)}
+        return {**tree, **kept}
+
+    @model_validator(mode="before")
+    @classmethod
     def _gains_of_the_family(cls, tree: object) -> object:
         """A model without anchors has gains of its own where the user has not given any."""
         if not isinstance(tree, dict) or not _WITHOUT_ANCHORS.fullmatch(os.path.basename(str(tree.get("model", "")))):
@@ -183,25 +183,11 @@ def divisors(number: int) -> list[int]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Identity of a recipe: the digest of what differs from the defaults.
+    """Identity of a recipe: 16 hex digits of the SHA-256 of what differs from the defaults, as canonical JSON.
 
     A field that is added later, at its default, leaves it as it is.
     """
-    return _digest(recipe.model_dump(mode="json", exclude_defaults=True))
-
-
-def is_digest_of(digest: str, recipe: Recipe) -> bool:
-    """Whether a recorded digest is this recipe's; 0.1.0 also took those of its fields that were at their defaults."""
-    whole, tree = (recipe.model_dump(mode="json", exclude_defaults=changed) for changed in (False, True))
-    for section, names in _FIELDS_0_1_0.items():
-        values = whole.get(section, whole)
-        (tree.setdefault(section, {}) if section else tree).update({name: values[name] for name in names.split()})
-    return digest in (recipe_digest(recipe), _digest(tree))
-
-
-def _digest(tree: Mapping[str, object]) -> str:
-    """The first 16 hex digits of the SHA-256 of canonical JSON."""
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -114,9 +114,6 @@ class AugmentConfig(Frozen):
     """Probability of a left-right flip."""
     mosaic: float = Field(1.0, ge=0.0, le=1.0)
     """Probability that a sample is a mosaic of four images."""
-    mosaic_window: int = Field(0, ge=0)
-    """A mosaic's other images come from the same stretch of so many places of the epoch's order, so that each image is
-    decoded once and not four times; 0: from the whole data set."""
     mixup: float = Field(0.0, ge=0.0, le=1.0)
     """Probability that a mosaic is blended with a second one."""
     copy_paste: float = Field(0.0, ge=0.0, le=1.0)

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data import augment as effects
-from ray_yolo.data.image_cache import ImageStore, Recent
+from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.data.labels import Labels, join, mirror, move, stretch
 from ray_yolo.data.mosaic import Tile, around, corner, look, snap
@@ -50,7 +50,7 @@ class TrainDataset(Dataset[Sample]):
         # Outlines matter where pictures are cut or moved, and are the bulk of what a process is sent.
         moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
         self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
-        self.pictures = store if store.file else Recent(store, augment.mosaic_window)
+        self.pictures = store
         self.augment, self.imgsz, self.seed, self.epochs = augment, imgsz, seed, epochs
         self.shapes, self.quad = shapes, quad
 
@@ -74,11 +74,10 @@ class TrainDataset(Dataset[Sample]):
         rng = generator(Stream.SAMPLE, self.seed, key.epoch, key.position)
         open_mosaic = self.shapes is None and key.epoch < self.epochs - self.augment.close_mosaic
         if rng.random() < self.augment.mosaic and open_mosaic:
-            others = key.window or range(len(self))
-            labels, rows = self._mosaic(rng, key.image, others, out)
+            labels, rows = self._mosaic(rng, key.image, out)
             if rng.random() < self.augment.mixup:
                 second = np.empty_like(out)
-                more, other_rows = self._mosaic(rng, others[int(rng.integers(len(others)))], others, second)
+                more, other_rows = self._mosaic(rng, int(rng.integers(len(self))), second)
                 out[:] = effects.blend(out, second, rng.beta(32, 32))
                 labels, rows = join([labels, more]), around([rows, other_rows])
         else:
@@ -106,12 +105,11 @@ class TrainDataset(Dataset[Sample]):
             return pixels, Labels(shown.classes, shown.boxes, shown.polygons), factors
         raise DatasetError("none of the data set's images can be read any more; are its files still there?")
 
-    def _mosaic(self, rng: np.random.Generator, number: int, others: Sequence[int],
-                out: np.ndarray) -> tuple[Labels, range]:
-        """Write a mosaic of a picture and three of `others`; returns its labels and the rows that hold pictures."""
+    def _mosaic(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
+        """Write a mosaic of a picture and three others; returns its labels and the rows that hold pictures."""
         size = self.imgsz
         seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
-        partners = [others[place] for place in rng.integers(0, len(others), 3).tolist()]
+        partners = rng.integers(0, len(self), 3).tolist()
         pictures = [self._picture(each) for each in rng.permutation([number, *partners]).tolist()]
         tiles = [Tile(pixels, before) for (pixels, *_), before in zip(pictures, _QUADRANTS, strict=True)]
         labels = join([stretch(labels, factors, corner(tile, seam))

@@ -33,8 +33,7 @@ from ray_yolo.structures import AnnotationIndex
 
 Mode = Literal["none", "ram", "disk"]
 MEMORY_SHARE = 0.25  # of what is free, that a choice of ours fills with images
-FORMAT = 2  # of the kept file; raise it when a pixel of it would change
-RECENT_BYTES = 2**28  # of decoded pictures that a process holds without a cache
+FORMAT = 3  # of the kept file; raise it when a pixel of it would change
 SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _MARGIN = 1.1  # of free space, so that others can breathe
 _LOCK_SECONDS = 3600.0  # for another process to decode a large data set
@@ -44,32 +43,6 @@ _log = logging.getLogger(__name__)
 def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
     """Sizes after the long side became `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
-
-
-class Recent:
-    """The pictures that were decoded last, so that samples which share some decode each of them once.
-
-    It holds `length` of them, or fewer where these would take more than `RECENT_BYTES`. Pickling leaves them behind.
-    """
-
-    def __init__(self, store: ImageStore, length: int) -> None:
-        self._store = store
-        self._room = min(length, RECENT_BYTES // max(1, int(store.sizes.prod(axis=1).max(initial=0)) * 3))
-        self._kept: dict[int, np.ndarray] = {}  # the one used last is the last
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}}
-
-    def load(self, image: int) -> np.ndarray:
-        """As `ImageStore.load`; read-only."""
-        picture = self._kept.pop(image, None)
-        if picture is None:
-            picture = self._store.load(image)
-            picture.flags.writeable = False
-        self._kept[image] = picture
-        while len(self._kept) > self._room:
-            del self._kept[next(iter(self._kept))]
-        return picture
 
 
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
@@ -92,7 +65,7 @@ class ImageStore:
     Args:
         mode: none decodes at every call; ram and disk keep one file per node.
         directory: folder of the kept file; by default shared memory (ram) or the user's cache (disk).
-        smooth: shrink by area averaging (validation) instead of linearly (training).
+        smooth: shrink by area averaging, from the whole picture (validation), instead of linearly (training).
     """
 
     def __init__(self, index: AnnotationIndex, imgsz: int, mode: Mode = "none", directory: Path | None = None, *,
@@ -146,10 +119,10 @@ class ImageStore:
 
     def _decode(self, image: int) -> np.ndarray:
         original, wanted = self._original[image], self.sizes[image]
-        # An eighth, quarter or half is enough where it is as large as what is wanted. Sides that had to be rounded
-        # would move the picture against its labels.
-        reduction = next((part for part in (8, 4, 2)
-                          if (original >= part * wanted).all() and not (original % part).any()), 1)
+        # An eighth, quarter or half is enough to train on where it is as large as what is wanted. Sides that had to be
+        # rounded would move the picture against its labels. Validation sees what prediction does, of any pixels.
+        reduction = next((part for part in (8, 4, 2) if not self._smooth
+                          and (original >= part * wanted).all() and not (original % part).any()), 1)
         picture = read_image(self.paths[image], reduction)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")

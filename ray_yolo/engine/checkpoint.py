@@ -76,8 +76,7 @@ def _sweep(root: Path, *, others: bool) -> None:
 def steps_of_weights(run_dir: Path) -> dict[str, int]:
     """The step that each file of `weights/` is to show, by the newest checkpoint; empty before the first one."""
     for folder in newest_first(run_dir):
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        return dict(manifest.get("weights", {"last": manifest["step"]}))  # 0.1.0 wrote none
+        return dict(json.loads((folder / MANIFEST).read_bytes())["weights"])
     return {}
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from ray_yolo.config.recipe import Recipe, batches_per_epoch, resolved_batch, warmup_batches
 from ray_yolo.ops import schedule, sharding
-from ray_yolo.ops.seeding import epoch_order, windows
+from ray_yolo.ops.seeding import epoch_order
 from ray_yolo.structures import SampleKey
 
 
@@ -132,10 +132,8 @@ class ShardSampler(DistributedSampler[SampleKey]):
         order = self._fixed_order
         if order is None:
             order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
-        length = self._plan.recipe.augment.mosaic_window or len(order)
-        mixed = windows(order, length)
         self._keys = [
-            SampleKey(epoch, position, int(order[position]), mixed[position // length])
+            SampleKey(epoch, position, int(order[position]))
             for step in self._plan.steps(epoch) if step.images.start >= images_done
             for microbatch in self._plan.shard(step, self._worker, self._num_workers)
             for position in microbatch.images

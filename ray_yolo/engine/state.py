@@ -97,11 +97,11 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     parts.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:
         parts.scaler.load_state_dict(meta["scaler"])
-    skipped, first_skipped = meta.get("skipped", (0, 0))  # 0.1.0 kept neither this nor `moved`
+    skipped, first_skipped = meta["skipped"]
     return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
                       tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
                       meta["last_epoch"] and EpochEvent.model_validate(meta["last_epoch"]), skipped, first_skipped,
-                      meta.get("moved", True))
+                      meta["moved"])
 
 
 def fingerprint(parts: Parts) -> Tensor:

@@ -99,7 +99,7 @@ def grid_points(levels: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tenso
     """Points, over levels, rows, columns: the centres of their cells, (N, 2) as (x, y) pixels, and strides, (N, 1)."""
     parts = [(grid_cells(level).flatten(0, 1), stride) for level, stride in zip(levels, strides, strict=True)]
     return (torch.cat([(cells + 0.5) * stride for cells, stride in parts]),
-            torch.cat([torch.full((len(cells), 1), float(stride), device=cells.device) for cells, stride in parts]))
+            torch.cat([torch.full_like(cells[:, :1], float(stride), dtype=torch.float32) for cells, stride in parts]))
 
 
 def flatten_levels(levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -38,17 +38,6 @@ def epoch_order(seed: int, epoch: int, num_images: int, weights: np.ndarray | No
     return rng.choice(num_images, size=num_images, p=weights / weights.sum())
 
 
-def windows(order: np.ndarray, length: int) -> list[tuple[int, ...]]:
-    """The images of each stretch of `length` places of an order, for the samples at these places to be mixed with.
-
-    The last one reaches back to be as long as the others. One that spans the whole order is (), the whole data set.
-    """
-    starts = range(0, len(order), length)
-    if len(starts) < 2:
-        return [()]
-    return [tuple(order[min(start, len(order) - length):][:length].tolist()) for start in starts]
-
-
 def image_size(seed: int, step: int, imgsz: int, stride: int) -> int:
     """Multi-scale size of one optimiser step: uniform in [0.5, 1.5) x imgsz + stride, floored to the stride.
 

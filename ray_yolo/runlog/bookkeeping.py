@@ -19,7 +19,6 @@ from ray_yolo.data.index import survey
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.checkpoint import steps_of_weights
 from ray_yolo.events import (
-    FORMAT,
     CheckpointEvent,
     DatasetEvent,
     EndEvent,
@@ -158,7 +157,7 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
 
 def _run_event(run: Run, job: Job, placement: Placement, run_id: str) -> RunEvent:
     return RunEvent(
-        format=FORMAT, run_id=run_id, name=run.folder.name, recipe=job.recipe.model_dump(mode="json"),
+        run_id=run_id, name=run.folder.name, recipe=job.recipe.model_dump(mode="json"),
         placement=placement.model_dump(mode="json"), names=job.names, num_images=len(job.train),
         num_val_images=len(job.val), num_parameters=run.training.num_parameters, command=run.training.command,
         provenance=run.training.provenance)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe, is_digest_of
+from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.folders import (
@@ -100,7 +100,7 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     if placement.name:
         return _named(project / placement.name, recipe, placement.exist_ok, extends)
     return next(_unfinished(project, sweeps=extends is not None,
-                            wanted=lambda record: is_digest_of(record.digest, recipe)), None)
+                            wanted=lambda record: record.digest == recipe_digest(recipe)), None)
 
 
 @usable_storage()
@@ -183,7 +183,7 @@ def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path
     run = _open(folder)
     other = run.is_sweep != (extends is not None)
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
-    if run.record and is_digest_of(run.record.digest, recipe) and not finished and not other:
+    if run.record and run.record.digest == recipe_digest(recipe) and not finished and not other:
         return run
     run.release()
     if exist_ok:

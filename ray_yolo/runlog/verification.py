@@ -95,4 +95,4 @@ def _unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) ->
 
 def _steps(digests: dict[int, str]) -> str:
     return f"steps {', '.join(map(str, sorted(digests)[:5]))}{', ...' if len(digests) > 5 else ''}" if digests else (
-        "no digests: a log of 0.1.0, or an empty one")
+        "no checkpoint yet")

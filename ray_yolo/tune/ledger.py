@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ray_yolo.config.recipe import Recipe, is_digest_of, recipe_digest
+from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.event_log import EventLog, plain, read_lines
 from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
@@ -193,9 +193,7 @@ def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[Row]) -> list[
     who, seen, rungs = f"trial {event.trial}", [row.trial for row in rows], [row.rung for row in rows]
     if list(event.seen) != seen:
         return [f"{who}: says it has seen {list(event.seen)}, but {seen} had finished"]
-    if event.rungs is None:
-        rows = [row._replace(rung=0) for row in rows]
-    elif list(event.rungs) != rungs:
+    if list(event.rungs) != rungs:
         return [f"{who}: says that what it has seen was on the rungs {list(event.rungs)}, but it was on {rungs}"]
     expected = plain(propose(begun.space, begun.recipe.seed, event.trial, rows))
     return [f"{who}: {name} is {event.genes.get(name)!r}, but {value!r} follows from its rows"
@@ -238,7 +236,7 @@ def _as_written(event: Line) -> Line:
 def _check_identity(path: Path, then: Begun, now: Begun, asked: Recipe) -> None:
     same = {"search space": then.space == now.space, "search settings": then.search == now.search,
             "data set": then.identity["data set"] == now.identity["data set"],
-            "base recipe": is_digest_of(then.identity["base recipe"], asked)}
+            "base recipe": then.identity["base recipe"] == recipe_digest(asked)}
     if changed := [part for part, holds in same.items() if not holds]:
         raise InputError(f"{path}: begun with another {' and another '.join(changed)}; give what it was begun with to "
                          "continue it, or another --name to start a new sweep (nothing was changed)")

@@ -37,7 +37,7 @@ class Proposed(Event):
 
     genes: Genes
     seen: tuple[int, ...]  # the trials that had finished before
-    rungs: tuple[int, ...] | None = None  # theirs; 0.1.0 had none, ranked by fitness alone, and is recomputed so
+    rungs: tuple[int, ...]  # theirs
     parents: tuple[int, ...]
     command: str
 
@@ -76,7 +76,7 @@ class Finished(Event):
     metrics: Numbers
     losses: Numbers
     epochs: int
-    stopped: bool = True  # 0.1.0 did not say
+    stopped: bool
 
 
 class Failed(Event):

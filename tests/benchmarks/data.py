@@ -1,11 +1,10 @@
 """CPU seconds of a training sample (mosaic, zoom and shift, colour, flip), one thread, of ours and of peers.
 
-    python tests/benchmarks/run.py data [--imgsz 640] [--source ram] [--window 0] [--rounds 3]
+    python tests/benchmarks/run.py data [--imgsz 640] [--source ram] [--rounds 3]
 
 Pictures like photographs, 640 x 480, are made in a temporary folder. Ours are the batches of a loader of no processes,
-decoded (`jpeg`) or kept in memory (`ram`), with mosaics of the whole data set (window 0) or of a stretch of the epoch's
-order. The peers' are those of their own data set classes (`peer_data.py`). Before anything is timed, loader processes,
-workers and caches have to give the same bytes.
+decoded (`jpeg`) or kept in memory (`ram`). The peers' are those of their own data set classes (`peer_data.py`). Before
+anything is timed, loader processes, workers and caches have to give the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--images", type=int, default=256, help="of the data set, and samples of a turn")
     parser.add_argument("--source", choices=("jpeg", "ram"), default="ram")
-    parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args(argv)
     keep_freed_memory()
@@ -46,8 +44,8 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RAY_YOLO_CACHE"] = f"{folder}/cache"
         data = write_photos(Path(folder, "photos"), given.images)
-        check_bytes(data, given.imgsz, given.window)
-        parts = build(make_job(data, given.imgsz, given.window), Host(cache="ram" if given.source == "ram" else "none"))
+        check_bytes(data, given.imgsz)
+        parts = build(make_job(data, given.imgsz), Host(cache="ram" if given.source == "ram" else "none"))
 
         def ours() -> None:
             parts.sampler.start(0)
@@ -84,21 +82,20 @@ def write_photos(folder: Path, count: int) -> Path:
     return file
 
 
-def make_job(data: Path, imgsz: int, window: int) -> Job:
+def make_job(data: Path, imgsz: int) -> Job:
     recipe = resolve(Recipe.model_validate({
-        "data": str(data), "model": "yolov5n", "imgsz": imgsz, "batch_size": BATCH, "microbatch": BATCH,
-        "augment": {"mosaic_window": window}}), 1, gpu=False)
+        "data": str(data), "model": "yolov5n", "imgsz": imgsz, "batch_size": BATCH, "microbatch": BATCH}), 1, gpu=False)
     index = read_index(read_description(str(data)), "train")
     return Job(recipe, "", CLASSES, None, None, index, index, data.parent)
 
 
-def check_bytes(data: Path, imgsz: int, window: int) -> None:
+def check_bytes(data: Path, imgsz: int) -> None:
     """Refuse to time what depends on who reads it.
 
     Raises:
         SystemExit: if loader processes, two workers, or images in memory give other batches.
     """
-    job = make_job(data, imgsz, window)
+    job = make_job(data, imgsz)
     hosts = {"plain": [Host()], "processes": [Host(loader_processes=2)], "memory": [Host(cache="ram")],
              "workers": [Host(replicas=Replicas(worker, 2)) for worker in (0, 1)]}
     digests = {name: sorted(digest for host in each for digest in batch_digests(job, host))

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ray_yolo.config.sections import AugmentConfig
-from ray_yolo.data import image_cache
 from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
@@ -255,28 +254,16 @@ def test_the_last_epochs_go_without_mosaic(index: AnnotationIndex) -> None:
 
 
 @pytest.mark.parametrize("mixup", [0.0, 1.0])
-def test_a_mosaic_shows_its_own_picture_and_others_of_its_window(index: AnnotationIndex, mixup: float) -> None:
+def test_a_mosaic_shows_its_own_picture_and_others_of_the_whole_data_set(index: AnnotationIndex, mixup: float) -> None:
     augment, shown = STILL.model_copy(update={"mosaic": 1.0, "mixup": mixup}), []
     for position in range(30):
         data, loaded = dataset(index, augment), []
         data._picture = lambda number, ask=data._picture, seen=loaded: seen.append(number) or ask(number)
-        data[SampleKey(0, position, 5, (5, 2, 6))]
+        data[SampleKey(0, position, 5)]
         assert len(loaded) == (8 if mixup else 4)
         assert 5 in loaded[:4]
         shown += loaded
-    assert set(shown) == {5, 2, 6}
-
-
-def test_neighbours_of_a_window_decode_each_picture_once(index: AnnotationIndex,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[str] = []
-    read = image_cache.read_image
-    monkeypatch.setattr(image_cache, "read_image", lambda path, part: decoded.append(path) or read(path, part))
-    data = dataset(index, DEFAULT.model_copy(update={"mosaic_window": 3}))
-    keys = [SampleKey(0, position, order[position % 3], order) for position, order in enumerate(
-        [(5, 2, 6)] * 3 + [(0, 1, 4)] * 3)]
-    data.__getitems__(keys)
-    assert sorted(decoded) == sorted({index.paths[image] for key in keys for image in key.window})
+    assert set(shown) == set(range(len(index)))
 
 
 def test_mixup_joins_the_labels_of_two_mosaics(index: AnnotationIndex) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ray_yolo.data import image_cache
-from ray_yolo.data.image_cache import ImageStore, Recent, loaded_sizes
+from ray_yolo.data.image_cache import ImageStore, loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index import read_index
 from ray_yolo.structures import AnnotationIndex
@@ -59,9 +59,10 @@ def test_training_resamples_linearly_and_validation_shrinks_by_area(index: Annot
     ((482, 642), 2),  # a quarter of it would have to be rounded
     ((481, 640), 1), ((4000, 24), 8),
 ])
-def test_a_jpeg_is_decoded_at_a_part_of_its_size_where_that_is_large_enough(
+def test_training_decodes_a_jpeg_at_a_part_of_its_size_where_that_is_large_enough(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], reduction: int) -> None:
-    """It then looks as it does decoded in full, the same in every mode, and labels stay where they were."""
+    """It then looks as it does decoded in full, the same in every mode, and labels stay where they were. Validation
+    decodes it in full, as prediction does."""
     description = write_dataset(tmp_path, {"a": None})
     (tmp_path / "images" / "a.png").unlink()
     write_image(tmp_path / "images" / "a.jpg", smooth_picture(*size))
@@ -80,31 +81,8 @@ def test_a_jpeg_is_decoded_at_a_part_of_its_size_where_that_is_large_enough(
     full = cv2.resize(read_image(index.paths[0]), shown.shape[1::-1], interpolation=cv2.INTER_AREA).astype(int)
     if min(size) > 100:
         assert np.abs(shown - full).mean() < 2
-        assert np.abs(smooth.load(0) - full).mean() < 1
-
-
-def test_pictures_that_are_shared_soon_are_decoded_once(index: AnnotationIndex,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    store, decoded = ImageStore(index, 64), []
-    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.full((64, 48, 3), image, np.uint8))
-    recent = Recent(store, 3)
-    seen = [int(recent.load(image)[0, 0, 0]) for image in (0, 1, 0, 2, 3, 0, 1)]
-    assert seen == [0, 1, 0, 2, 3, 0, 1]
-    assert decoded == [0, 1, 2, 3, 1]  # 1 is the one not used for longest when 3 comes
-    assert not recent.load(0).flags.writeable
-    monkeypatch.undo()
-    assert len(pickle.dumps(recent)) < 4000
-
-
-def test_held_pictures_never_take_more_than_their_share_of_memory(index: AnnotationIndex,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "RECENT_BYTES", 2 * 64 * 64 * 3)
-    store, decoded = ImageStore(index, 64), []
-    recent = Recent(store, 64)
-    monkeypatch.setattr(store, "load", lambda image: decoded.append(image) or np.zeros((64, 64, 3), np.uint8))
-    for image in (0, 1, 0, 2, 0, 1):
-        recent.load(image)
-    assert decoded == [0, 1, 2, 1]
+    assert np.array_equal(smooth.load(0), full)
+    assert asked == [reduction] * 2 + [1]
 
 
 def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: AnnotationIndex, own_cache: Path,

@@ -269,6 +269,24 @@ def test_an_object_that_changes_while_it_is_fetched_is_told(bucket: Path, addres
         mirror(address)
 
 
+def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
+        bucket: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tag, which is no digest here, is right: the size alone shows it."""
+    fetch = FolderStore.fetch
+
+    def cut(self: FolderStore, key: str, path: Path) -> str:
+        tag = fetch(self, key, path)
+        if key.endswith("3.png"):
+            path.write_bytes(path.read_bytes()[:-1])
+        return tag
+
+    monkeypatch.setattr(FolderStore, "fetch", cut)
+    with pytest.raises(DatasetError, match=r"3\.png does not come as it was listed, with \d+ bytes"):
+        mirror(address)
+    monkeypatch.undo()
+    assert files(mirror(address).folder)["images/train/003.png"] == (bucket / "images/train/003.png").read_bytes()
+
+
 def test_on_another_machine_an_index_has_the_paths_of_its_mirror(bucket: Path, address: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     index = read_index(read_description(address), "train")

@@ -15,7 +15,7 @@ import torch
 
 from ray_yolo.engine import checkpoint, state_files
 from ray_yolo.errors import CheckpointError, TrainingError
-from tests.support.checkpoints import begin, save, shown
+from tests.support.checkpoints import begin, save
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -244,19 +244,6 @@ def test_a_training_starts_at_0_only_where_there_is_no_checkpoint_not_even_a_dam
     with pytest.raises(CheckpointError, match=r"nothing there.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
-    checkpoint.set_aside(tmp_path, newer_than=-1)  # as 0.1.0 did
+    checkpoint.set_aside(tmp_path, newer_than=-1)
     with pytest.raises(CheckpointError, match=r"nothing there.*\(damaged-step-1; damaged-step-2\); put"):
         checkpoint.recover(tmp_path, "digest")
-
-
-def test_a_run_folder_of_0_1_0_whose_manifests_have_no_record_goes_on(tmp_path: Path) -> None:
-    begin(tmp_path)
-    for manifest in tmp_path.rglob("*.json"):
-        fields = json.loads(manifest.read_text())
-        fields.pop("weights", None)  # a hard link's has gone already
-        manifest.write_text(json.dumps(fields))
-    (tmp_path / "weights" / "last.pt").unlink()
-    assert checkpoint.recover(tmp_path, "digest") == (2, [])
-    assert shown(tmp_path) == {"last": 2, "best": 1, "epoch0": 1}
-    save(tmp_path, 3, "last", "best")
-    assert shown(tmp_path) == {"last": 3, "best": 3, "epoch0": 1}

@@ -26,6 +26,7 @@ from ray_yolo.engine import export as module
 from ray_yolo.engine.export import ExportResult, Suppression, export, onnx_suppression, random_predictions
 from ray_yolo.engine.predict import load_trained, to_network
 from ray_yolo.errors import InputError, RayYoloError
+from ray_yolo.families import FAMILIES, FAMILY_OF, build_model
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
 from tests.support.pictures import smooth_picture
@@ -122,6 +123,46 @@ def test_torchscript_gives_torchs_numbers_for_any_shape(weights: Path, nms: bool
             assert_same_rows(found, detections(weights, images, confidence=0.25))
         else:
             assert np.abs(found - torch_says(weights, images).numpy()).max() < 1e-3
+
+
+ONE_OF_EACH = ("yolov5n", "yolov3-tiny", "yolov8n", "yolov5nu")  # each family, and both heads on YOLOv5's rows
+
+
+@pytest.fixture(scope="module", params=ONE_OF_EACH)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a known model, without a recipe."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("known") / f"{request.param}.pt"
+    torch.save(build_model(request.param, 2).state_dict(), path)
+    return path
+
+
+def assert_exports(known: Path, *shapes: tuple[int, ...], **settings: Any) -> None:
+    """The exported model gives the predictions of the one that was trained, for images of these shapes."""
+    path = run(known, imgsz=64, **settings).path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces TorchScript's end
+        loaded = torch.jit.load(path) if path.suffix == ".torchscript" else None
+    for shape in shapes:
+        images = noise(*shape)
+        found = onnx_says(path, images) if loaded is None else loaded(images).numpy()
+        apart = np.abs(found - torch_says(known, images).numpy())
+        assert apart[..., :4].max() < 1e-2, f"{settings}: boxes, {shape}"
+        assert apart[..., 4:].max() < 1e-5, f"{settings}: scores, {shape}"
+
+
+def test_the_exported_models_are_of_every_family() -> None:
+    assert {id(FAMILY_OF[name]) for name in ONE_OF_EACH} == {id(family) for family in FAMILIES.values()}
+
+
+def test_every_family_becomes_torchscript_of_any_shape(known: Path) -> None:
+    assert_exports(known, (1, 3, 64, 64), (3, 3, 96, 160), format="torchscript")
+
+
+@pytest.mark.slow
+def test_every_family_becomes_onnx_of_a_fixed_and_of_any_shape(known: Path) -> None:
+    assert_exports(known, (2, 3, 64, 64), format="onnx", batch_size=2)
+    assert_exports(known, (1, 3, 64, 64), (3, 3, 96, 160), format="onnx", dynamic=True)
 
 
 def test_a_file_that_differs_from_torch_is_an_error_and_leaves_nothing(

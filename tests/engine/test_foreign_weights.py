@@ -43,7 +43,8 @@ def assert_equal(one: Any, other: Any) -> None:
     assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], {0: "a", 1: "b", 2: "c"}], ids=["list", "dict"])
+@pytest.mark.parametrize("names", [["a", "b", "c"], {0: "a", 1: "b", 2: "c"}, {2: "c", 0: "a", 1: "b"}],
+                         ids=["list", "dict", "dict in another order"])
 def test_a_released_file_gives_its_tensors_in_fp32_and_its_names(
         detector: Detector, tmp_path: Path, names: object) -> None:
     weights = read_weights(write_released(tmp_path / "yolov5n.pt", detector, names))

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
 from ray_yolo.errors import ConfigError
-from ray_yolo.ops.seeding import epoch_order
 
 
 def make_plan(num_images: int = 37, **recipe: object) -> Plan:
@@ -74,23 +72,6 @@ def test_resuming_inside_an_epoch_continues_the_same_order() -> None:
     sampler.start(3, images_done=16)
     assert list(sampler) == whole[16:]
     assert sorted(key.image for key in whole) == list(range(37))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_sample_is_mixed_with_its_stretch_of_the_epochs_order(workers: int) -> None:
-    """Whichever worker has it, also where the order is drawn by weights; without a window, with the whole data set."""
-    weights = np.arange(37.0)
-    for window, expected in ((10, 10), (0, 0), (37, 0)):
-        recipe = make_plan().recipe
-        plan = Plan(recipe.model_copy(update={"augment": AugmentConfig(mosaic_window=window)}), 37)
-        order = epoch_order(0, 5, 37, weights).tolist()
-        samplers = [ShardSampler(plan, worker, workers) for worker in range(workers)]
-        for sampler in samplers:
-            sampler.start(5, weights=weights)
-        for key in (key for sampler in samplers for key in sampler):
-            start = min(key.position // 10 * 10, 27)
-            assert key.window == tuple(order[start : start + expected])
-            assert key.image in key.window or not expected
 
 
 def test_weighted_epochs_may_repeat_images_but_never_positions() -> None:

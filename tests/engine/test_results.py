@@ -83,6 +83,12 @@ def test_crops_are_the_pixels_of_the_boxes_and_stay_in_their_folder(results: Res
     assert written == ["crops/___dog/a.1.jpg", "crops/cat/a.2.jpg"]
 
 
+def test_a_crop_has_every_pixel_that_the_box_touches() -> None:
+    rows = torch.tensor([[10.3, 20.9, 29.2, 59.1, 0.9, 0], [10.0, 20, 30, 60, 0.9, 0]])
+    pieces = Results(PICTURE, "a", {0: "cat"}, Boxes(rows, (200, 100))).crop()
+    assert all(np.array_equal(piece, PICTURE[20:60, 10:30]) for piece in pieces)
+
+
 def test_a_box_at_the_edge_has_a_pixel_all_the_same() -> None:
     flat = torch.tensor([[100.0, 200, 100, 200, 0.9, 0], [5, 5, 5, 5, 0.9, 0]])
     pieces = Results(np.zeros((200, 100, 3), np.uint8), "a", {0: "cat"}, Boxes(flat, (200, 100))).crop()

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchvision.ops import complete_box_iou_loss
 
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.losses.anchor_free import AnchorFreeLoss, build_loss
+from ray_yolo.ops.align import align
 
 GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
 
@@ -67,6 +70,63 @@ def test_distances_beyond_the_last_bin_are_its() -> None:
     numerators, counts = loss.measure([level], torch.tensor([[0.0, 0, -600, -600, 600, 600]]), (8, 8))
     weight = float(counts[0])
     assert numerators[2].item() == pytest.approx(weight * math.log(16), rel=1e-5)  # all bins alike
+
+
+def test_a_distance_beyond_the_bins_counts_as_14_99() -> None:
+    """Between the last two bins, whose chances differ here, the last one has 99 hundredths."""
+    level = torch.zeros(1, 65, 1, 1)
+    for side in range(4):
+        level[0, 16 * side + 14], level[0, 16 * side + 15] = 2.0, 5.0
+    label = torch.tensor([[0.0, 0, 4 - 130, 4 - 130, 4 + 130, 4 + 130]])  # 16.25 cells to each side
+    numerators, counts = build(8, num_classes=1).measure([level], label, (8, 8))
+    total = math.log(14 + math.exp(2) + math.exp(5))
+    assert counts[2].item() > 0.5
+    assert (numerators[2] / counts[2]).item() == pytest.approx(total - 0.01 * 2 - 0.99 * 5, rel=1e-5)
+
+
+def test_the_terms_of_two_levels_are_those_of_plain_loops() -> None:
+    """Given the assignment. The predicted boxes of both levels have some 120 pixels, the labels 90 to 140 of 160."""
+    generator = torch.Generator().manual_seed(0)
+    levels = [torch.randn(2, 64 + 3, 160 // stride, 160 // stride, generator=generator) for stride in (8, 16)]
+    levels[1][:, :64].view(2, 4, 16, 10, 10)[:, :, 2:6] += 4
+    low, size = (torch.rand(6, 2, generator=generator) * length for length in (20, 50))
+    kinds = (torch.randint(count, (6, 1), generator=generator) for count in (2, 3))
+    targets = torch.cat((*kinds, low, low + size + 90), 1)
+    points = [(image, (column + 0.5) * stride, (row + 0.5) * stride, stride, level[image, :, row, column])
+              for image in range(2) for stride, level in zip((8, 16), levels, strict=True)
+              for row in range(160 // stride) for column in range(160 // stride)]
+    boxes, scores = [], []
+    for _, x, y, stride, logits in points:
+        left, top, right, bottom = (logits[:64].view(4, 16).softmax(1) @ torch.arange(16.0) * stride).tolist()
+        boxes.append([x - left, y - top, x + right, y + bottom])
+        scores.append(logits[64:].sigmoid().tolist())
+    places = torch.tensor([point[1:3] for point in points[: len(points) // 2]])
+    label, weight = align(torch.tensor(boxes).view(2, -1, 4), torch.tensor(scores).view(2, -1, 3), places, targets)
+    box, cls, dfl = 0.0, 0.0, 0.0
+    for (_, x, y, stride, logits), own, row, share in zip(
+            points, boxes, label.flatten().tolist(), weight.flatten().tolist(), strict=True):
+        x1, y1, x2, y2 = targets[row, 2:].tolist()
+        wanted = torch.zeros(3)
+        wanted[int(targets[row, 1])] = share
+        cls += float(binary_cross_entropy_with_logits(logits[64:], wanted, reduction="sum"))
+        box += share * float(complete_box_iou_loss(torch.tensor([own]), targets[row : row + 1, 2:]))
+        chances = logits[:64].view(4, 16).log_softmax(1).tolist()
+        for side, distance in enumerate(edge / stride for edge in (x - x1, y - y1, x2 - x, y2 - y)):
+            place = min(max(distance, 0), 14.99)
+            lower = int(place)
+            dfl -= share * ((lower + 1 - place) * chances[side][lower]
+                            + (place - lower) * chances[side][lower + 1]) / 4
+    numerators, counts = build().measure(levels, targets, (160, 160))
+    assert (weight.view(2, -1)[:, :400] > 0).any()
+    assert (weight.view(2, -1)[:, 400:] > 0).any()
+    assert numerators[:, 0].tolist() == pytest.approx([box, cls, dfl], rel=1e-4)
+    assert counts[:, 0].tolist() == pytest.approx([float(weight.sum())] * 3, rel=1e-5)
+
+
+def test_few_points_count_as_one() -> None:
+    numerators = torch.tensor([[1.0], [2.0], [3.0]])
+    assert build().terms(numerators, torch.full((3, 1), 0.25)).tolist() == [7.5, 1.0, 4.5]
+    assert build().terms(numerators, torch.full((3, 1), 2.0)).tolist() == [3.75, 0.5, 2.25]
 
 
 def test_sums_of_two_halves_are_those_of_the_whole() -> None:

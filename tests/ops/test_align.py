@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_yolo.ops.align import TOP, align
+from ray_yolo.ops.align import align
 from ray_yolo.ops.boxes import complete_iou
 
 
@@ -30,7 +30,7 @@ def slow_align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor
                 u = max(float(complete_iou(boxes[int(image), point][None], truth)), 0.0)
                 found[point] = (float(scores[int(image), point, int(kind)]) ** 0.5 * u**6, u)
         aligned.append(found)
-        best = sorted(found, key=lambda point: -found[point][0])[:TOP]
+        best = sorted(found, key=lambda point: -found[point][0])[:10]
         for point in found:
             if found[point][0] == 0:
                 perhaps.setdefault((int(image), point), set()).add(len(aligned) - 1)
@@ -54,6 +54,24 @@ def grid(height: int, width: int) -> Tensor:
     return (torch.stack((columns, rows), 2).flatten(0, 1) + 0.5) * 8
 
 
+def assert_as_the_loops(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> set[int]:
+    """The assignment equals that of the loops; returns the images left out, in which it is open."""
+    label, weight = align(boxes, scores, places, targets)
+    expected, unclear = slow_align(boxes, scores, places, targets)
+    for image in set(range(len(boxes))) - unclear:
+        for point in range(len(places)):
+            owner, value = expected.get((image, point), (0, 0.0))
+            assert weight[image, point].item() == pytest.approx(value, abs=1e-6), (image, point)
+            if value > 1e-6:
+                assert label[image, point].item() == owner, (image, point)
+    return unclear
+
+
+def draw_targets(generator: torch.Generator, num: int, low: Tensor, size: Tensor) -> Tensor:
+    image, kind = (torch.randint(count, (num, 1), generator=generator) for count in (2, 3))
+    return torch.cat((image, kind, low, low + size), 1)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(0, 14))
 def test_the_assignment_is_that_of_the_obvious_loops(seed: int, num: int) -> None:
@@ -62,17 +80,23 @@ def test_the_assignment_is_that_of_the_obvious_loops(seed: int, num: int) -> Non
     centres = places + torch.randn(2, 35, 2, generator=generator) * 6
     sides = 4 + torch.rand(2, 35, 2, generator=generator) * 30
     boxes, scores = torch.cat((centres - sides / 2, centres + sides / 2), 2), torch.rand(2, 35, 3, generator=generator)
-    low = torch.rand(num, 2, generator=generator) * 30
-    image, kind = (torch.randint(count, (num, 1), generator=generator) for count in (2, 3))
-    targets = torch.cat((image, kind, low, low + 3 + torch.rand(num, 2, generator=generator) * 40), 1)
-    label, weight = align(boxes, scores, places, targets)
-    expected, unclear = slow_align(boxes, scores, places, targets)
-    for image in {0, 1} - unclear:
-        for point in range(35):
-            owner, value = expected.get((image, point), (0, 0.0))
-            assert weight[image, point].item() == pytest.approx(value, abs=1e-6)
-            if value > 1e-6:
-                assert label[image, point].item() == owner
+    low, size = (torch.rand(num, 2, generator=generator) * length for length in (30, 40))
+    assert_as_the_loops(boxes, scores, places, draw_targets(generator, num, low, size + 3))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num=st.integers(2, 8))
+def test_contested_points_go_where_the_loops_say(seed: int, num: int) -> None:
+    """All boxes overlap all labels, which then are aligned with every point inside: nothing is open, and labels that
+    take ten of the same thirty points each contest many of them."""
+    generator = torch.Generator().manual_seed(seed)
+    places = grid(5, 7)
+    low, size = (torch.rand(2, 35, 2, generator=generator) * length for length in (14, 20))
+    boxes = torch.cat((low, low + size + 24), 2)
+    scores = 0.05 + 0.95 * torch.rand(2, 35, 3, generator=generator)
+    low, size = (torch.rand(num, 2, generator=generator) * length for length in (14, 20))
+    targets = draw_targets(generator, num, low, size + 24)
+    assert assert_as_the_loops(boxes, scores, places, targets) == set()
 
 
 def test_a_label_that_covers_one_cell_by_hand() -> None:

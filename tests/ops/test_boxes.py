@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
-from ray_yolo.ops.boxes import complete_iou, corners, paired_iou, pairwise_iou, to_original
+from ray_yolo.ops.boxes import complete_iou, corners, grid_points, paired_iou, pairwise_iou, to_original
 
 
 def random_boxes(num: int, seed: int) -> Tensor:
@@ -99,3 +101,20 @@ def test_no_boxes_remain_no_boxes() -> None:
     none = torch.zeros(0, 4)
     assert complete_iou(none, none).shape == (0,)
     assert to_original(none, (1.0, 1.0), (0, 0), (30, 40)).shape == (0, 4)
+
+
+def test_a_trace_of_points_gives_those_of_any_other_size() -> None:
+    """Exported models take images of other sizes than the one that they were traced with."""
+    def points(large: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
+        return grid_points((large, small), (8, 16))
+
+    def levels(height: int, width: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(2, 5, 2 * height, 2 * width), torch.zeros(2, 5, height, width)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces TorchScript's end
+        traced = torch.jit.trace(points, levels(2, 3))
+    for found, expected in zip(traced(*levels(5, 4)), points(*levels(5, 4)), strict=True):
+        assert torch.equal(found, expected)
+    assert points(*levels(1, 1))[0].tolist() == [[4, 4], [12, 4], [4, 12], [12, 12], [8, 8]]
+    assert points(*levels(1, 1))[1].tolist() == [[8]] * 4 + [[16]]

@@ -1,9 +1,8 @@
 """Draws belong to their keys."""
 
 import numpy as np
-import pytest
 
-from ray_yolo.ops.seeding import Stream, epoch_order, generator, image_size, windows
+from ray_yolo.ops.seeding import Stream, epoch_order, generator, image_size
 
 
 def test_equal_keys_draw_alike_and_sums_of_keys_do_not_matter() -> None:
@@ -29,16 +28,6 @@ def test_weighted_order_draws_in_proportion_to_the_weights() -> None:
     order = epoch_order(0, 0, 10_000, weights)
     assert set(order) == {7, 9}
     assert 0.73 < (order == 9).mean() < 0.77
-
-
-def test_windows_cover_the_order_and_the_last_is_as_long_as_the_others() -> None:
-    assert windows(np.array([5, 3, 1, 4, 0, 2, 6]), 3) == [(5, 3, 1), (4, 0, 2), (0, 2, 6)]
-    assert windows(np.array([5, 3, 1, 4, 0, 2]), 3) == [(5, 3, 1), (4, 0, 2)]
-
-
-@pytest.mark.parametrize("length", [7, 8, 100])
-def test_a_window_as_long_as_the_order_is_the_whole_data_set(length: int) -> None:
-    assert windows(np.arange(7), length) == [()]
 
 
 def test_multi_scale_sizes_are_multiples_of_the_stride_within_half_and_one_and_a_half() -> None:

@@ -235,6 +235,11 @@ class TestProjection:
                                    run_log.checkpoint(2), run_log.start(2), run_log.start(1)])
         assert steps_of(surviving(events)) == [1]
 
+    def test_where_workers_went_on_out_of_their_memory_nothing_is_durable(self):
+        rows = [run_log.start(), run_log.step(1)]
+        assert steps_of(durable(run_log.numbered([*rows, run_log.start(1, regrouped=True)]))) == []
+        assert steps_of(durable(run_log.numbered([*rows, run_log.start(1)]))) == [1]
+
     def test_a_row_is_durable_once_a_checkpoint_of_its_step_follows(self):
         events = run_log.numbered([run_log.start(), run_log.step(1), run_log.step(2), run_log.checkpoint(1)])
         assert steps_of(durable(events)) == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.record import FORMAT, Record, RunRecord, SweepRecord, read_record, write_record
 
-LEFT = Path(__file__).parents[1] / "fixtures" / "0.1.0" / "runs"
 RUN = RunRecord(digest="ab", asked=Recipe(), recipe=Recipe(batch_size=16, microbatch=8), architecture={"nc": 3},
                 anchors=[[[1.0, 2.0]]], num_parameters=7, names=("a", "b"), labels="cd", command="x",
                 provenance={"p": "1"})
@@ -25,14 +23,6 @@ def test_what_was_written_is_read(tmp_path: Path, record: Record) -> None:
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_records_of_0_1_0_are_read() -> None:
-    training, sweep = read_record(LEFT / "train" / "exp"), read_record(LEFT / "evolve" / "exp")
-    assert isinstance(training, RunRecord)
-    assert isinstance(sweep, SweepRecord)
-    assert training.recipe.batch_size == json.loads((LEFT / "train" / "exp" / "run.json").read_text())["recipe"][
-        "batch_size"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"digest": "ab"}', '{"format": "?", "digest": "ab"}'])

@@ -217,6 +217,19 @@ def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, b
     assert len(bucket.list("exp/log/")) == 2
 
 
+def test_a_segment_ends_with_a_whole_line(start: Start, bucket: FolderStore) -> None:
+    """The log may be read while its writer is half-way through a line, which another machine would parse."""
+    run = start()
+    tell(run, "a", "b")
+    log = run.folder / EVENTS_FILE
+    whole = log.read_bytes()
+    for size in (len(whole) - 5, len(whole) - 1, len(whole)):
+        log.write_bytes(whole[:size])
+        stored(run).seal()
+        assert read_log(stored(run)._store) == whole[: whole[:size].rfind(b"\n") + 1]
+    assert len(bucket.list("exp/log/")) == 2
+
+
 def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: FolderStore) -> None:
     run = start()
     bucket.put("exp/log/000001-000000.jsonl", b"other")

@@ -14,6 +14,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.engine.predict import Trained, load_trained
 from ray_yolo.errors import CheckpointError, DatasetError
@@ -211,6 +212,24 @@ def test_what_was_found_is_written_and_told(
     assert everything.split()[1:3] == [str(len(SIZES)), str(sum(map(len, data.labels)))]
     assert f"{result.metrics['mAP50']:.4g}" in everything
     assert f"{result.coco['ap']:.4f}" in rows[2]
+
+
+def test_validation_finds_what_prediction_finds_in_jpegs_of_any_size(weights: Path, tmp_path: Path) -> None:
+    for number, size in enumerate([(48, 64), (96, 128), (200, 256), (768, 1024), (100, 100)]):
+        write_image(tmp_path / "images" / f"{number}.jpg", smooth_picture(*size, seed=number))
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text(f"train: images\nval: images\nnames: [{', '.join(NAMES)}]\n")
+    result = run(weights, Set(yaml, [], []), tmp_path, coco=False, single_cls=True, allow_empty=True,
+                 evaluate={**FEW, "batch_size": 1}, save_json=True)
+    rows = json.loads((result.folder / "detections.json").read_text())
+    for found in YOLO(weights).predict(str(tmp_path / "images"), agnostic_nms=True, **FEW):
+        number = int(Path(found.path).stem)
+        boxes = np.array([row["bbox"] for row in rows if row["image_id"] == number])
+        scores = np.array([row["score"] for row in rows if row["image_id"] == number])
+        assert len(found) == len(boxes) > 3, number
+        corners = np.column_stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
+        assert np.abs(corners - np.asarray(found.boxes.xyxy)).max() < 2e-3, number
+        assert np.abs(scores - np.asarray(found.boxes.conf)).max() < 2e-5, number
 
 
 def test_settings_change_what_they_name(weights: Path, data: Set, tmp_path: Path, local: ValResult) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.events import (
+    ANCHOR_TERMS,
     CheckpointEvent,
     DatasetEvent,
     EndEvent,
@@ -44,7 +45,7 @@ def dataset(**digests: str) -> DatasetEvent:
 
 def start(step: int = 0, **changes: Any) -> StartEvent:
     return StartEvent.model_validate({"step": step, "epoch": step // STEPS_PER_EPOCH, "images_in_epoch": 0,
-                                      "num_workers": 2, "epochs": 3} | changes)
+                                      "num_workers": 2, "epochs": 3, "terms": ANCHOR_TERMS} | changes)
 
 
 def step(number: int, **changes: Any) -> StepEvent:

@@ -178,23 +178,6 @@ def asha_sweep(path, num_trials):
     return read_ledger(path)
 
 
-def as_in_0_1_0(path, num_trials):
-    """The ledger that 0.1.0 would have left of `asha_sweep`: it ranked by fitness alone, and wrote of no rungs."""
-    asha_sweep(path, 1)
-    header = json.loads(path.read_text().splitlines()[0])
-    events, rows = [header], []
-    for number in range(num_trials):
-        genes, short = propose(SPACE, 3, number, rows), number % 2 == 1
-        fitness = fitness_of(genes) + 5 * short
-        events += [{"type": "proposed", "trial": number, "genes": genes, "seen": [row.trial for row in rows],
-                    "parents": list(parents_of(SPACE, 3, number, rows)), "command": ""},
-                   {"type": "finished", "trial": number, "fitness": fitness, "metrics": {}, "losses": {},
-                    "epochs": 10 if short else 90}]
-        rows.append(Row(number, genes, fitness))
-    path.write_text("".join(json.dumps({**event, "seq": seq, "time": 1}) + "\n" for seq, event in enumerate(events)))
-    return read_ledger(path)
-
-
 class TestRungs:
     def test_trials_that_were_stopped_are_no_parents_beside_five_that_were_not(self, path):
         trials = read_trials(asha_sweep(path, 24))
@@ -216,22 +199,6 @@ class TestRungs:
     def test_an_altered_end_shows_in_what_follows(self, path):
         asha_sweep(path, 4)
         assert verify(rewrite(path, lambda event: {**event, "epochs": 40} if event.get("epochs") == 10 else event))
-
-    def test_a_ledger_of_0_1_0_is_verified_by_its_rule_and_continued_by_todays(self, path):
-        old = as_in_0_1_0(path, 16)
-        assert verify(old) == []
-        assert any(number % 2 for trial in read_trials(old).values() for number in trial.parents)
-        events = asha_sweep(path, 30)
-        assert events[: len(old)] == old
-        assert verify(events) == []
-        new = [trial for trial in read_trials(events).values() if trial.number >= 16]
-        assert any(trial.parents for trial in new)
-        assert all(number % 2 == 0 for trial in new for number in trial.parents)
-
-    def test_one_of_0_1_0_that_was_altered_is_told(self, path):
-        as_in_0_1_0(path, 16)
-        events = rewrite(path, lambda event: {**event, "fitness": 9.0} if event.get("trial") == 2 else event)
-        assert verify(events)
 
     def test_what_the_scheduler_let_go_on_is_remembered_until_the_trial_has_ended_and_after(self, path):
         ledger = Ledger(path, ASHA, ASHA.recipe)
