@@ -17,7 +17,17 @@ import torch
 from ray.train.torch import TorchConfig
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import (
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    StacksEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+    WorkerEvent,
+)
 from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import ray_train
 from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, replaces_in_place
@@ -110,7 +120,7 @@ def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch
         ray_train._until_the_end(Trainer(FULL), roster, tmp_path)
 
 
-def argv_of(folder: Path, num_workers: int, epochs: int) -> list[str]:
+def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
     return [*command(folder, folder, num_workers), "--epochs", str(epochs), "--set", "augment.mosaic=0", "--mlflow-uri",
             "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
 
@@ -182,3 +192,24 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_pa
     assert sum(f"(process {frozen}) has not moved for" in text for text in told) == 1
     assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
     assert "MainThread" in only(StacksEvent, events)[0].stacks
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.parametrize("num_workers", [1, "2-3"])
+def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
+        tmp_path: Path, num_workers: int | str) -> None:
+    """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
+    process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
+                     "--max-failures", "1"], tmp_path)
+    killed = wait_for_steps(process, tmp_path, 1)
+    hit(killed, 0, signal.SIGKILL)
+    finish(process)
+    events, expected = read_events(log_of(tmp_path)), tensors(calm(tmp_path / "calm", SHORT))
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
+    _, second = only(StartEvent, events)
+    assert not second.regrouped
+    assert second.step >= max(event.step for event in only(CheckpointEvent, killed))
+    [told] = [event.message for event in only(WarningEvent, events) if "started again" in event.message]
+    assert f"all workers are started again, from step {second.step}" in told
+    assert only(EndEvent, events)[-1].status == "done"
