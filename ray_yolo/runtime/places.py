@@ -223,7 +223,7 @@ class Keeper:
         if draining:
             self._leaving |= answer(self._roster.part_from.remote(draining))
         for node in draining - self._draining:
-            self._judge.tell(f"node {cluster.name_of(node)} will be taken away: its workers leave after the step")
+            self._judge.tell(cluster.leave_notice(node))
         self._draining = draining
 
     def _check_room(self, present: int) -> None:

@@ -31,6 +31,7 @@ from ray_yolo.events import (
 from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import ray_train
 from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.worker import note_sigterm
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
@@ -40,8 +41,8 @@ ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=F
 FULL = RuntimeError("CUDA out of memory")
 
 
-@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, False), ((2, 4), False)])
-def test_a_fixed_number_of_several_workers_can(num_workers: Any, expected: bool) -> None:
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, True), ((2, 4), False)])
+def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None:
     assert replaces_in_place(Placement(num_workers=num_workers)) is expected
 
 
@@ -54,8 +55,11 @@ def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     backend = InPlaceConfig(backend="gloo").backend_cls
     assert backend.has_replica_groups
     assert not TorchConfig().backend_cls.has_replica_groups
-    for hook in (backend.on_start, backend.on_training_start, backend.on_shutdown):
+    for hook in (backend.on_training_start, backend.on_shutdown):
         assert hook(backend(), None, None) is None  # the worker group is not touched
+    executed: list[Any] = []
+    backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
+    assert executed == [note_sigterm]  # in the main thread of each worker
 
 
 class Roster:
@@ -102,11 +106,12 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's controller waits for it; what the roster knows counts, and the workers' room is given back."""
     stopped: list[Path] = []
+    told: list[str] = []
     monkeypatch.setattr(ray_train, "_END_SECONDS", 0.1)
     monkeypatch.setattr(ray_train, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(ray_train, "stop_workers", stopped.append)
     trainer = Trainer()
-    assert ray_train._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path) is ENDED
+    assert ray_train._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path, told.append) is ENDED
     assert stopped == [tmp_path]
     trainer.free.set()
 
@@ -115,9 +120,9 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
 def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      with_roster: bool) -> None:
     roster = Roster(monkeypatch) if with_roster else None
-    assert ray_train._until_the_end(Trainer("done"), roster, tmp_path) == "done"
+    assert ray_train._until_the_end(Trainer("done"), roster, tmp_path, print) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
-        ray_train._until_the_end(Trainer(FULL), roster, tmp_path)
+        ray_train._until_the_end(Trainer(FULL), roster, tmp_path, print)
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
