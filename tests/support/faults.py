@@ -59,8 +59,8 @@ def breakable_train_worker(config: dict[str, Any]) -> Summary | None:
 
 
 def _make_breakable(config: dict[str, Any], number: int) -> None:
-    """Make of this process a worker whose steps take their time, and that breaks after one as `Training.tell` says; its disk is full as long
-    as there is a file of that name.
+    """Make of this process a worker whose steps take their time, and that breaks after one as `Training.tell` says; its
+    disk is full as long as there is a file of that name.
     """
     after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["job"]["run_dir"])
 
