@@ -70,7 +70,7 @@ class Asked(ray.train.UserCallback):
 
     Args:
         workers: of which Ray replaces one while the others go on; 0: it starts all again.
-        roster: of these workers. What ends them once their training has ended is nobody's business.
+        roster: of these workers. What ends one that was to leave is no failure, nor is what ends them after training.
     """
 
     def __init__(self, judge: Judge, workers: int = 0, roster: ActorHandle[Roster] | None = None) -> None:
@@ -78,17 +78,17 @@ class Asked(ray.train.UserCallback):
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
+        failed = list(worker_exceptions)
         if self._roster:
             with contextlib.suppress(ray.exceptions.RayError):
-                answer(self._roster.lose.remote(list(worker_exceptions)))
-        if self._roster is None or not outcome_of(self._roster):
-            self.judge.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
+                failed = answer(self._roster.lose.remote(failed))
+        if failed and (self._roster is None or not outcome_of(self._roster)):
+            self.judge.decide({worker: worker_exceptions[worker] for worker in failed},
+                              others_go_on=len(worker_exceptions) < self._workers)
 
 
-def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
-    """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
-    if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
+def scaling_config(placement: Placement, gpus: float) -> ray.train.ScalingConfig:
+    """What Ray Train is asked for, with so many GPUs for each worker."""
     return ray.train.ScalingConfig(
         num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ray.actor import ActorHandle
 
-from ray_yolo.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError, WorkerLeftError
+from ray_yolo.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
@@ -65,8 +65,7 @@ class Judge:
         if _is_permanent(error):
             raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
         step = reached_step(events) if others_go_on else saved_step(events)
-        taken = any(isinstance(each, WorkerLeftError)
-                    or getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
+        taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in failures.values())
         if not (taken or self.restarts.allow(step)):
             # said by Ray of a worker, not by the worker; or of another worker

@@ -66,10 +66,15 @@ class Roster:
     """Says how training ended, from a moment on; `answer` is what asks it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
-        self.ended, self.lost = ended, []
+        self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
-        self.lose = SimpleNamespace(remote=self.lost.extend)
+        self.lose = SimpleNamespace(remote=self.lose_some)
         monkeypatch.setattr(ray_train, "answer", lambda answered: answered)
+
+
+    def lose_some(self, workers: list[int]) -> list[int]:
+        self.lost += workers
+        return [worker for worker in workers if worker not in self.leaving]
 
 
 def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +87,13 @@ def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monk
     alone.after_exception(None, {0: FULL})
     assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
     assert roster.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
+    roster.leaving = {0}
+    asked.after_exception(None, {0: FULL})
+    asked.after_exception(None, {0: FULL, 2: FULL})
+    assert decided[3:] == [([2], True)]
     roster.ended = ENDED
     asked.after_exception(None, {1: FULL})
-    assert len(decided) == 3
+    assert len(decided) == 4
 
 
 class Trainer:
