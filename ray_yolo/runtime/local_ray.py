@@ -23,8 +23,8 @@ _starting = threading.Event()
 
 
 def session_folder() -> Path:
-    """A new folder of mode 0700 for Ray's sessions (logs, sockets). It is removed when this process ends; if it was
-    killed, by this user's next call on this machine.
+    """Where Ray may make a folder for its sessions (logs, sockets), which it opens to everyone: in a new one of mode
+    0700. That is removed when this process ends; if it was killed, by this user's next call on this machine.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(base)) + len(_PREFIX) + 8 > _LONGEST:
@@ -37,7 +37,7 @@ def session_folder() -> Path:
     try_lock(os.open(new, os.O_CREAT | os.O_WRONLY))  # until this process ends
     new.rename(folder / _LOCK)  # `_remove_stale` never finds it unlocked before
     atexit.register(_remove, folder)
-    return folder
+    return folder / "r"
 
 
 def _remove(folder: Path) -> None:
