@@ -27,7 +27,7 @@ def session_folder() -> Path:
     0700. That is removed when this process ends; if it was killed, by this user's next call on this machine.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    if len(str(base)) + len(_PREFIX) + 8 > _LONGEST:
+    if len(str(base)) + len(_PREFIX) + 8 > _LONGEST or not base.is_dir():
         base = Path("/tmp")
     for stale in base.glob(f"{_PREFIX}*"):
         with suppress(OSError):
