@@ -32,7 +32,6 @@ private=$(mktemp -d "$HOME/.ray_yolo-$SLURM_JOB_ID.XXXXXX")  # mode 0700
 trap 'rm -rf "$private"' EXIT
 (umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$private/token")
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$private/token" RAY_USAGE_STATS_ENABLED=0
-export RAY_TMPDIR="/tmp/ray_yolo-$SLURM_JOB_ID"  # not /tmp/ray, which may belong to the node's last user
 
 train=(
     python -m ray_yolo.train
@@ -44,9 +43,14 @@ train=(
 )
 # What a start that was cut short has left is ended first, on all nodes before Ray starts on any of them: where SLURM follows
 # processes without cgroups, Ray's daemons live on, and a node that meets the old head with the new token gives up.
-srun --export=ALL --ntasks-per-node=1 ray stop --force > /dev/null 2>&1 || true
+srun --export=ALL --ntasks-per-node=1 bash -c 'ray stop --force; rm -rf /tmp/ray_yolo-slurm.*' > /dev/null 2>&1 || true
 # srun takes --cpus-per-task from nowhere since SLURM 22.05 and would give the task one core.
-srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
+# Ray's folder is this user's alone on each node, and nobody knows its name before: in /tmp/ray every user may write.
+srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" bash -c '
+    RAY_TMPDIR=$(mktemp -d /tmp/ray_yolo-slurm.XXXXXX)
+    export RAY_TMPDIR
+    trap "rm -rf \"$RAY_TMPDIR\"" EXIT
+    "$@"' node \
     ray symmetric-run --address "$head_ip:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \
     --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="$gpus" -- \
     bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &

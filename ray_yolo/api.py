@@ -175,6 +175,8 @@ class YOLO:
         own = {} if needs_weights else {"model": self._name}
         if self._weights:
             own["weights"] = self._weights
+        if settings.get("resume"):  # the run knows its own
+            own = {}
         return resolve_config(config, given_by_keyword({**own, **_spelled(config, settings)}))[0]
 
     def _load(self, weights: str) -> None:

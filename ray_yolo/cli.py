@@ -123,9 +123,9 @@ def train(argv: Sequence[str] | None = None) -> int:
 
 def _train_note(config: RunConfig) -> str:
     from ray_yolo.runlog import narrator
-    from ray_yolo.runtime import ray_train
+    from ray_yolo.runtime.places import workers_line
 
-    return f"# {narrator.settings_line(config.recipe)}\n# {ray_train.scaling_config(config.placement)}"
+    return f"# {narrator.settings_line(config.recipe)}\n# {workers_line(config.placement)}"
 
 
 def tune(argv: Sequence[str] | None = None) -> int:

@@ -49,6 +49,10 @@ class WrongWeightsError(RuntimeError):
     """This worker has other weights than the rest. Not one of ours that ends a command: another one takes its place."""
 
 
+class WorkerLeftError(RuntimeError):
+    """This worker was asked to leave, and has left between two steps. No failure: another one takes its place."""
+
+
 class ResourcesError(RayYoloError):
     """The cluster can never provide what was asked for (exit 4)."""
 

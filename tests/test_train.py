@@ -22,7 +22,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     seen: list[RunConfig] = []
     stand_ins = {
         "trainer": SimpleNamespace(fit=seen.append, foresee=lambda config: resolve(config.recipe, 2, gpu=False)),
-        "ray_train": SimpleNamespace(scaling_config=lambda placement: f"ScalingConfig({placement.num_workers})"),
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"ray_yolo.runtime.{name}", module)
@@ -44,7 +43,8 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     decided = config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)})
     told = capsys.readouterr().out
     assert told == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
-                    "step), precision fp32, learning rate 0.01 (SGD)\n# ScalingConfig(2)\n")
+                    "step), precision fp32, learning rate 0.01 (SGD)\n# Ray: 2 workers of Ray Train, placed by PACK; "
+                    "each has its part of a node's CPUs, 0 GPU\n")
     assert "\nbatch_size: 32                            # default; decided at the start\n" in told
     assert calls == []
 

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -180,6 +180,15 @@ class Recipe(Frozen):
 def divisors(number: int) -> list[int]:
     """Divisors of a positive number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def given_settings(settings: Frozen, above: str = "") -> dict[str, Any]:
+    """What the user has set of a recipe, also to its default, by path."""
+    given: dict[str, Any] = {}
+    for name in sorted(settings.model_fields_set):
+        value = getattr(settings, name)
+        given |= (given_settings(value, f"{above}{name}.") if isinstance(value, Frozen) else {f"{above}{name}": value})
+    return given
 
 
 def recipe_digest(recipe: Recipe) -> str:

@@ -7,9 +7,13 @@ processes and workers play no part. Validation batches are cut once, so that any
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, NamedTuple
 
 import cv2
@@ -31,6 +35,8 @@ from ray_yolo.structures import AnnotationIndex, SampleKey
 
 Sample = dict[str, Any]
 Batch = dict[str, Tensor]
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""A terminal, or `timeout`, sends them to the whole process group: the training alone acts on them."""
 _QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 _log = logging.getLogger(__name__)
 
@@ -183,8 +189,25 @@ def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.cat(rows) if rows else torch.zeros(0, 6)
 
 
+def start_forkserver() -> None:
+    """Start the process that forks loader processes, unless it runs. It and they block `GROUP_SIGNALS`."""
+    multiprocessing.set_forkserver_preload([__name__])  # torch is imported once, not by each of them
+    resource_tracker.ensure_running()  # which unblocks these signals; it ignores them itself
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def worker_init(_: int) -> None:
-    """For each loader process: one thread each, because parallelism comes from the processes."""
+    """For each loader process: a process group of its own, where signals to the training's group do not reach it, and
+    one thread, because parallelism comes from the processes.
+    """
+    os.setpgid(0, 0)
+    while signal.sigtimedwait(GROUP_SIGNALS, 0):  # came before that
+        pass
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # torch ends a loader that hangs with SIGTERM
     keep_freed_memory()
     cv2.setNumThreads(0)
     torch.set_num_threads(1)

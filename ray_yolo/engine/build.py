@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ray_yolo.data.dataset import (
     as_it_is,
     cut_batches,
     padded_shapes,
+    start_forkserver,
     worker_init,
 )
 from ray_yolo.data.image_cache import ImageStore
@@ -263,6 +263,6 @@ def _processes(host: Host) -> dict[str, Any]:
     pinned = {"pin_memory": host.device.type == "cuda"}  # or a copy to the device waits
     if not host.loader_processes:
         return pinned
-    multiprocessing.set_forkserver_preload([TrainDataset.__module__])  # torch is imported once, not by each of them
+    start_forkserver()
     return {**pinned, "num_workers": host.loader_processes, "persistent_workers": True,
             "worker_init_fn": host.loader_init, "multiprocessing_context": "forkserver"}

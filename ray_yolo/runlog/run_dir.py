@@ -20,11 +20,13 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.recipe import Recipe, given_settings, recipe_digest
 from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.folders import (
@@ -78,12 +80,14 @@ class Run:
 
 
 @usable_storage()
-def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None) -> Run | None:
+def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None,
+             labels: Callable[[], str] | None = None) -> Run | None:
     """The run that this command continues, locked; None if it shall begin one. Nothing is made.
 
     Args:
         extends: of a sweep: whether there is more to do for the named one of a folder, although it is finished. None
             for a training.
+        labels: returns the digest of the training labels, which tells a data set that has moved from another one.
 
     Raises:
         InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
@@ -94,13 +98,23 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
             raise InputError("exist_ok: a run in a store is not moved aside; choose another --name, or remove it there")
         refresh(project, address, is_held, "" if placement.resume else placement.name)
     if placement.resume:
-        return _resumed(placement)
+        return _resumed(recipe, placement)
     with storage_probe(placement):
         pass
+    moved = partial(_has_moved, recipe, labels)
     if placement.name:
-        return _named(project / placement.name, recipe, placement.exist_ok, extends)
-    return next(_unfinished(project, sweeps=extends is not None,
+        return _named(project / placement.name, recipe, moved, placement.exist_ok, extends)
+    same = next(_unfinished(project, sweeps=extends is not None,
                             wanted=lambda record: record.digest == recipe_digest(recipe)), None)
+    return same if same or labels is None else next(_unfinished(project, sweeps=False, wanted=moved), None)
+
+
+def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record) -> bool:
+    """Whether a training is of this recipe but for the place of its data set, whose labels are the same."""
+    if labels is None or not isinstance(record, RunRecord):
+        return False
+    return (record.digest == recipe_digest(recipe.model_copy(update={"data": record.asked.data}))
+            and labels() == record.labels)
 
 
 @usable_storage()
@@ -150,13 +164,13 @@ def bring_run(placement: Placement) -> None:
             run.release()
 
 
-def _resumed(placement: Placement) -> Run:
+def _resumed(recipe: Recipe, placement: Placement) -> Run:
     """The run of `--resume`: its folder, a file in it, its address, or the newest unfinished one for 'auto'."""
     resume = placement.resume
     if resume == "auto":
         project = project_folder(placement)
         if run := next(_unfinished(project, sweeps=False), None):
-            return run
+            return _of_these_settings(recipe, run)
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
     if is_address(resume):
@@ -173,23 +187,44 @@ def _resumed(placement: Placement) -> Run:
         run.release()
         raise InputError(f"resume: {holder} is a sweep; run the python -m ray_yolo.tune command again that began it "
                          f"(--space {shlex.quote(run.record.space)}), and it continues")
+    return _of_these_settings(recipe, run)
+
+
+def _of_these_settings(recipe: Recipe, run: Run) -> Run:
+    """The run, unless the user has given a setting of which it was begun with another value: that is refused. Its data
+    set may have moved."""
+    if not isinstance(run.record, RunRecord):
+        return run
+    asked, decided = run.record.asked, run.record.recipe
+    other = [f"{path}={attrgetter(path)(asked)} (not {value})" for path, value in given_settings(recipe).items()
+             if path != "data" and value not in (attrgetter(path)(asked), attrgetter(path)(decided))]
+    if other:
+        run.release()
+        raise InputError(f"resume: {_shown(run.folder)} was begun with {', '.join(other)}, and a run keeps its recipe; "
+                         f"leave that out, or start a new run with {_go_on_from(run.folder)}")
     return run
 
 
-def _named(folder: Path, recipe: Recipe, exist_ok: bool, extends: Callable[[Path], bool] | None) -> Run | None:
+def _named(folder: Path, recipe: Recipe, moved: Callable[[Record], bool], exist_ok: bool,
+           extends: Callable[[Path], bool] | None) -> Run | None:
     """The run of a name if it can go on; None if it has not begun, or may be moved aside."""
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
     other = run.is_sweep != (extends is not None)
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
-    if run.record and run.record.digest == recipe_digest(recipe) and not finished and not other:
-        return run
+    try:
+        if (run.record and not finished and not other
+                and (run.record.digest == recipe_digest(recipe) or moved(run.record))):
+            return run
+    except InputError:
+        run.release()
+        raise
     run.release()
     if exist_ok:
         return None
     kind = "a sweep" if run.is_sweep else "a training"
-    state = kind if other else "finished" if finished else "a run of another recipe"
+    state = kind if other else "finished" if finished else "a run of another recipe or data set"
     over = "" if address_of(folder) else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
     raise InputError(f"name: {_shown(folder)} is {state}; choose another --name, {over}or continue from its weights "
                      f"with {_go_on_from(folder)}")

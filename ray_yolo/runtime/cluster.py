@@ -33,6 +33,7 @@ from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runtime.local_ray import in_own_groups, session_folder
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -81,9 +82,11 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         own: dict[str, Any] = {}
         if address == "local":
             own_token()
-            own = {"num_cpus": cores(), "include_dashboard": False}  # a dashboard would be eleven processes more
+            own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would be eleven processes more
+                   "_temp_dir": str(session_folder())}  # in Ray's own every user of the machine may write
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            with in_own_groups():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
@@ -152,7 +155,7 @@ def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
     if isinstance(error, ray.exceptions.AuthenticationError):
         advice = "give this user the cluster's token (RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)"
     elif address == "local":
-        advice = "try again, or see Ray's logs (/tmp/ray/session_latest/logs)"
+        advice = "try again; `ray start --head` leaves logs that say more, in /tmp/ray/session_latest/logs"
     return ResourcesError(f"address: {address}: {reason}; {advice}")
 
 
@@ -241,6 +244,11 @@ def stop_workers(run_dir: Path) -> None:
 def draining_nodes() -> set[str]:
     """The ids of the nodes that are about to be taken away, as Ray was told."""
     return set(cluster_state.get_draining_nodes())
+
+
+def leave_notice(node: str) -> str:
+    """What is said of a node, by its id, that is drained."""
+    return f"node {name_of(node)} will be taken away: its workers leave after the step"
 
 
 def name_of(node: str) -> str:

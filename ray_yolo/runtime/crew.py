@@ -158,7 +158,7 @@ class Crew:
         worker.heard, (worker.job, worker.number) = self._clock(), lease
         self._progress += moved
         self._look()
-        return worker.parts or place.node in self._draining
+        return self._leaves(worker)
 
     def ended(self, uid: str, place: Place, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
         """A worker has come to the end of its job, or (None) of its part in it."""
@@ -168,6 +168,11 @@ class Crew:
             self._jobs[job].summary, self._jobs[job].ended = outcome, self._clock()
         elif job in self._jobs and isinstance(outcome, Exception):
             self._fail(job, Failure(number, outcome))
+
+    def part(self, uid: str) -> None:
+        """Have a worker leave its job after the step in hand; another one takes its part."""
+        if uid in self._workers:
+            self._workers[uid].parts = True
 
     def part_from(self, nodes: Collection[str]) -> dict[int, str]:
         """Have the workers on these nodes, and on no others, leave after the step in hand. Returns the node of each, by
@@ -207,7 +212,10 @@ class Crew:
         return [worker for worker in self._workers.values() if worker.job == job]
 
     def _stay_at(self, job: str) -> list[_Worker]:
-        return [worker for worker in self._busy_at(job) if not worker.parts]
+        return [worker for worker in self._busy_at(job) if not self._leaves(worker)]
+
+    def _leaves(self, worker: _Worker) -> bool:
+        return worker.parts or worker.place.node in self._draining
 
     def _open(self) -> dict[str, _Job]:
         """The jobs that may be given to a worker."""

@@ -29,7 +29,7 @@ from ray_yolo.runtime.crew import Crew, Lease, News, Place
 from ray_yolo.runtime.members import answer, start_here
 from ray_yolo.runtime.places import Keeper, Places
 from ray_yolo.runtime.restarts import Judge, Restarts, place_of, summary
-from ray_yolo.runtime.worker import train_job
+from ray_yolo.runtime.worker import note_sigterm, received_sigterm, train_job
 
 _ASK_SECONDS = 0.1  # of an idle worker
 _NEWS_SECONDS = 0.5  # of a trial: the next one waits for workers, not for this one's end
@@ -155,9 +155,10 @@ def crew_worker(config: dict[str, Any], number: int) -> bool:
     Raises:
         Exception: what a job has ended by, if that may lie in this process: another one takes its place.
     """
+    note_sigterm()
     crew, uid = config["crew"], uuid.uuid4().hex
     place = Place(number, ray.get_runtime_context().get_node_id(), own_process())
-    while not isinstance(lease := answer(crew.ask.remote(uid, place)), str):
+    while not (received_sigterm() or isinstance(lease := answer(crew.ask.remote(uid, place)), str)):
         if lease is None:
             time.sleep(_ASK_SECONDS)
             continue
@@ -171,7 +172,7 @@ def crew_worker(config: dict[str, Any], number: int) -> bool:
         answer(crew.ended.remote(uid, place, lease[:2], outcome))
         if isinstance(outcome, Exception) and not isinstance(outcome, (RayYoloError, ray.exceptions.RayError)):
             raise outcome
-    return lease == "over"
+    return not received_sigterm() and lease == "over"
 
 
 def _work(crew: CrewHandle, uid: str, place: Place, lease: Lease) -> Summary | None:
@@ -185,6 +186,8 @@ def _work(crew: CrewHandle, uid: str, place: Place, lease: Lease) -> Summary | N
         while not over.wait(_BEAT_SECONDS):
             moved, step = pulse.step > step, pulse.step
             with contextlib.suppress(ray.exceptions.RayError):
+                if received_sigterm():
+                    crew.part.remote(uid)
                 if answer(crew.beat.remote(uid, place, lease[:2], moved)):
                     config["roster"].part.remote(member)
 

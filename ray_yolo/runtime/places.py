@@ -43,6 +43,20 @@ def has_places(placement: Placement) -> bool:
     return isinstance(placement.num_workers, tuple) and not placement.placement_strategy.startswith("STRICT")
 
 
+def workers_line(placement: Placement) -> str:
+    """What a training would run on, in one line, as far as it is known before any cluster is asked."""
+    if placement.num_workers == 0:
+        return "this process, without Ray"
+    low, high, cpus = placement.min_workers, placement.max_workers, placement.cpus_per_worker
+    gpus = cluster.foreseen_gpus(placement)
+    each = ", ".join((f"{cpus:g} CPU" if cpus != "auto" else "its part of a node's CPUs",
+                      "1 GPU if the cluster has any" if gpus is None else f"{gpus:g} GPU",
+                      *filter(None, [placement.accelerator_type])))
+    number = f"{low} to {high}" if low < high else str(low)
+    kind = "each in a place of its own" if has_places(placement) else "of Ray Train"
+    return f"Ray: {number} workers {kind}, placed by {placement.placement_strategy}; each has {each}"
+
+
 class Places:
     """The places of a training's workers. Use as a context: they are given back at its end, with whoever is in them.
 
@@ -223,7 +237,7 @@ class Keeper:
         if draining:
             self._leaving |= answer(self._roster.part_from.remote(draining))
         for node in draining - self._draining:
-            self._judge.tell(f"node {cluster.name_of(node)} will be taken away: its workers leave after the step")
+            self._judge.tell(cluster.leave_notice(node))
         self._draining = draining
 
     def _check_room(self, present: int) -> None:

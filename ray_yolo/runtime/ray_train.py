@@ -28,10 +28,11 @@ from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
-from ray_yolo.runtime.cluster import resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.cluster import draining_nodes, leave_notice, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.members import answer
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
 from ray_yolo.runtime.roster import Roster
+from ray_yolo.runtime.worker import note_sigterm
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 15.0  # for Ray to end when training has
@@ -42,7 +43,10 @@ class _Backend(_TorchBackend):
 
     has_replica_groups = True
 
-    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        """In the main thread of each worker, and of each replacement: the train function runs in another one."""
+        worker_group.execute(note_sigterm)
+
     def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
 
@@ -58,8 +62,7 @@ class InPlaceConfig(TorchConfig):
 
 def replaces_in_place(placement: Placement) -> bool:
     """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
-    fixed = isinstance(placement.num_workers, int) and placement.num_workers > 1
-    return fixed and hasattr(_TorchBackend, "has_replica_groups")
+    return isinstance(placement.num_workers, int) and hasattr(_TorchBackend, "has_replica_groups")
 
 
 class Asked(ray.train.UserCallback):
@@ -67,7 +70,7 @@ class Asked(ray.train.UserCallback):
 
     Args:
         workers: of which Ray replaces one while the others go on; 0: it starts all again.
-        roster: of these workers. What ends them once their training has ended is nobody's business.
+        roster: of these workers. What ends one that was to leave is no failure, nor is what ends them after training.
     """
 
     def __init__(self, judge: Judge, workers: int = 0, roster: ActorHandle[Roster] | None = None) -> None:
@@ -75,17 +78,17 @@ class Asked(ray.train.UserCallback):
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
+        failed = list(worker_exceptions)
         if self._roster:
             with contextlib.suppress(ray.exceptions.RayError):
-                answer(self._roster.lose.remote(list(worker_exceptions)))
-        if self._roster is None or not outcome_of(self._roster):
-            self.judge.decide(worker_exceptions, others_go_on=len(worker_exceptions) < self._workers)
+                failed = answer(self._roster.lose.remote(failed))
+        if failed and (self._roster is None or not outcome_of(self._roster)):
+            self.judge.decide({worker: worker_exceptions[worker] for worker in failed},
+                              others_go_on=len(worker_exceptions) < self._workers)
 
 
-def scaling_config(placement: Placement, gpus: float | None = None) -> ray.train.ScalingConfig:
-    """What Ray is asked for. Without `gpus`, an `auto` is shown as none."""
-    if gpus is None:
-        gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
+def scaling_config(placement: Placement, gpus: float) -> ray.train.ScalingConfig:
+    """What Ray Train is asked for, with so many GPUs for each worker."""
     return ray.train.ScalingConfig(
         num_workers=placement.num_workers, use_gpu=gpus > 0, resources_per_worker=resources_of(placement, gpus),
         placement_strategy=placement.placement_strategy, accelerator_type=placement.accelerator_type or None)
@@ -126,7 +129,7 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
     while True:
         try:
             trainer = build_trainer(function, config, placement, gpus, folder, asked, in_place=bool(roster))
-            return in_order(partial(_until_the_end, trainer, roster, folder), folder, judge.tell)
+            return in_order(partial(_until_the_end, trainer, roster, folder, judge.tell), folder, judge.tell)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)
             if isinstance(judgement, RayYoloError):
@@ -136,8 +139,10 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
             judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
 
 
-def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path) -> Any:
-    """What the trainer's first worker returns; or, once the roster knows it, how training ended.
+def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path,
+                   tell: Callable[[str], None]) -> Any:
+    """What the trainer's first worker returns; or, once the roster knows it, how training ended. Meanwhile workers
+    leave the nodes that are drained.
 
     Ray's controller stands still as long as the place of a lost worker is not there again: then nobody waits for it.
     """
@@ -150,12 +155,25 @@ def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, fo
             fitted.set_exception(error)
 
     threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
+    drained: set[str] = set()
     while roster and not wait([fitted], _POLL_SECONDS).done:
         if found := outcome_of(roster):
             if not wait([fitted], _END_SECONDS).done:
                 stop_workers(folder)
             return found
+        drained = _leave_nodes(roster, drained, tell)
     return (roster and outcome_of(roster)) or fitted.result()
+
+
+def _leave_nodes(roster: ActorHandle[Roster], before: set[str], tell: Callable[[str], None]) -> set[str]:
+    """Have workers leave the nodes that are drained, after the step in hand. Returns these nodes."""
+    nodes = draining_nodes()
+    with contextlib.suppress(ray.exceptions.RayError):
+        if nodes:
+            answer(roster.part_from.remote(nodes))
+        for node in nodes - before:
+            tell(leave_notice(node))
+    return nodes
 
 
 def outcome_of(roster: ActorHandle[Roster]) -> Summary | None:

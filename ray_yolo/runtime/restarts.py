@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ray.actor import ActorHandle
 
-from ray_yolo.errors import LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
 from ray_yolo.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
@@ -62,13 +62,14 @@ class Judge:
         events = read_events(self._run_dir / EVENTS_FILE)
         worker, error = cause_of(failures)
         told = f"{place_of(worker, events)}: {summary(error)}"
-        if isinstance(error, PERMANENT):
+        if _is_permanent(error):
             raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
         step = reached_step(events) if others_go_on else saved_step(events)
         taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
                     for each in failures.values())
         if not (taken or self.restarts.allow(step)):
-            lost = type(error).__module__.startswith("ray.")  # said by Ray of a worker, not by the worker
+            # said by Ray of a worker, not by the worker; or of another worker
+            lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
         self.tell(f"{told}; " + ("it is replaced, and the others go on" if others_go_on else
@@ -96,10 +97,15 @@ def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
     """(worker, error): of those that failed together the one that the others failed for."""
     def rank(failure: tuple[int, Exception]) -> tuple[int, int]:
         worker, error = failure
-        lost = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
-        return (0 if isinstance(error, PERMANENT) else 1 + lost, worker)
+        lost = isinstance(error, PeerLostError) or (
+            isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None)
+        return (0 if _is_permanent(error) else 1 + lost, worker)
 
     return min(failures.items(), key=rank)
+
+
+def _is_permanent(error: Exception) -> bool:
+    return isinstance(error, PERMANENT) and not isinstance(error, PeerLostError)  # that worker is sound
 
 
 def place_of(worker: int, events: Sequence[Event]) -> str:

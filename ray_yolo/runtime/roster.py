@@ -97,6 +97,7 @@ class Roster:
         self._since: dict[str, float] = {}  # when each began to wait
         self._members: dict[str, Arrival] = {}  # of the present generation, in the order of its workers
         self._parting: set[str] = set()  # are to leave before the next generation
+        self._numbered: dict[int, str] = {}  # who came last under each number
         self._gone: set[str] = set()
         self._lost: set[str] = set()  # have ended, or are being ended, without having left
         self._beats: dict[str, tuple[float, Beat]] = {}  # the newest, and when it came
@@ -110,6 +111,7 @@ class Roster:
         if uid not in self._lost:
             self._waiting[uid], self._since[uid] = arrival, self._clock()
             self._beats[uid] = (self._clock(), arrival.beat)
+            self._numbered[arrival.worker] = uid
 
     def formed(self, uid: str) -> Formed | Summary | Literal["parted"] | None:
         """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
@@ -159,12 +161,14 @@ class Roster:
         self._gone.add(uid)
         self._waiting.pop(uid, None)
 
-    def lose(self, workers: Collection[int]) -> None:
-        """The processes of workers, by their numbers, have ended, as their driver knows."""
+    def lose(self, workers: Collection[int]) -> list[int]:
+        """The processes of workers, by their numbers, have ended, as their driver knows. Returns those for whom that is
+        a failure: they were not to leave."""
         there = {**self._members, **self._waiting}
         for uid in [uid for uid, arrival in there.items() if arrival.worker in workers]:
             self._lost.add(uid)
             self.leave(uid)
+        return [worker for worker in workers if self._numbered.get(worker) not in self._parting]
 
     def end(self, summary: Summary) -> None:
         """Training has ended."""

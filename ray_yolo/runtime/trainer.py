@@ -71,9 +71,9 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     """
     placement, local = config.placement, config.placement.num_workers == 0
     hooks = check_early(config)
-    run = find_run(config.recipe, placement)
+    run = _find(config)
     try:
-        _, train, val = read_dataset(run.training.recipe if run else config.recipe)
+        _, train, val = read_dataset(_read_by(config, run))
         gpus = _join(placement, run, crew, train, val)
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
@@ -109,14 +109,27 @@ def foresee(config: RunConfig) -> Recipe:
     """
     placement = config.placement
     check_early(config)
-    if run := find_run(config.recipe, placement):
+    if run := _find(config):
         run.release()
-    _, train, val = read_dataset(run.training.recipe if run else config.recipe)
+    _, train, val = read_dataset(_read_by(config, run))
     if run:
         return job_of(run, placement.max_workers, train, val).recipe
     from ray_yolo.runtime import cluster
 
     return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
+
+
+def _find(config: RunConfig) -> Run | None:
+    """`find_run` of a training."""
+    return find_run(config.recipe, config.placement, labels=lambda: read_dataset(config.recipe)[1].digest)
+
+
+def _read_by(config: RunConfig, run: Run | None) -> Recipe:
+    """The recipe by which the data set is read: of `--resume` the run's, whose data may lie elsewhere by now."""
+    if run is None or not config.placement.resume:
+        return config.recipe
+    moved = {"data": config.recipe.data} if "data" in config.recipe.model_fields_set else {}
+    return run.training.recipe.model_copy(update=moved)
 
 
 def _join(placement: Placement, run: Run | None, crew: CrewHandle | None, *indices: AnnotationIndex) -> float:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import ray
@@ -27,6 +28,7 @@ from ray_yolo.engine.build import Host, Job
 from ray_yolo.engine.membership import Pulse
 from ray_yolo.engine.replicas import Replicas, ddp_options, in_group, wrapped
 from ray_yolo.engine.session import run_session
+from ray_yolo.errors import WorkerLeftError
 from ray_yolo.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.redact import without_secrets
 from ray_yolo.runlog.notices import warnings_told
@@ -36,6 +38,9 @@ from ray_yolo.runtime.members import RosterMembers
 from ray_yolo.runtime.stopping import driver_asks
 
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to come from the driver's node
+
+_SIGTERM_SECONDS = 0.2  # until a SIGTERM is heard
+_sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
 
 
 def to_wire(job: Job) -> dict[str, Any]:
@@ -59,15 +64,44 @@ def train_worker(config: dict[str, Any]) -> Summary | None:
     group = get_current_placement_group()
     if group is not None and worker == 0:
         emitter(config["recorder"])(PlacementEvent(group=group.id.hex()))
-    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uuid.uuid4().hex)
+    summary = _train_until_sigterm(config, placement, worker)
+    if summary is None and received_sigterm():
+        raise WorkerLeftError("it has received SIGTERM, and left after a step")  # or Ray Train would not replace it
+    return summary
 
 
 def train_in_place(config: dict[str, Any], worker: int) -> Summary | None:
     """What a worker does in a place of its own. Returns the session's summary; None: it was told to leave before."""
-    placement, uid = Placement.model_validate(config["placement"]), uuid.uuid4().hex
-    part = partial(threading.Thread, target=config["roster"].part.remote, args=(uid,))  # a handler must not call Ray
-    signal.signal(signal.SIGTERM, lambda *_: part().start())  # the node will be taken away
-    return train_job(config, placement, worker, Pulse(placement.stall_seconds), uid)
+    note_sigterm()
+    return _train_until_sigterm(config, Placement.model_validate(config["placement"]), worker)
+
+
+def note_sigterm() -> None:
+    """Have this process note SIGTERM, which ends a process of Ray at once otherwise. For the main thread."""
+    signal.signal(signal.SIGTERM, lambda number, _: _sigterms.put(number))
+
+
+def received_sigterm() -> bool:
+    """Whether this process is to leave its training, because its node will be taken away."""
+    return not _sigterms.empty()
+
+
+def _train_until_sigterm(config: dict[str, Any], placement: Placement, worker: int) -> Summary | None:
+    """`train_job` of a worker that leaves after the step in hand once it receives SIGTERM, if there is a roster."""
+    uid, over = uuid.uuid4().hex, threading.Event()
+
+    def leave_on_sigterm() -> None:
+        while not over.wait(_SIGTERM_SECONDS):
+            if received_sigterm():
+                config["roster"].part.remote(uid)
+                return
+
+    if config["roster"]:
+        threading.Thread(target=leave_on_sigterm, name="ray_yolo sigterm", daemon=True).start()
+    try:
+        return train_job(config, placement, worker, Pulse(placement.stall_seconds), uid)
+    finally:
+        over.set()
 
 
 def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: Pulse, uid: str) -> Summary | None:

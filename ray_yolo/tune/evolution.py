@@ -10,6 +10,7 @@ Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), given the rows
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -173,6 +174,11 @@ def check_algorithm(space: Space) -> None:
     """
     if space.algorithm == "tpe" and importlib.util.find_spec("optuna") is None:
         raise ConfigError("search.algorithm: tpe needs Optuna; install ray_yolo[optuna], or use evolve or random")
+
+
+def searcher(space: Space) -> str:
+    """The library that proposes beside this file, with its version; another version may propose other genes."""
+    return f"optuna {importlib.metadata.version('optuna')}" if space.algorithm == "tpe" else ""
 
 
 def grid_size(genes: Sequence[Gene]) -> int:

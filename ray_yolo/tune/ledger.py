@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.event_log import EventLog, plain, read_lines
-from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose
+from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose, searcher
 from ray_yolo.tune.ledger_lines import (
     NAMES,
     TYPES,
@@ -70,14 +70,17 @@ class Ledger:
         self.path, self.stored = Path(path), stored
         self._sweep = sweep
         self._lock = threading.RLock()
-        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
-                      space=sweep.space, search=sweep.search, recipe=resolved)
+        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe),
+                                "searcher": searcher(sweep.space)}, space=sweep.space,
+                      search=sweep.search, recipe=resolved)
         events = read_ledger(self.path)
         if events:
             _check_identity(self.path, _split(events)[0], _as_written(begun), sweep.recipe)
         self._log = EventLog(self.path)
         self._begun, _ = _split(events or [self._write(begun)])
         self._trials = read_trials(events)
+        self.warning = _searcher_warning(self._begun, begun)
+        """What is to be said of a sweep that goes on under another searcher; '': nothing."""
         self.recipe = self._begun.recipe
         self.rungs = sweep.search.rungs(self.recipe.epochs)
         """Epochs after which the scheduler compares trials."""
@@ -231,6 +234,13 @@ def _split(events: Sequence[Begun | Event]) -> tuple[Begun, list[Event]]:
 def _as_written(event: Line) -> Line:
     """The event as it is read again."""
     return type(event).model_validate(plain(event.model_dump(mode="json")))
+
+
+def _searcher_warning(then: Begun, now: Begun) -> str:
+    before, after = then.identity.get("searcher", ""), now.identity["searcher"]  # 0.1.0 did not say
+    return "" if before in ("", after) else (
+        f"the sweep was begun with {before}, and goes on with {after}: its next proposals may differ from those that "
+        f"{before} would make; install that version to repeat them")
 
 
 def _check_identity(path: Path, then: Begun, now: Begun, asked: Recipe) -> None:

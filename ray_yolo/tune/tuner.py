@@ -149,7 +149,7 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     display.say(f"{address_of(folder) or folder}: {total} trials, {done} of them done, {slots} at a time")
     display.say(f"each trial, where its genes say nothing else: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
-    for warning in filter(None, (*space.warnings, all_random)):
+    for warning in filter(None, (*space.warnings, all_random, ledger.warning)):
         display.say(f"warning: {warning}")
     parent = _track(config, folder, ledger.trials, "RUNNING")
     try:

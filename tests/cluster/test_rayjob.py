@@ -5,6 +5,7 @@ that schemas do not know.
 import copy
 import functools
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,21 @@ def test_the_workers_fit_on_the_nodes(file: str) -> None:
     assert int(flag(job, "--num-workers").split("-")[-1]) == group["replicas"] * per_node
     assert int(flag(job, "--cpus-per-worker")) * per_node <= int(limits["cpu"])
     assert cluster(job)["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+@pytest.mark.parametrize("file", JOBS)
+@pytest.mark.parametrize("title", ["RayTrainWorker.poll_status", "train_in_place", "crew_worker", "Recorder"])
+@pytest.mark.root
+def test_workers_are_told_before_their_pod_ends(file: str, title: str) -> None:
+    """In a process space of its own, with a stand-in of that name that says what it gets."""
+    [container] = PODS[f"{file}:worker"]["spec"]["containers"]
+    told = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert told[:2] == ["sh", "-c"]
+    script = (f"""(trap 'echo told; exit' TERM; exec -a 'ray::{title}' bash -c "trap 'echo told; exit' TERM; """
+              """while :; do read -t 0.1 <> <(:); done") & sleep 0.5; sh -c "$1"; kill -9 %1""")
+    done = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", script, "pod",
+                           told[2].replace("sleep 15", "sleep 0.5")], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["told"] * (title != "Recorder"), done.stderr
 
 
 @pytest.mark.parametrize("file", JOBS)

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +36,9 @@ if argv[:2] != ["-m", "ray_yolo.train"]:
 token = os.environ["RAY_AUTH_TOKEN_PATH"]
 mode = lambda path: oct(os.stat(path).st_mode & 0o777)
 signal.signal(signal.SIGTERM, lambda *_: (note(event="stopped"), sys.exit(143)))
-note(event="train", auth=os.environ["RAY_AUTH_MODE"], token=open(token).read(), path=token,
-     modes=[mode(token), mode(os.path.dirname(token))])
+folder = os.environ["RAY_TMPDIR"]
+note(event="train", folder=folder, owned=mode(folder), auth=os.environ["RAY_AUTH_MODE"],
+     token=open(token).read(), path=token, modes=[mode(token), mode(os.path.dirname(token))])
 time.sleep({seconds})
 sys.exit({status})
 """
@@ -100,7 +102,8 @@ def test_the_allocation_becomes_the_placement(job: Job) -> None:
     placement = parse_train(train["argv"][2:]).config.placement
     assert (placement.num_workers, placement.cpus_per_worker, placement.name) == (8, 8, "slurm-4711")
     before, run = (call["argv"] for call in job.stubs.calls if call["command"] == "srun")
-    assert before[-3:] == ["ray", "stop", "--force"]
+    assert before[-3:-1] == ["bash", "-c"]
+    assert before[-1].startswith("ray stop --force;")
     assert "--cpus-per-task=32" in run
     assert job.stubs.call("ray")["argv"][:7] == ["symmetric-run", "--address", "10.0.0.7:24711", "--min-nodes", "2",
                                                  "--num-cpus=32", "--num-gpus=4"]
@@ -124,6 +127,17 @@ def test_the_token_is_random_private_and_gone_afterwards(job: Job) -> None:
     assert first["token"] != second["token"]
     assert not any(first["token"] in word for call in job.stubs.calls for word in call["argv"])
     assert list(job.home.iterdir()) == []
+
+
+def test_rays_folder_is_the_users_alone_has_no_known_name_and_is_gone_afterwards(job: Job) -> None:
+    left = Path(tempfile.mkdtemp(prefix="ray_yolo-slurm.", dir="/tmp"))  # by a job that was killed
+    for _ in range(2):
+        job.run()
+    first, second = job.events("train")
+    assert re.fullmatch(r"/tmp/ray_yolo-slurm\.\w{6}", first["folder"])
+    assert first["folder"] != second["folder"]
+    assert first["owned"] == second["owned"] == "0o700"
+    assert not [path for path in (left, Path(first["folder"]), Path(second["folder"])) if path.exists()]
 
 
 @pytest.mark.parametrize("status", [0, 2, 3])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Host, build, build_network, regroup, ungroup, val_loader
@@ -54,6 +55,23 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
     parts.sampler.start(0)
     shapes = [tuple(batch["images"].shape[2:]) for batch in parts.loader]
     assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
+
+
+def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
+    """As Ray Train does: that of the start, and those of other groups; with our sampler, which it keeps."""
+    prepared: list[tuple[DataLoader, list[DataLoader]]] = []
+
+    def prepare(loader: DataLoader) -> list[DataLoader]:
+        prepared.append((loader, [loader]))
+        return prepared[-1][1]
+
+    parts = build(make_job(tmp_path), Host(prepare_loader=prepare))
+    other = regroup(parts, Replicas(0, 1))
+    assert len(prepared) == 2
+    for made, (loader, result) in zip((parts, other), prepared, strict=True):
+        assert made.loader is result
+        assert loader.sampler is made.sampler
+        assert isinstance(loader.sampler, DistributedSampler)
 
 
 @pytest.mark.parametrize("processes", [0, 2])

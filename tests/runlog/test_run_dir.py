@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core import files
+from ray_yolo.config.sections import OptimizerConfig
 from ray_yolo.errors import InputError
 from ray_yolo.runlog import folders
 from ray_yolo.runlog.folders import output_folder, storage_folder
@@ -140,7 +142,9 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
     (run.folder / "weights" / "last.pt").touch()
     run.release()
     for resume in (str(run.folder), str(run.folder / "weights" / "last.pt"), "auto"):
-        again = start(OTHER, resume=resume)
+        with pytest.raises(InputError, match=r"was begun with seed=1 \(not 2\), and a run keeps its recipe; leave"):
+            start(OTHER, resume=resume)
+        again = start(resume=resume)
         assert again.folder == run.folder
         again.release()
     with pytest.raises(InputError, match="is no run folder"):
@@ -150,6 +154,41 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
         start(resume=str(run.folder))
     with pytest.raises(InputError, match="no unfinished run"):
         start(resume="auto")
+
+
+def test_resume_takes_what_was_asked_for_or_decided_and_no_other_setting(tmp_path: Path) -> None:
+    """Settings that are given as they are by default count, too."""
+    where = Placement(storage_path=str(tmp_path), project="p", name="mine")
+    asked = Recipe(epochs=7, data="/old/a.yaml", optimizer=OptimizerConfig(lr0=0.02))
+    run = begin_run(where, made_up("x").model_copy(update={
+        "asked": asked, "recipe": asked.model_copy(update={"batch_size": 32})}))
+    run.release()
+    resume = Placement(storage_path=str(tmp_path), project="p", resume=str(run.folder))
+    for given in ({}, {"epochs": 7}, {"batch_size": 32}, {"data": "/new/a.yaml"}, {"optimizer": {"lr0": 0.02}}):
+        find_run(Recipe.model_validate(given), resume).release()
+    for given, told in (({"epochs": 100}, "epochs=7 (not 100)"), ({"batch_size": 16}, "batch_size=None (not 16)"),
+                        ({"optimizer": {"lr0": 0.01}}, "optimizer.lr0=0.02 (not 0.01)")):
+        with pytest.raises(InputError, match=re.escape(f"was begun with {told}, and a run keeps its recipe")):
+            find_run(Recipe.model_validate(given), resume)
+    find_run(Recipe(), resume).release()  # what was refused is not held
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_data_set_that_has_moved_is_known_by_its_labels(tmp_path: Path, name: str) -> None:
+    where = Placement(storage_path=str(tmp_path), project="p", name=name)
+    old, new = (Recipe(seed=1, data=f"/{place}/a.yaml") for place in ("old", "new"))
+    run = begin_run(where, made_up(recipe_digest(old)).model_copy(update={"asked": old, "labels": "same"}))
+    run.release()
+    moved = find_run(new, where, labels=lambda: "same")
+    assert moved is not None
+    assert moved.folder == run.folder
+    moved.release()
+    for recipe, labels in ((new, "other"), (new.model_copy(update={"seed": 2}), "same")):
+        if name:
+            with pytest.raises(InputError, match="is a run of another recipe or data set"):
+                find_run(recipe, where, labels=lambda labels=labels: labels)
+        else:
+            assert find_run(recipe, where, labels=lambda labels=labels: labels) is None
 
 
 @pytest.mark.parametrize("sweep", [True, False])

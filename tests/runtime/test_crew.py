@@ -184,6 +184,18 @@ def test_workers_of_a_node_that_is_taken_away_leave_after_the_step_and_are_no_fa
     assert desk.ask("a") == [("1", 1)]
 
 
+def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
+    """One that got SIGTERM, and one on a node that is taken away: a single worker saves and trains on until then."""
+    desk = working()
+    assert desk.ask("e") == [None]
+    desk.crew.part("d")
+    desk.crew.part("nobody")
+    assert desk.ask("e") == [("2", 2)]
+    assert desk.beat("abcd") == [False, False, False, True]
+    desk.crew.part_from({"left"})
+    assert desk.ask("f") == [("1", 2)]
+
+
 @pytest.mark.parametrize("asks", ["ask", "news"])
 def test_when_it_is_over_everybody_is_told(asks: str) -> None:
     desk = working()

@@ -20,7 +20,17 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray_yolo.errors import LostWorkersError
 from ray_yolo.events import CheckpointEvent, EpochEvent, StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime import worker
-from tests.support.faults import CALM_STEPS, Training, breakable_worker, calm_run, check, drain, left_over, ray_nodes
+from tests.support.faults import (
+    CALM_STEPS,
+    Training,
+    breakable_train_worker,
+    breakable_worker,
+    calm_run,
+    check,
+    drain,
+    left_over,
+    ray_nodes,
+)
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
@@ -36,6 +46,7 @@ def nodes() -> Iterator[Cluster]:
     """Room for two workers beside the driver, and for one on a node that can be taken away."""
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "train_in_place", breakable_worker)
+        patch.setattr(worker, "train_worker", breakable_train_worker)
         yield found
 
 
@@ -48,6 +59,29 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tm
     training.wait_for_workers(2, steps=1)
     print("drained", training.cost(fault))
     assert training.told(StartEvent)[-1].regrouped
+    assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    nodes.remove_node(node)
+    node = nodes.add_node(num_cpus=1)
+    training.wait_for_workers(3)
+    training.stop()
+    check(training, calm)
+    nodes.remove_node(node)
+
+
+def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+    """A worker that gets SIGTERM is replaced; that of a drained node is, too, once another node is there."""
+    node = nodes.add_node(num_cpus=1)
+    training = Training(tmp_path, 3, max_failures=0)
+    training.wait_for_workers(3)
+    fault = training.hit(1, signal.SIGTERM)
+    training.wait_for_workers(2, steps=1)
+    print("SIGTERM, fixed number", training.cost(fault))
+    assert training.cost(fault).lost == 0
+    training.wait_for_workers(3)
+    fault = drain(node.node_id)
+    training.wait_for_workers(2, steps=1)
+    print("drained, fixed number", training.cost(fault))
+    assert training.cost(fault).lost == 0
     assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
     nodes.remove_node(node)
     node = nodes.add_node(num_cpus=1)

@@ -23,7 +23,7 @@ from tests.support.processes import kill
 EPOCHS = 4
 
 
-def command(folder: Path, storage: Path, num_workers: int) -> list[str]:
+def command(folder: Path, storage: Path, num_workers: int | str) -> list[str]:
     model = folder / "tiny.yaml"
     model.write_text(str(TINY).replace("'", '"'))
     settings = {"optimizer.nominal_batch": 16, "optimizer.clip_norm": 0.3, "schedule.warmup_epochs": 0}
@@ -126,24 +126,34 @@ def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple
     check(tmp_path, calm[0], interval=2, kills=2)
 
 
+def stop_and_go_on(calm: Path, folder: Path, signum: int, status: int, workers: int, loaders: int) -> None:
+    """Signal a training's whole process group, as a terminal and `timeout` do."""
+    process = start([*command(folder, folder, workers), "--workers", str(loaders)], folder)
+    while 5 not in steps(folder):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.005)
+    os.killpg(process.pid, signum)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (status, b"")
+    last = read_events(log_of(folder))[-1]
+    assert isinstance(last, EndEvent)
+    assert (last.status, last.reason) == ("stopped", "interrupted")
+    finish(start(command(folder, folder, 0), folder))
+    assert len(set(steps(folder))) == len(steps(folder))  # none was trained twice
+    expected = tensors(calm)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
+    client_rows(folder)
+
+
+def test_ctrl_c_at_a_terminal_loses_no_step(calm: tuple[Path, Path], tmp_path: Path) -> None:
+    stop_and_go_on(calm[0], tmp_path, signal.SIGINT, 130, 0, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.parametrize("loaders", [0, 1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_told_to_stop_says_so_and_goes_on_at_the_next_step(
-        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int) -> None:
-    process = start(command(tmp_path, tmp_path, workers), tmp_path)
-    while 5 not in steps(tmp_path):
-        assert process.poll() is None, process.stderr.read().decode()
-        time.sleep(0.005)
-    process.send_signal(signum)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (status, b"")
-    last = read_events(log_of(tmp_path))[-1]
-    assert isinstance(last, EndEvent)
-    assert (last.status, last.reason) == ("stopped", "interrupted")
-    finish(start(command(tmp_path, tmp_path, 0), tmp_path))
-    assert len(set(steps(tmp_path))) == len(steps(tmp_path))  # none was trained twice
-    expected = tensors(calm[0])
-    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
-    client_rows(tmp_path)
+        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int, loaders: int) -> None:
+    stop_and_go_on(calm[0], tmp_path, signum, status, workers, loaders)

@@ -9,15 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from ray_yolo.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.ops.machine import own_process
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runtime.crew import Crew
+from ray_yolo.runtime import leases, worker
+from ray_yolo.runtime.crew import Crew, Place
 from ray_yolo.runtime.leases import CrewRoster
 from ray_yolo.runtime.roster import Arrival, Beat
 from tests.support.run_log import only
@@ -80,6 +83,21 @@ def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
     sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None, JOINING))
     assert sent.formed.remote("a").num_workers == 1
     assert CrewRoster(sent.crew, 1).present.remote() == 0  # another job's
+
+
+@pytest.mark.usefixtures("own_signal_handlers")
+def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends, and its place is filled again."""
+    def ask(uid: str, place: Place) -> None:
+        asked.append(uid)
+        signal.raise_signal(signal.SIGTERM)
+
+    asked: list[str] = []
+    monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
+    monkeypatch.setattr(leases, "answer", lambda reply: reply)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    assert not leases.crew_worker({"crew": SimpleNamespace(ask=SimpleNamespace(remote=ask))}, 0)
+    assert len(asked) == 1
 
 
 @pytest.mark.ray

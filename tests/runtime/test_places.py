@@ -16,7 +16,7 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, ResourcesError
 from ray_yolo.events import Summary
 from ray_yolo.runtime import cluster, places
-from ray_yolo.runtime.places import Places, has_places
+from ray_yolo.runtime.places import Places, has_places, workers_line
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 LOST = ray.exceptions.WorkerCrashedError()
@@ -27,6 +27,21 @@ LOST = ray.exceptions.WorkerCrashedError()
     ((2, 4), "STRICT_SPREAD", False)])
 def test_a_range_of_workers_has_places(num_workers: Any, strategy: Any, expected: bool) -> None:
     assert has_places(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"num_workers": 0}, "this process, without Ray"),
+    ({"num_workers": 2, "cpus_per_worker": 1.5, "gpus_per_worker": 1.0, "accelerator_type": "A100"},
+     "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
+    ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "SPREAD"},
+     "Ray: 2 to 4 workers each in a place of its own, placed by SPREAD; each has its part of a node's CPUs, 0 GPU"),
+    ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "STRICT_SPREAD"},
+     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its part of a node's CPUs, 0 GPU"),
+    ({"num_workers": 1, "cpus_per_worker": 2.0, "address": "10.0.0.1:6379"},
+     "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
+])
+def test_a_dry_run_tells_what_a_training_runs_on(given: dict[str, Any], told: str) -> None:
+    assert workers_line(Placement.model_validate(given)) == told
 
 
 def work(config: dict[str, Any], number: int) -> Any:

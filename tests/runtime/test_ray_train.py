@@ -17,10 +17,21 @@ import torch
 from ray.train.torch import TorchConfig
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.events import EndEvent, Event, StacksEvent, StartEvent, StepEvent, Summary, WarningEvent, WorkerEvent
+from ray_yolo.events import (
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    StacksEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+    WorkerEvent,
+)
 from ray_yolo.runlog.event_log import read_events, surviving
 from ray_yolo.runtime import ray_train
 from ray_yolo.runtime.ray_train import Asked, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.worker import note_sigterm
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
 
@@ -30,8 +41,8 @@ ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=F
 FULL = RuntimeError("CUDA out of memory")
 
 
-@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, False), ((2, 4), False)])
-def test_a_fixed_number_of_several_workers_can(num_workers: Any, expected: bool) -> None:
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, True), ((2, 4), False)])
+def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None:
     assert replaces_in_place(Placement(num_workers=num_workers)) is expected
 
 
@@ -44,18 +55,26 @@ def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     backend = InPlaceConfig(backend="gloo").backend_cls
     assert backend.has_replica_groups
     assert not TorchConfig().backend_cls.has_replica_groups
-    for hook in (backend.on_start, backend.on_training_start, backend.on_shutdown):
+    for hook in (backend.on_training_start, backend.on_shutdown):
         assert hook(backend(), None, None) is None  # the worker group is not touched
+    executed: list[Any] = []
+    backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
+    assert executed == [note_sigterm]  # in the main thread of each worker
 
 
 class Roster:
     """Says how training ended, from a moment on; `answer` is what asks it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
-        self.ended, self.lost = ended, []
+        self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
-        self.lose = SimpleNamespace(remote=self.lost.extend)
+        self.lose = SimpleNamespace(remote=self.lose_some)
         monkeypatch.setattr(ray_train, "answer", lambda answered: answered)
+
+
+    def lose_some(self, workers: list[int]) -> list[int]:
+        self.lost += workers
+        return [worker for worker in workers if worker not in self.leaving]
 
 
 def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +87,13 @@ def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monk
     alone.after_exception(None, {0: FULL})
     assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
     assert roster.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
+    roster.leaving = {0}
+    asked.after_exception(None, {0: FULL})
+    asked.after_exception(None, {0: FULL, 2: FULL})
+    assert decided[3:] == [([2], True)]
     roster.ended = ENDED
     asked.after_exception(None, {1: FULL})
-    assert len(decided) == 3
+    assert len(decided) == 4
 
 
 class Trainer:
@@ -92,11 +115,12 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's controller waits for it; what the roster knows counts, and the workers' room is given back."""
     stopped: list[Path] = []
+    told: list[str] = []
     monkeypatch.setattr(ray_train, "_END_SECONDS", 0.1)
     monkeypatch.setattr(ray_train, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(ray_train, "stop_workers", stopped.append)
     trainer = Trainer()
-    assert ray_train._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path) is ENDED
+    assert ray_train._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path, told.append) is ENDED
     assert stopped == [tmp_path]
     trainer.free.set()
 
@@ -105,12 +129,12 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
 def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      with_roster: bool) -> None:
     roster = Roster(monkeypatch) if with_roster else None
-    assert ray_train._until_the_end(Trainer("done"), roster, tmp_path) == "done"
+    assert ray_train._until_the_end(Trainer("done"), roster, tmp_path, print) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
-        ray_train._until_the_end(Trainer(FULL), roster, tmp_path)
+        ray_train._until_the_end(Trainer(FULL), roster, tmp_path, print)
 
 
-def argv_of(folder: Path, num_workers: int, epochs: int) -> list[str]:
+def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
     return [*command(folder, folder, num_workers), "--epochs", str(epochs), "--set", "augment.mosaic=0", "--mlflow-uri",
             "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
 
@@ -182,3 +206,24 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_pa
     assert sum(f"(process {frozen}) has not moved for" in text for text in told) == 1
     assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
     assert "MainThread" in only(StacksEvent, events)[0].stacks
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.parametrize("num_workers", [1, "2-3"])
+def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
+        tmp_path: Path, num_workers: int | str) -> None:
+    """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
+    process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
+                     "--max-failures", "1"], tmp_path)
+    killed = wait_for_steps(process, tmp_path, 1)
+    hit(killed, 0, signal.SIGKILL)
+    finish(process)
+    events, expected = read_events(log_of(tmp_path)), tensors(calm(tmp_path / "calm", SHORT))
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
+    _, second = only(StartEvent, events)
+    assert not second.regrouped
+    assert second.step >= max(event.step for event in only(CheckpointEvent, killed))
+    [told] = [event.message for event in only(WarningEvent, events) if "started again" in event.message]
+    assert f"all workers are started again, from step {second.step}" in told
+    assert only(EndEvent, events)[-1].status == "done"

@@ -11,7 +11,14 @@ import torch
 import torchvision
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from ray_yolo.errors import CheckpointError, DatasetError, LostWorkersError, RayYoloError, TrainingError
+from ray_yolo.errors import (
+    CheckpointError,
+    DatasetError,
+    LostWorkersError,
+    PeerLostError,
+    RayYoloError,
+    TrainingError,
+)
 from ray_yolo.events import Event, WorkerEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runtime import restarts
@@ -20,6 +27,7 @@ from tests.support import run_log
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
 LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
+ALONE = PeerLostError("Connection closed by peer")  # what a sound worker ends with where it cannot go on
 DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
 FULL = RuntimeError("CUDA out of memory")
 MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
@@ -27,6 +35,7 @@ MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
 
 @pytest.mark.parametrize(("failures", "worker"), [
     ({0: LOST, 1: DEAD}, 1), ({0: LOST, 1: LATE, 2: FULL}, 2), ({0: DEAD, 1: MISSING, 2: LOST}, 1),
+    ({0: ALONE, 1: DEAD}, 1), ({0: ALONE, 1: FULL}, 1), ({0: ALONE, 1: MISSING}, 1),
     ({3: LOST, 2: LATE}, 2), ({1: CheckpointError("of another model"), 0: FULL}, 1),
 ])
 def test_the_cause_is_the_error_that_is_not_a_lost_connection(failures: dict[int, Exception], worker: int) -> None:
@@ -91,6 +100,18 @@ def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: P
         some.decide({1: DEAD}, others_go_on=True)
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
         some.decide(dict.fromkeys(range(3), DEAD), others_go_on=False)
+
+
+@pytest.mark.parametrize("failures", [{0: ALONE}, {0: ALONE, 1: DEAD}])
+def test_a_lost_peer_restarts_all_as_often_as_is_allowed(
+        tmp_path: Path, told: list[str], failures: dict[int, Exception]) -> None:
+    some = judge(tmp_path, run_log.checkpoint(7), max_failures=2)
+    for _ in range(2):
+        some.decide(failures, others_go_on=False)
+    assert [text.rpartition("; ")[2] for text in told] == ["all workers are started again, from step 7"] * 2
+    with pytest.raises(LostWorkersError, match="given up after 2 restarts") as caught:
+        some.decide(failures, others_go_on=False)
+    assert type(caught.value) is LostWorkersError
 
 
 @pytest.mark.parametrize(("error", "kind"), [

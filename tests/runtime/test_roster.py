@@ -73,6 +73,15 @@ def test_the_first_generation_does_not_wait_for_ever() -> None:
     assert desk.members("ab") == [0, 1]
 
 
+def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_has_its_number() -> None:
+    desk = started()
+    desk.roster.part("b")
+    desk.roster.part_from({"nowhere"})
+    assert desk.roster.lose([0, 1, 5]) == [0, 5]  # the last has not come at all
+    desk.roster.arrive("d", Arrival(1, ELSEWHERE, ("d", 1), None, JOINING))
+    assert desk.roster.lose([1]) == [1]
+
+
 def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() -> None:
     desk = started()
     desk.roster.lose([0, 1, 2])

@@ -389,6 +389,25 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
     assert [event.epoch for event in run_log.told(resumed.run_dir, StartEvent)] == [0, 2]
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
+    """By the same command with its new place, and by `--resume` with it."""
+    config = make_config(tmp_path, 0, {"name": "mine"} if named else {}, epochs=2)
+    first = fit(config, quiet=True)
+    (first.run_dir / "finished").unlink()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = str(tmp_path / "moved" / "data.yaml")
+    resume = config.placement.model_copy(update={"resume": str(first.run_dir), "name": ""})
+    with pytest.raises(DatasetError):
+        fit(RunConfig(placement=resume), quiet=True)
+    elsewhere = config.recipe.model_copy(update={"data": moved})
+    again = fit(config.model_copy(update={"recipe": elsewhere}), quiet=True)
+    (again.run_dir / "finished").unlink()
+    resumed = fit(RunConfig.model_validate({"recipe": {"data": moved}, "placement": resume}), quiet=True)
+    assert resumed.run_dir == again.run_dir == first.run_dir
+    assert [event.epoch for event in run_log.told(first.run_dir, StartEvent)] == [0, 2, 2]
+
+
 def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     description = read_description(f"file://{make_dataset(tmp_path / 'set', 4)}")

@@ -41,12 +41,26 @@ EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
-_train_in_place = own_worker.train_in_place
+_train_in_place, _train_worker = own_worker.train_in_place, own_worker.train_worker
 
 
 def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
-    """A worker whose steps take their time, and that breaks after one as `Training.tell` says; its disk is full as long
-    as there is a file of that name.
+    """Stands for `train_in_place`; see `_make_breakable`."""
+    _make_breakable(config, number)
+    return _train_in_place(config, number)
+
+
+def breakable_train_worker(config: dict[str, Any]) -> Summary | None:
+    """Stands for `train_worker`, of a fixed number of them."""
+    import ray.train  # here: it takes seconds
+
+    _make_breakable(config, ray.train.get_context().get_world_rank())
+    return _train_worker(config)
+
+
+def _make_breakable(config: dict[str, Any], number: int) -> None:
+    """Make of this process a worker whose steps take their time, and that breaks after one as `Training.tell` says; its
+    disk is full as long as there is a file of that name.
     """
     after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["job"]["run_dir"])
 
@@ -67,7 +81,6 @@ def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
 
     Session.after_step, checkpoint.save_checkpoint = slowly, save_if_there_is_room
     own_session.LEAVING_SECONDS = STEP_SECONDS / 2  # an epoch, which saves anyhow, takes some two seconds
-    return _train_in_place(config, number)
 
 
 def _fail(session: Session) -> None:

@@ -1,5 +1,6 @@
 """The ledger: one truth for a sweep, whatever dies and whenever."""
 
+import importlib.metadata
 import json
 import shlex
 from dataclasses import replace
@@ -409,6 +410,18 @@ class TestIdentity:
         run_sweep(path, 2)
         equal = Sweep(replace(SPACE), Search.model_validate(SWEEP.search.model_dump()), Recipe(seed=3), labels="0123")
         assert len(Ledger(path, equal, RESOLVED).trials) == 2
+
+    def test_a_sweep_tells_that_it_goes_on_under_another_version_of_its_searcher(self, path):
+        tpe = replace(SWEEP, space=replace(SPACE, algorithm="tpe"))
+        assert Ledger(path, tpe, RESOLVED).warning == ""
+        version = importlib.metadata.version("optuna")
+        assert json.loads(path.read_text().splitlines()[0])["identity"]["searcher"] == f"optuna {version}"
+        assert Ledger(path, tpe, RESOLVED).warning == ""
+        for then, told in (("optuna 4.8.0", f"begun with optuna 4.8.0, and goes on with optuna {version}"), ("", "")):
+            rewrite(path, lambda event, then=then: {**event, "identity": {**event["identity"], "searcher": then}})
+            ledger = Ledger(path, tpe, RESOLVED)
+            assert told in ledger.warning
+            assert bool(told) == bool(ledger.warning)
 
     def test_settings_that_are_added_with_a_default_orphan_no_ledger(self, path):
         """An older version's ledger: it lacks what this one has, here the last fields of its space and its search."""
