@@ -76,7 +76,8 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
           listen: Listen = Wishes) -> None:
     """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
 
-    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch` to close the
+    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch`
+        to close the
     epoch: who comes back between its last step and that begins with `after_epoch`.
 
     Raises:

@@ -16,8 +16,8 @@ import pytest
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.core import files
 from ray_yolo.config.sections import OptimizerConfig
+from ray_yolo.core import files
 from ray_yolo.errors import InputError
 from ray_yolo.runlog import folders
 from ray_yolo.runlog.folders import output_folder, storage_folder
