@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import inspect
 import io
-import math
 import os
 import signal
 import socket
@@ -39,7 +38,7 @@ class _Group:
 
     connections: frozenset[str] = frozenset()  # as /proc names them
     nccl: dist.ProcessGroup | None = None  # the group, if its devices talk by NCCL
-    is_cut: bool = False
+    cut: Tensor | None = None  # () 1.0 once it was cut; pinned, so that a device reads it when it comes there
 
 
 _group = _Group()  # the one that was formed last
@@ -75,19 +74,36 @@ class Replicas:
     def gather_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """All workers' rows in worker order, (sum of counts, d), on their device. Collective.
 
-        NCCL does not say when it was aborted: a floating-point row that has not come is NaN.
-
         Args:
             rows: (counts[worker], d); `counts` is known to everyone, so no sizes travel.
         """
         if self.num_workers == 1:
             return rows
-        most, nothing = max(counts), math.nan if rows.is_floating_point() else 0
+        most = max(counts)
         padded = rows.new_zeros(most, rows.shape[1])
         padded[: len(rows)] = rows
-        found = rows.new_full((len(counts) * most, rows.shape[1]), nothing)
+        found = rows.new_empty(len(counts) * most, rows.shape[1])
         dist.all_gather_into_tensor(found, padded)
         return torch.cat([part[:count] for part, count in zip(found.split(most), counts, strict=True)])
+
+    def gather_step(self, row: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """One row of each worker for a step, (workers, d), and whether all of them are of this step, () bool. Collective.
+
+        NCCL reports no abort: its kernels end and leave anything, such as zeros, another step's row or half of this
+        one. So each number travels twice, as its bits b and as b XOR k; the two match only if both are of the step.
+        k is ~step, which no two steps share and which is not 0, so that a repeated value is no match.
+
+        Args:
+            row: (d,) float32.
+        """
+        if self.num_workers == 1:
+            return row[None], torch.ones((), dtype=torch.bool, device=row.device)
+        bits = row.view(torch.int32)
+        sent = torch.stack([bits, bits ^ ~step])
+        received = sent.new_zeros(self.num_workers * 2, len(row))
+        dist.all_gather_into_tensor(received, sent)
+        values, sealed = received.view(self.num_workers, 2, -1).unbind(1)
+        return values.contiguous().view(torch.float32), (values ^ sealed).eq(~step).all()
 
     def gather(self, rows: Tensor) -> Tensor:
         """All workers' rows in worker order, on the host, when nobody knows how many the others have. Collective."""
@@ -116,10 +132,15 @@ class Replicas:
         """Into how many parts a microbatch falls: one for each worker where it is spread over them."""
         return self.num_workers if spread else 1
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the others were given up: what a collective has left on a GPU since then may be anything."""
-        return self.num_workers > 1 and _group.is_cut
+    def was_cut(self, device: torch.device) -> Tensor:
+        """() 1.0 if this worker's group was cut before the device came here, else 0.0.
+
+        Then an exchange before this one may have been aborted; otherwise each has ended by itself, as nothing else
+        ends a kernel of NCCL early.
+        """
+        if self.num_workers == 1 or _group.cut is None:
+            return torch.zeros((), device=device)
+        return _group.cut.to(device, non_blocking=True, copy=True)
 
 
 @contextlib.contextmanager
@@ -162,7 +183,8 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
         before = _sockets().keys()
         dist.init_process_group(BACKENDS if gpus else "gloo", store=dist.PrefixStore("group", store), rank=worker,
                                 world_size=num_workers, timeout=timedelta(seconds=timeout_seconds))
-        _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None)
+        _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None,
+                        torch.zeros((), pin_memory=gpus))
     return Replicas(worker, num_workers)
 
 
@@ -172,7 +194,8 @@ def cut_group() -> None:
     gloo's abort and shutdown end nothing that is under way, and a wire that is cut closes no connection. NCCL has no
     errors that anybody would wait for: its kernels end, and leave what they had not received as it was.
     """
-    _group.is_cut = True
+    if _group.cut is not None:
+        _group.cut.fill_(1.0)  # before kernels are ended
     _abort_nccl()
     for name, number in _sockets().items():
         if name in _group.connections:

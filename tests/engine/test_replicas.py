@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -91,17 +93,57 @@ def test_nccl_is_aborted_within_a_limit_or_the_process_ends(
     monkeypatch.setattr(replicas, "_ABORT_SECONDS", 0.2)
     group = Group(seconds)
     monkeypatch.setattr(replicas, "_group", replicas._Group(nccl=group))
-    assert not Replicas(0, 2).is_cut
     cut_group()
-    assert Replicas(0, 2).is_cut
-    assert not Replicas().is_cut
     assert (ended, group.aborted) == (killed, not killed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_rows_that_have_not_come_are_not_numbers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(replicas.dist, "all_gather_into_tensor", lambda found, mine: found[:1].copy_(mine))
-    found = Replicas(0, 3).gather_rows(torch.ones(1, 2, dtype=dtype), [1, 1, 1])
-    assert torch.equal(found[0], torch.ones(2, dtype=dtype))
-    assert bool(found[1:].isnan().all()) is dtype.is_floating_point
-    assert torch.equal(found[1:].isnan() | (found[1:] == 0), torch.ones(2, 2, dtype=torch.bool))
+VALUES = torch.tensor([[0.5, 0.0, -0.0, math.nan, math.inf, 1e-45], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0] * 6])
+
+
+def sent(worker: int, step: int, values: Tensor, patch: pytest.MonkeyPatch) -> Tensor:
+    """What a worker hands to NCCL for a step."""
+    rows: list[Tensor] = []
+    patch.setattr(replicas.dist, "all_gather_into_tensor", lambda received, mine: rows.append(mine.clone()))
+    Replicas(worker, 3).gather_step(values, step)
+    return rows[0]
+
+
+# What is left in the place of worker 1's row, given what it sends for this step and what it sent for the one before
+LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "the row": lambda new, old: new,
+    "zeros": lambda new, old: torch.zeros_like(new),
+    "a number": lambda new, old: torch.full_like(new, 0x40E00000),  # the bits of 7.0
+    "garbage": lambda new, old: torch.arange(new.numel(), dtype=torch.int32).view(new.shape) * 1234567,
+    "the row before": lambda new, old: old,
+    "one number of the row before": lambda new, old: torch.cat([new[:, :3], old[:, 3:4], new[:, 4:]], 1),
+    "values without seals": lambda new, old: torch.stack([new[0], old[1]]),
+    "seals without values": lambda new, old: torch.stack([old[0], new[1]])}
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("left", LEFT)
+def test_only_rows_of_the_step_are_whole(monkeypatch: pytest.MonkeyPatch, left: str, equal: bool) -> None:
+    """Whatever an aborted gather has left of them, also where the step before had the same numbers."""
+    before = VALUES if equal else VALUES * 0.75 + 1
+    old, new = ([sent(worker, step, values[worker], monkeypatch) for worker in range(3)]
+                for step, values in ((6, before), (7, VALUES)))
+    rows = torch.cat([new[0], LEFT[left](new[1], old[1]), new[2]])
+    monkeypatch.setattr(replicas.dist, "all_gather_into_tensor", lambda received, mine: received.copy_(rows))
+    found, whole = Replicas(0, 3).gather_step(VALUES[0], 7)
+    assert bool(whole) is (left == "the row" or (equal and left == "seals without values"))  # then it is the row, too
+    if whole:
+        assert torch.equal(found.view(torch.int32), VALUES.view(torch.int32))
+    found, whole = Replicas().gather_step(VALUES[0], 7)  # alone
+    assert bool(whole)
+    assert torch.equal(found.view(torch.int32), VALUES[:1].view(torch.int32))
+
+
+def test_a_cut_is_seen_by_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(replicas, "_group", replicas._Group(cut=torch.zeros(())))
+    before = Replicas(0, 2).was_cut(cpu)
+    cut_group()
+    assert (before, Replicas(0, 2).was_cut(cpu), Replicas().was_cut(cpu)) == (0, 1, 0)
+    monkeypatch.setattr(replicas, "_group", replicas._Group())  # of Ray's making
+    cut_group()
+    assert Replicas(0, 2).was_cut(cpu) == 0
