@@ -77,8 +77,8 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
           listen: Listen = Wishes) -> None:
     """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
 
-    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch` to close the
-    epoch: who comes back between its last step and that begins with `after_epoch`.
+    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch`
+    to close the epoch: who comes back between its last step and that begins with `after_epoch`.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
@@ -178,7 +178,8 @@ def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: in
     """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
 
     Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
-    before the loss, which is possible because assignment does not depend on predictions.
+    before the loss. Boxes are assigned image by image, by anchors alone or by the image's own predictions, so that no
+    count depends on how the images are shared out; counts carry no gradient.
     """
     precision, replicas = parts.plan.recipe.precision, parts.host.replicas
     images, targets = to_network_input(batch, parts.host.device, size)
@@ -202,8 +203,8 @@ def blank_loss(parts: Parts) -> Tensor:
 
 def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], wishes: Wishes,
                         number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses of all microbatches of step `number` in their order, whether the step is whole, and the wishes of any worker
-    (bools on the device); the same on every worker. Collective.
+    """Losses of all microbatches of step `number` in their order, whether the step is whole, and the wishes of any
+    worker (bools on the device); the same on every worker. Collective.
 
     Each worker's rows travel behind a header that it has whether it has a microbatch or not. The header also says
     whether the worker's group was cut before its gradients had come, and so whether it may have passed on garbage.

@@ -61,6 +61,8 @@ DRIVER_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 
+LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
+
 
 def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
@@ -81,6 +83,7 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         own: dict[str, Any] = {}
         if address == "local":
             own_token()
+            os.environ[LOCAL] = "1"
             own = {"num_cpus": cores(), "include_dashboard": False}  # a dashboard would be eleven processes more
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)

@@ -21,9 +21,10 @@ import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
+from ray.util import get_node_ip_address
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine.replicas import BACKENDS
+from ray_yolo.engine.replicas import BACKENDS, use_interface
 from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
@@ -54,6 +55,25 @@ class InPlaceConfig(TorchConfig):
     def backend_cls(self) -> type[_TorchBackend]:
         """Asked for by Ray."""
         return _Backend
+
+
+class InterfaceConfig(TorchConfig):
+    """Workers whose group Ray forms: over the network interface that Ray knows their node by."""
+
+    @property
+    def backend_cls(self) -> Any:
+        """Asked for by Ray."""
+        rays = super().backend_cls
+
+        def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
+            worker_group.execute(_use_interface)
+            rays.on_start(backend, worker_group, config)
+
+        return type(rays.__name__, (rays,), {"on_start": on_start})
+
+
+def _use_interface() -> None:
+    use_interface(get_node_ip_address())
 
 
 def replaces_in_place(placement: Placement) -> bool:
@@ -98,7 +118,7 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
     What is `asked` decides, by raising, which failures end the run. A worker is replaced `in_place`, or all with it.
     """
-    kind = InPlaceConfig if in_place else TorchConfig
+    kind = InPlaceConfig if in_place else InterfaceConfig
     return TorchTrainer(  # its group is of our backends, too, where Ray forms it
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),

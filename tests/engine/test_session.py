@@ -333,7 +333,7 @@ def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_st
 
 
 class Garbled(FixedMembers):
-    """Workers train; all but the last are lost before the gather of the third step, which leaves `left` of their rows."""
+    """Workers train; all but the last are lost before the third step's gather, which leaves `left` of their rows."""
 
     lasting = False
 
@@ -383,7 +383,8 @@ def train_beside_garbage(replicas: Replicas, job: Job, left: str) -> dict[str, A
 
 @pytest.mark.parametrize(("left", "images", "recipe"), [
     ("zeros", 32, {}), ("a number", 32, {}), ("the rows before", 32, {}), ("the rows before", 10, {}),
-    ("the rows before", 32, {"precision": "fp16", "exact": False}), ("a number", 32, {"sync_bn": True, "exact": False})])
+    ("the rows before", 32, {"precision": "fp16", "exact": False}),
+    ("a number", 32, {"sync_bn": True, "exact": False})])
 def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
         tmp_path: Path, left: str, images: int, recipe: dict[str, Any]) -> None:
     """The survivor saves the state after the second step. Of 10 images the third step has one microbatch, its own."""
