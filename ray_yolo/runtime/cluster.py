@@ -83,12 +83,14 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         own: dict[str, Any] = {}
         if address == "local":
             own_token()
-            os.environ[LOCAL] = "1"
+            os.environ[LOCAL] = "1"  # its workers inherit it
             own = {"num_cpus": cores(), "include_dashboard": False}  # a dashboard would be eleven processes more
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
+        finally:
+            os.environ.pop(LOCAL, None)
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":

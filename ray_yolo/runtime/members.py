@@ -42,6 +42,11 @@ def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
     return cast("ActorHandle[T]", actor.remote(*arguments))
 
 
+def own_address() -> str:
+    """Where other workers reach this one: at the address by which Ray knows its node, if they can be on others."""
+    return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
+
+
 class RosterMembers:
     """How a session finds the others by the roster; see `Membership`. A thread tells the roster of `pulse`.
 
@@ -76,7 +81,7 @@ class RosterMembers:
         leave_group()
         if not self._alone:
             preload()
-        host = LOOPBACK if os.environ.get(LOCAL) else get_node_ip_address()
+        host = own_address()
         store = offer_store(host)
         node = ray.get_runtime_context().get_node_id()
         arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node)

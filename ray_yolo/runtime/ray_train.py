@@ -21,7 +21,6 @@ import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
-from ray.util import get_node_ip_address
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine.replicas import BACKENDS, use_interface
@@ -30,7 +29,7 @@ from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
 from ray_yolo.runtime.cluster import resources_of, stop_workers, worker_environment
-from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.members import answer, own_address
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
 from ray_yolo.runtime.roster import Roster
 
@@ -73,7 +72,7 @@ class InterfaceConfig(TorchConfig):
 
 
 def _use_interface() -> None:
-    use_interface(get_node_ip_address())
+    use_interface(own_address())
 
 
 def replaces_in_place(placement: Placement) -> bool:
