@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test cluster-test check docs bench bench-env clean
+.PHONY: demo test gpu-test cluster-test check docs bench bench-env clean
 
 # pip would compile with one core; some packages have files that are not meant for this Python
 INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt -e
@@ -29,6 +29,9 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 
 test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+
+gpu-test:  ## is a training on this machine's GPU right, and how fast; needs torch, numpy, OpenCV, pydantic, PyYAML alone
+	PYTHONPATH=. $(PYTHON) tests/benchmarks/gpu.py --write tests/benchmarks/gpu.md
 
 cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
 	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py

@@ -55,6 +55,7 @@ class Summed(NamedTuple):
     number: int  # of the optimiser step, from 0
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # what `Statistics.apply` takes
+    whole: Tensor  # () bool: no exchange of any worker was aborted; otherwise all of this may be anything
     wishes: Tensor  # (3,) bool: those of any worker
     wait_seconds: float
 
@@ -64,7 +65,7 @@ class Launched(NamedTuple):
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, wishes
+    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, whole, wishes
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
@@ -77,8 +78,7 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
 
     Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch`
-        to close the
-    epoch: who comes back between its last step and that begins with `after_epoch`.
+    to close the epoch: who comes back between its last step and that begins with `after_epoch`.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
@@ -142,8 +142,8 @@ def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
     rows, waited = forward_backward(parts, step, batches, size)
     statistics = parts.gradients.finish()
-    losses, wishes = gather_measurements(parts, rows, counts, listen())
-    return Summed(step, number, losses, statistics, wishes, waited)
+    losses, whole, wishes = gather_measurements(parts, rows, counts, listen(), number)
+    return Summed(step, number, losses, statistics, whole, wishes, waited)
 
 
 def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
@@ -178,7 +178,8 @@ def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: in
     """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
 
     Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
-    before the loss, which is possible because assignment does not depend on predictions.
+    before the loss. Boxes are assigned image by image, by anchors alone or by the image's own predictions, so that no
+    count depends on how the images are shared out; counts carry no gradient.
     """
     precision, replicas = parts.plan.recipe.precision, parts.host.replicas
     images, targets = to_network_input(batch, parts.host.device, size)
@@ -200,28 +201,31 @@ def blank_loss(parts: Parts) -> Tensor:
     return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
 
 
-def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int],
-                        wishes: Wishes) -> tuple[Tensor, Tensor]:
-    """Losses of all microbatches of a step in their order, and the wishes of any worker (bools on the device); the same
-    on every worker. Collective.
+def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], wishes: Wishes,
+                        number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of all microbatches of step `number` in their order, whether the step is whole, and the wishes of any
+    worker (bools on the device); the same on every worker. Collective.
 
-    Each worker's rows travel behind a header that it has whether it has a microbatch or not.
+    Each worker's rows travel behind a header that it has whether it has a microbatch or not. The header also says
+    whether the worker's group was cut before its gradients had come, and so whether it may have passed on garbage.
     """
-    width, replicas = len(parts.loss.names), parts.host.replicas
-    mine = torch.stack(rows) if rows else torch.zeros(0, width, device=parts.host.device)
-    header = torch.stack([mine.new_full((), float(wish)) for wish in wishes])
+    width, replicas, device = len(parts.loss.names), parts.host.replicas, parts.host.device
+    mine = torch.cat(rows) if rows else torch.zeros(0, device=device)
+    header = torch.stack([*(mine.new_full((), float(wish)) for wish in wishes), replicas.was_cut(device)])
+    room = mine.new_zeros(max(counts) * width - len(mine))
+    gathered, of_this_step = replicas.gather_step(torch.cat([header, mine, room]), number)
+    *wished, cut = gathered[:, : len(header)].unbind(1)
+    whole = of_this_step & ~cut.any()
     if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
-        told = replicas.gather_rows(torch.cat([header, mine.flatten()])[None], [1] * replicas.num_workers).sum(0)
-        return told[len(wishes):].view(-1, width), told[: len(wishes)] > 0
-    room = mine.new_zeros((max(counts) - len(mine)) * width)
-    told = replicas.gather_rows(torch.cat([header, mine.flatten(), room])[None], [1] * replicas.num_workers)
-    headers, shares = told.tensor_split([len(wishes)], dim=1)
-    losses = [share[: count * width].view(count, width) for share, count in zip(shares, counts, strict=True)]
-    return torch.cat(losses), headers.any(0)
+        losses = gathered.sum(0)[len(header):].view(-1, width)
+    else:
+        losses = torch.cat([row[len(header):][: count * width].view(count, width)
+                            for row, count in zip(gathered, counts, strict=True)])
+    return losses, whole, torch.stack(wished).any(1)
 
 
 def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
-    """Clip and step; the weights stay as they are if any loss or the gradient is not finite.
+    """Clip and step; the weights stay as they are if the step is not whole, or any loss or the gradient not finite.
 
     The device decides that itself, so that the host need not wait for it here: the optimiser's kernel is told.
     fp16 overflow with finite losses is the scaler's business, which lowers its scale, until that cannot be the reason
@@ -233,13 +237,24 @@ def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
     overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
-    finite = summed.losses.isfinite().all() & (norm.isfinite() | overflow)
+    finite = summed.whole & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
     vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # what torch's fused optimisers look for
     optimizer.step()
-    scaler.update()
+    update_scale(scaler, summed.whole)
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    return Launched(summed, rates, send_to_host(torch.cat([mean, torch.stack([norm, finite]), summed.wishes])))
+    told = [mean, torch.stack([norm, finite, summed.whole]), summed.wishes]
+    return Launched(summed, rates, send_to_host(torch.cat(told)))
+
+
+def update_scale(scaler: torch.amp.GradScaler, whole: Tensor) -> None:
+    """The scaler's own update, undone on the device if the step is not whole: workers of different scales would sum
+    gradients of different scales."""
+    state = [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
+    before = [value.clone() for value in state]
+    scaler.update()
+    for value, old in zip(state, before, strict=True):
+        value.copy_(torch.where(whole, value, old))
 
 
 def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
@@ -260,12 +275,14 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
 def finish_step(parts: Parts, launched: Launched) -> StepResult:
     """Read what a step has told; statistics and moving average follow the weights unless it was skipped.
 
-    The gather is a step's last exchange: where the losses have come, so has all else. A PeerLostError says that they
-    have not, and the device has skipped the step for that.
+    The gather is a step's last exchange: where all rows of the step have come, so has all else.
+
+    Raises:
+        PeerLostError: if the step is not whole; the device has skipped it.
     """
     summed, replicas = launched.summed, parts.host.replicas
-    *losses, norm, finite, stop, regroup, save = launched.read()
-    if not finite and replicas.is_cut:
+    *losses, norm, finite, whole, stop, regroup, save = launched.read()
+    if not whole:
         raise PeerLostError("the exchange was aborted")
     if finite:
         parts.statistics.apply(summed.statistics, len(summed.losses))

@@ -62,6 +62,8 @@ DRIVER_ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
 
+LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
+
 
 def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
@@ -82,6 +84,7 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         own: dict[str, Any] = {}
         if address == "local":
             own_token()
+            os.environ[LOCAL] = "1"  # its workers inherit it
             own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would be eleven processes more
                    "_temp_dir": str(session_folder())}  # in Ray's own every user of the machine may write
         try:
@@ -89,6 +92,8 @@ def connect(placement: Placement, *, start: bool = True) -> float:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
             raise _refusal(address, error) from None
+        finally:
+            os.environ.pop(LOCAL, None)
         if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":

@@ -20,10 +20,11 @@ from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_yolo.engine.membership import Generation, Pulse
-from ray_yolo.engine.replicas import cut_group, form_group, leave_group, offer_store, preload
+from ray_yolo.engine.replicas import LOOPBACK, cut_group, form_group, leave_group, offer_store, preload
 from ray_yolo.events import Summary
 from ray_yolo.ops.machine import Process, own_process
 from ray_yolo.runlog.status import MEMBERS_FILE, Member, write_members
+from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.roster import Arrival, Beat, Formed, Reply, Roster, Seen, Stalled
 from ray_yolo.structures import Progress
 
@@ -39,6 +40,11 @@ def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(kind).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return cast("ActorHandle[T]", actor.remote(*arguments))
+
+
+def own_address() -> str:
+    """Where other workers reach this one: at the address by which Ray knows its node, if they can be on others."""
+    return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
 
 
 class RosterMembers:
@@ -75,7 +81,7 @@ class RosterMembers:
         leave_group()
         if not self._alone:
             preload()
-        host = get_node_ip_address()
+        host = own_address()
         store = offer_store(host)
         node = ray.get_runtime_context().get_node_id()
         arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node)

@@ -23,13 +23,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine.replicas import BACKENDS
+from ray_yolo.engine.replicas import BACKENDS, use_interface
 from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
 from ray_yolo.runtime.cluster import draining_nodes, leave_notice, resources_of, stop_workers, worker_environment
-from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.members import answer, own_address
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
 from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.worker import note_sigterm
@@ -58,6 +58,25 @@ class InPlaceConfig(TorchConfig):
     def backend_cls(self) -> type[_TorchBackend]:
         """Asked for by Ray."""
         return _Backend
+
+
+class InterfaceConfig(TorchConfig):
+    """Workers whose group Ray forms: over the network interface that Ray knows their node by."""
+
+    @property
+    def backend_cls(self) -> Any:
+        """Asked for by Ray."""
+        rays = super().backend_cls
+
+        def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
+            worker_group.execute(_use_interface)
+            rays.on_start(backend, worker_group, config)
+
+        return type(rays.__name__, (rays,), {"on_start": on_start})
+
+
+def _use_interface() -> None:
+    use_interface(own_address())
 
 
 def replaces_in_place(placement: Placement) -> bool:
@@ -101,7 +120,7 @@ def build_trainer(function: Callable[[dict[str, Any]], Any], config: dict[str, A
     Its Ray run name was never used before: under a name that Ray knows it continues its own checkpoints, not ours.
     What is `asked` decides, by raising, which failures end the run. A worker is replaced `in_place`, or all with it.
     """
-    kind = InPlaceConfig if in_place else TorchConfig
+    kind = InPlaceConfig if in_place else InterfaceConfig
     return TorchTrainer(  # its group is of our backends, too, where Ray forms it
         function, train_loop_config=config, scaling_config=scaling_config(placement, gpus),
         torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),

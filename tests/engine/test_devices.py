@@ -136,7 +136,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     def send(numbers: Tensor) -> Callable[[], list[float]]:
         happened.append("sent")
-        return lambda: happened.append("read") or [0.0] * (len(numbers) - 3) + [1.0, 0.0, 0.0]
+        return lambda: happened.append("read") or [0.0] * (len(numbers) - 5) + [1.0, 1.0, 0.0, 0.0, 0.0]
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))

@@ -273,6 +273,7 @@ class Aborted(FixedMembers):
         super().__init__(replicas)
         self.both, self.joined, self.silent = replicas, replicas, silent
         self.at, self.asked, self.aborted, self.rescued = at, 0, False, 0
+        module._group = module._Group(cut=torch.zeros(()))
         self._originals = {name: getattr(dist, name) for name in ("all_to_all_single", "all_gather_into_tensor")}
         for name in self._originals:
             patch.setattr(dist, name, partial(self.exchange, name))
@@ -283,7 +284,7 @@ class Aborted(FixedMembers):
         if not self.aborted:
             work = self._originals[name](found, *args, **how)
             self.aborted = self.asked == self.at - 1 and not how  # the gather is the last exchange of the step before
-            module._group.is_cut = self.aborted
+            module._group.cut.fill_(self.aborted)
             return work
         if how:  # of gradients: some numbers
             found.fill_(7.0)
@@ -329,6 +330,76 @@ def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_st
     assert steps(calm) == steps(found) == list(range(1, 9))
     assert found["rescued"] == 1
     assert_same(found["state"], calm["state"])
+
+
+class Garbled(FixedMembers):
+    """Workers train; all but the last are lost before the third step's gather, which leaves `left` of their rows."""
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas, patch: pytest.MonkeyPatch, left: str) -> None:
+        super().__init__(replicas)
+        self.asked, self.joins, self.left, self.stale = 0, 0, left, torch.zeros(())
+        self.last = replicas.worker + 1 == replicas.num_workers
+        self._gather = dist.all_gather_into_tensor
+        patch.setattr(dist, "all_gather_into_tensor", self.gather)
+
+    def gather(self, found: Tensor, mine: Tensor, **how: Any) -> Any:
+        if how:  # of gradients: garbage in the third step
+            work = self._gather(found, mine, **how)
+            work.wait()
+            return SimpleNamespace(wait=lambda: found.fill_(torch.inf) if self.asked == 2 and self.last else None)
+        if self.asked != 3:
+            self._gather(found, mine)
+            self.stale = found.clone()
+            return None
+        found.view(torch.float32).copy_({"zeros": torch.zeros(found.shape), "a number": torch.full(found.shape, 7.0),
+                                         "the rows before": self.stale.view(torch.float32)}[self.left])
+        return found[-len(mine):].copy_(mine)
+
+    def join(self, progress: Progress | None) -> Generation:
+        self.joins += 1
+        if self.joins == 2:
+            raise Killed
+        return Generation(Replicas(self._replicas.worker, self._replicas.num_workers), None, False)
+
+    def regroups(self) -> bool:
+        self.asked += 1
+        if self.asked == 3 and not self.last:
+            raise Killed
+        return False
+
+    def rescues(self) -> bool:
+        return True
+
+
+def train_beside_garbage(replicas: Replicas, job: Job, left: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(loop, "runs_ahead", lambda device: True)
+        host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+        run_session(job, host, Placement(), lambda event: None, Garbled(replicas, patch, left))
+    return last_state(job)
+
+
+@pytest.mark.parametrize(("left", "images", "recipe"), [
+    ("zeros", 32, {}), ("a number", 32, {}), ("the rows before", 32, {}), ("the rows before", 10, {}),
+    ("the rows before", 32, {"precision": "fp16", "exact": False}),
+    ("a number", 32, {"sync_bn": True, "exact": False})])
+def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
+        tmp_path: Path, left: str, images: int, recipe: dict[str, Any]) -> None:
+    """The survivor saves the state after the second step. Of 10 images the third step has one microbatch, its own."""
+    recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}, **recipe}
+    calm, cut = (make_job(tmp_path / name, images, **recipe) for name in ("calm", "cut"))
+    run_workers(2, train, calm, Placement(), -1, 2)
+    run_workers(2, train_beside_garbage, cut, left)
+    expected, found = last_state(calm), last_state(cut)
+    for part in ("model", "ema", "optimizer"):
+        for (name, a), (_, b) in zip(flat(expected[part]), flat(found[part]), strict=True):
+            assert torch.equal(a, b), (part, name)
+    metas = [json.loads(state["meta"]) for state in (expected, found)]
+    assert metas[0]["progress"] == metas[1]["progress"]
+    assert metas[0]["scaler"] == metas[1]["scaler"]
+    assert metas[0]["progress"][2] == 2
 
 
 class Losing(FixedMembers):

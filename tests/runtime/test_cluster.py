@@ -109,8 +109,10 @@ import ray
 from ray_yolo.config.placement import Placement
 from ray_yolo.ops.machine import cores
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.members import own_address
 
 cluster.connect(Placement(address="local"))
+print(ray.get(ray.remote(own_address).remote()), own_address() == "127.0.0.1")
 print(ray._private.worker.get_dashboard_url(), ray.cluster_resources()["CPU"] == cores())
 here = ray.get_runtime_context().gcs_address
 for token in (os.environ["RAY_AUTH_TOKEN"], "0" * 64):
@@ -125,7 +127,7 @@ def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path)
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[2], env=environment,
                           capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["True", "0", "1"], done.stderr
+    assert done.stdout.split() == ["127.0.0.1", "False", "True", "0", "1"], done.stderr
     assert not (tmp_path / ".ray").exists()
 
 

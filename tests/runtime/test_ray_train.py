@@ -51,6 +51,17 @@ def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not replaces_in_place(Placement(num_workers=2))
 
 
+def test_a_group_that_ray_forms_uses_the_interface_that_ray_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: happened.append("group"))
+    monkeypatch.setattr(ray_train, "use_interface", happened.append)
+    monkeypatch.setattr(ray_train, "own_address", lambda: "10.0.0.7")
+    group = SimpleNamespace(execute=lambda function: function())
+    backend = ray_train.InterfaceConfig(backend="gloo").backend_cls()
+    backend.on_start(group, TorchConfig())
+    assert happened == ["10.0.0.7", "group"]
+
+
 def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     backend = InPlaceConfig(backend="gloo").backend_cls
     assert backend.has_replica_groups

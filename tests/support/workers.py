@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.replicas import Replicas, ddp_options
+from ray_yolo.engine.replicas import LOOPBACK, Replicas, ddp_options, leave_group, use_interface
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
@@ -38,10 +37,10 @@ def wrap_model(model: nn.Module, replicas: Replicas) -> nn.Module:
 
 
 def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    use_interface(LOOPBACK)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=worker, world_size=num_workers)
     try:
         torch.save(function(Replicas(worker, num_workers), *args), Path(folder) / f"{worker}.pt")
     finally:
-        dist.destroy_process_group()
+        leave_group()
