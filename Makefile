@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test cluster-test check docs bench bench-env clean
+UV ?= uv
+
+.PHONY: demo test floor-test cluster-test check docs bench bench-env clean
 
 # pip would compile with one core; some packages have files that are not meant for this Python
 INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt -e
@@ -30,6 +32,14 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
+floor-test: .venv-floor/.made  ## the same tests with the lowest versions that pyproject.toml allows
+	.venv-floor/bin/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+
+.venv-floor/.made: pyproject.toml
+	$(UV) venv --clear --quiet --python $(PYTHON) .venv-floor
+	$(UV) pip install --quiet --python .venv-floor/bin/python --resolution lowest-direct -e .[dev]
+	touch $@
+
 cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
 	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py
 
@@ -51,4 +61,4 @@ bench-env: .bench/.made  ## YOLOv5 and Ultralytics in an environment of their ow
 	touch $@
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info
+	rm -rf $(VENV) .venv-floor .bench build dist *.egg-info

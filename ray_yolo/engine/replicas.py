@@ -7,7 +7,6 @@ Every method marked collective must be called by all workers in the same order.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import io
 import math
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.errors import PeerLostError
+from ray_yolo.ops.torch_internals import import_compiler
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for anyhow goes by gloo, which has errors
 
@@ -230,7 +230,7 @@ def bare(replica: nn.Module) -> nn.Module:
 
 def preload() -> None:
     """Import what DDP's constructor imports, which takes seconds: before others wait for this worker."""
-    importlib.import_module("torch._dynamo")
+    import_compiler()
 
 
 def ddp_options() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray_yolo.errors import InputError
+from ray_yolo.internals import internal
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,15 +68,14 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
         if _is_half_made(path):
             raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
         return
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
         if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
+        make = internal("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore")
+        make(f"sqlite:///{made}", artifacts).engine.dispose()
         try:
             os.link(made, path)
         except OSError:  # another command was faster, or the file system has no hard links

@@ -30,6 +30,7 @@ from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.mirror import WAIT_SECONDS, mirror
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
 from ray_yolo.structures import AnnotationIndex, Mirror
@@ -192,7 +193,7 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
         RayYoloError: as `cluster.connect` does.
     """
     cluster.connect(Placement(address=address), start=False)
-    free, ours = cluster.available_resources_per_node(), versions()
+    free, ours = available_resources(), versions()
     others = other_nodes()
     answers = _ask(others, report, tempfile.gettempdir(), ())
     lines, fit = [f"driver: {', '.join(f'{name} {found}' for name, found in ours.items())}"], True

@@ -20,7 +20,6 @@ import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine.replicas import BACKENDS
@@ -30,6 +29,7 @@ from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
 from ray_yolo.runtime.cluster import resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.ray_internals import can_replace_in_place, in_place_backend
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
 from ray_yolo.runtime.roster import Roster
 
@@ -37,29 +37,19 @@ _POLL_SECONDS = 1.0
 _END_SECONDS = 15.0  # for Ray to end when training has
 
 
-class _Backend(_TorchBackend):
-    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
-
-    has_replica_groups = True
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
-
-
 class InPlaceConfig(TorchConfig):
-    """What such workers are asked for with."""
+    """Asks Ray for workers that form their process groups themselves."""
 
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
+    def backend_cls(self) -> Any:
         """Asked for by Ray."""
-        return _Backend
+        return in_place_backend()
 
 
 def replaces_in_place(placement: Placement) -> bool:
     """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
     fixed = isinstance(placement.num_workers, int) and placement.num_workers > 1
-    return fixed and hasattr(_TorchBackend, "has_replica_groups")
+    return fixed and can_replace_in_place()
 
 
 class Asked(ray.train.UserCallback):
