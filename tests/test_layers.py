@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ray_yolo"
 SIBLINGS = ("models", "losses", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
-    ("structures", "events", "errors", "internals", "redact", "__version__", "config", "ops", "storage"),
+    ("structures", "events", "errors", "formatting", "internals", "redact", "__version__", "config", "ops", "storage"),
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher", "slots"))

@@ -1,28 +1,22 @@
 import io
 import re
+from pathlib import Path
 
 import pytest
 
+import ray_yolo
 from ray_yolo.events import WarningEvent
 from ray_yolo.runlog.console import Console, Display
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from tests.support import run_log
-
-
-class Terminal(io.StringIO):
-    """A terminal of 80 columns that keeps what it is sent, and can say what its user sees."""
-
-    def isatty(self):
-        return True
-
-    @property
-    def screen(self):
-        return [line.rpartition("\r\x1b[K")[2] for line in self.getvalue().split("\n")]
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
 def _columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
 
 
 BEGIN = run_log.numbered([run_log.run(), run_log.start()])
@@ -74,6 +68,33 @@ def test_a_live_line_never_wraps(monkeypatch):
     display.update(BEGIN)
     display.update(run_log.numbered([run_log.step(1)]))
     assert len(terminal.screen[-1]) == 59
+
+
+def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
+    terminal = Terminal()
+    run_log.write(tmp_path / EVENTS_FILE, BEGIN)
+    console = Console(tmp_path, terminal)
+    for event in run_log.numbered([run_log.start(), run_log.step(1)]):
+        console.event(event)
+    console.update()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("l")
+    console.abandon()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("h")
+
+
+def test_a_dumb_terminal_gets_whole_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    display.update(run_log.numbered([run_log.step(1)]))
+    display.close()
+    assert re.search(r"[\r\x1b]", terminal.getvalue()) is None
+
+
+def test_only_rich_writes_escape_codes():
+    package = Path(ray_yolo.__file__).parent
+    assert [file for file in package.rglob("*.py") if re.search(r"\\(x1b|033)", file.read_text("utf-8"))] == []
 
 
 def test_letters_that_the_console_does_not_have_do_no_harm():
