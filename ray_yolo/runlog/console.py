@@ -61,13 +61,21 @@ class Display:
         if self._console.is_interactive:
             self._live.start()
             self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
+        else:
+            self._console.print("", end="")  # writes what rich has kept because the stream refused it
+
+
+class _Console(RichConsole):
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the caller: rich would end the process."""
+        raise
 
 
 def build_console(stream: TextIO) -> RichConsole:
     """A console on a stream; letters that it does not have become question marks."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
-    return RichConsole(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
+    return _Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
 
 
 def print_whole(console: RichConsole, text: str) -> None:

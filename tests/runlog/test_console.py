@@ -131,3 +131,30 @@ def test_at_the_end_the_outcome_is_told_and_what_else_there_is_to_know(tmp_path,
     told = stream.getvalue().splitlines()
     assert "done: 1 epoch in 0:01:00" in told
     assert told[-1] == "MLflow has not got everything yet."
+
+
+def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Display(Gone()).update(BEGIN)
+
+
+def test_what_the_stream_has_refused_is_told_once_it_can_be():
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    display = Display(stream)
+    with pytest.raises(OSError, match="No space"):
+        display.update(BEGIN)
+    stream.is_full = False
+    display.update([])
+    assert stream.getvalue().startswith("exp: yolov5s")

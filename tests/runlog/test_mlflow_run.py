@@ -1,15 +1,11 @@
 import getpass
 import json
-import os
 import shlex
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 
 import pytest
@@ -24,7 +20,7 @@ from ray_yolo.runlog.mlflow_plan import ARTIFACTS
 from ray_yolo.runlog.mlflow_run import synchronise
 from ray_yolo.runlog.results_files import replace_text
 from tests.support import run_log
-from tests.support.servers import BrokenServer
+from tests.support.servers import BrokenServer, MlflowServer
 from tests.support.tracking import Tracking
 
 STORY = [run_log.run(), run_log.dataset(train="a1", val="b2"), run_log.start(), *run_log.trained_epoch(0),
@@ -350,46 +346,10 @@ class TestThread:
         assert len(warnings) == 1
 
 
-class RealServer:
-    """`mlflow server` in a process of its own."""
-
-    def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
-                   "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1",
-                   "--artifacts-destination", f"{self.folder}/artifacts"]
-        self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL)
-
-    def signal(self, number):
-        os.killpg(self.process.pid, number)
-
-    def stop(self):
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-
-    def wait_until_up(self):
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        pytest.fail("the MLflow server does not come up")
-
-
 @pytest.mark.slow
 def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path, run_dir, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-    server, warnings = RealServer(tmp_path), []
+    server, warnings = MlflowServer(tmp_path), []
     try:
         server.wait_until_up()
         tell(run_dir, STORY[:5])
@@ -398,7 +358,7 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
         server.signal(signal.SIGSTOP)
         tell(run_dir, STORY[4:6])
         wait_until(lambda: warnings)
-        server.stop()
+        server.kill()
         tell(run_dir, STORY[6:])
         server.start()
         assert tracking.finish(patience_seconds=90) is None
@@ -409,7 +369,7 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
         assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
         assert len(warnings) == 1
     finally:
-        server.stop()
+        server.kill()
 
 
 def test_the_run_file_names_the_run_without_secrets(uri, run_dir):
