@@ -16,8 +16,8 @@ from ray_yolo.events import ANCHOR_TERMS, RunEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.metrics import best_metrics, metrics
 from ray_yolo.runlog.mlflow_client import read_run_file
-from ray_yolo.runlog.mlflow_plan import ARTIFACTS
-from ray_yolo.runlog.mlflow_run import synchronise
+from ray_yolo.runlog.mlflow_plan import ARTIFACTS, plan_validation
+from ray_yolo.runlog.mlflow_run import Delivery, synchronise
 from ray_yolo.runlog.results_files import replace_text
 from tests.support import run_log
 from tests.support.servers import BrokenServer, MlflowServer
@@ -234,6 +234,20 @@ class TestSynchronise:
         run = client.get_run(synchronise(run_dir, uri))
         assert "s3cr3t" not in str(run.to_dictionary())
         assert "s3cr3t" not in "".join(path.read_text() for path in run_dir.iterdir() if path.is_file())
+
+
+def test_a_validation_is_a_run_of_its_own_each_time(uri, client, run_dir):
+    (run_dir / "results.json").write_text("{}")
+    plan = plan_validation(run_dir, {"weights": str(run_dir / "weights" / "best.pt"), "data": "a.yaml"},
+                           {"metrics": {"mAP50": 0.5}, "losses": {"box": 0.25}})
+    ids = [Delivery(run_dir, uri, fresh=True).deliver(plan) for _ in range(2)]
+    assert len(set(ids)) == 2
+    assert read_run_file(run_dir) is None
+    for run in map(client.get_run, ids):
+        assert (run.info.status, run.info.run_name) == ("FINISHED", "exp")
+        assert run.data.metrics == {"metrics/mAP50": 0.5, "val/box_loss": 0.25}
+        assert run.data.params["data"] == "a.yaml"
+        assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"results.json", "results.png"}
 
 
 @pytest.fixture
