@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test gpu-test cluster-test check docs bench bench-env clean
+UV ?= uv
+
+.PHONY: demo test floor-test gpu-test cluster-test check docs bench bench-env clean
 
 # pip would compile with one core; some packages have files that are not meant for this Python
 INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt -e
@@ -33,6 +35,14 @@ test: $(VENV)/.dev  ## all tests that need nothing outside the clone
 gpu-test:  ## is a training on this machine's GPU right, and how fast; needs torch, numpy, OpenCV, pydantic, PyYAML alone
 	PYTHONPATH=. $(PYTHON) tests/benchmarks/gpu.py --write tests/benchmarks/gpu.md
 
+floor-test: .venv-floor/.made  ## the same tests with the lowest versions that pyproject.toml allows
+	.venv-floor/bin/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+
+.venv-floor/.made: pyproject.toml
+	$(UV) venv --clear --quiet --python $(PYTHON) .venv-floor
+	$(UV) pip install --quiet --python .venv-floor/bin/python --resolution lowest-direct -e .[dev]
+	touch $@
+
 cluster-test: $(VENV)/.dev  ## a cluster of two machines in namespaces of this one; needs root
 	$(BIN)/python -m pytest -q -m root -rs tests/cluster/test_cluster_real.py
 
@@ -54,4 +64,4 @@ bench-env: .bench/.made  ## YOLOv5 and Ultralytics in an environment of their ow
 	touch $@
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info
+	rm -rf $(VENV) .venv-floor .bench build dist *.egg-info

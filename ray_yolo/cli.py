@@ -168,9 +168,8 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
-    from ray_yolo.runlog.mlflow import synchronise
-    from ray_yolo.runlog.mlflow_client import tracking_uri
-    from ray_yolo.runlog.owed import own_uri
+    from ray_yolo.runlog.mlflow_client import own_uri, tracking_uri
+    from ray_yolo.runlog.mlflow_run import synchronise
 
     run_dir = _folder(options.run_dir)
     asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)

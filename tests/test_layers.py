@@ -13,13 +13,13 @@ PACKAGE = Path(__file__).parents[1] / "ray_yolo"
 SIBLINGS = ("models", "losses", "data", "plots")
 FLOORS = (  # lowest first; modules of the package that are not named here stand on top, with the commands
     ("core",),
-    ("structures", "events", "errors", "redact", "__version__", "config", "ops", "storage"),
+    ("structures", "events", "errors", "formatting", "internals", "redact", "__version__", "config", "ops", "storage"),
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher", "slots"))
 DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
          "torch.distributed": ("engine/replicas.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
-FOR_OPS = ("torch", "numpy", "ray_yolo.ops", *sys.stdlib_module_names)
+FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.internals", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
 
 

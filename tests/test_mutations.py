@@ -169,7 +169,7 @@ MUTATIONS = (
     Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz",
              "runtime/test_validator_numbers.py"),
     Mutation("runlog/metrics.py", 'Metric(COLUMNS[name], f"metrics/{name}", measured(name))',
-             'Metric(COLUMNS[name], f"metrics/{name}", measured("precision"))', "runlog/test_mlflow_run.py"),
+             'Metric(COLUMNS[name], f"metrics/{name}", measured("precision"))', "runlog/test_mlflow_plan.py"),
     Mutation("runlog/narrator.py", "(self._epochs * self._batches - self._batch) * self._batch_size",
              "(self._epochs * self._batches - self._batch)", "runlog/test_narrator.py"),
     Mutation("tune/searcher.py", "reduction_factor=reduction", "reduction_factor=4", "tune/test_searcher.py"),

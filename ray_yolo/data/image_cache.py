@@ -27,6 +27,7 @@ import numpy as np
 from ray_yolo.data.augment import GREY
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index_cache import cache_folder, content_key
+from ray_yolo.formatting import format_size
 from ray_yolo.ops.machine import available_memory
 from ray_yolo.storage.locks import try_lock
 from ray_yolo.structures import AnnotationIndex
@@ -181,10 +182,11 @@ def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
             memory = available_memory() if SHARED_MEMORY in place.parents else math.inf
             if min(shutil.disk_usage(place).free, memory) > num_bytes * _MARGIN:
                 if number:
-                    _log.warning("decoded images need %.1f GB, more than memory has free: kept in %s",
-                                 num_bytes / 1e9, place)
+                    _log.warning("decoded images need %s, more than memory has free: kept in %s",
+                                 format_size(num_bytes), place)
                 return place
-    _log.warning("decoded images need %.1f GB, more than is free in %s: nothing is cached", num_bytes / 1e9, places[-1])
+    _log.warning("decoded images need %s, more than is free in %s: nothing is cached", format_size(num_bytes),
+                 places[-1])
     return None
 
 

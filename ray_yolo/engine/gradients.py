@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine.replicas import Replicas
+from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import Node, aligned_nodes, parent
 
 Value = list[Tensor]
@@ -99,7 +100,7 @@ class GradientTree:
         """Add a leaf to the right of the subtrees, folding those that become whole."""
         while self._nodes and (above := parent(self._nodes[-1][0], node)):
             left = self._nodes.pop()[1]
-            torch._foreach_add_(left, value)
+            torch_internals.add_(left, value)
             node, value = above, left
         self._nodes.append((node, value))
 
@@ -133,12 +134,12 @@ class GradientTree:
         length, workers = sum(shape.numel() for shape in shapes), self._replicas.num_workers
         rows = bucket.buffer().new_zeros(len(kept) + (leaf is not None), -(-length // workers) * workers)
         for place, (_, value) in zip(rows, kept, strict=False):
-            torch._foreach_copy_(_like(place, shapes), [value[i] for i in own])
+            torch_internals.copy_(_like(place, shapes), [value[i] for i in own])
         if leaf:
             inside = _like(rows[-1], shapes)
-            torch._foreach_copy_(inside, [*_like(bucket.buffer(), bucket.parameters()), *[self._row] * last])
+            torch_internals.copy_(inside, [*_like(bucket.buffer(), bucket.parameters()), *[self._row] * last])
             for _, value in reversed(nodes[len(kept):]):
-                torch._foreach_add_(inside, [value[i] for i in own])
+                torch_internals.add_(inside, [value[i] for i in own])
         return rows
 
 
@@ -192,7 +193,7 @@ def _fold(node: Node, values: dict[Node, Value], count: int) -> Value:
     half = node.size // 2
     left = _fold(Node(node.start, half), values, count)
     if node.start + half < count:
-        torch._foreach_add_(left, _fold(Node(node.start + half, half), values, count))
+        torch_internals.add_(left, _fold(Node(node.start + half, half), values, count))
     return left
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import inspect
 import io
 import os
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.errors import PeerLostError
+from ray_yolo.ops.torch_internals import import_compiler
 
 BACKENDS = "cpu:gloo,cuda:nccl"  # of a group of GPUs: what the host waits for anyhow goes by gloo, which has errors
 
@@ -287,7 +287,7 @@ def bare(replica: nn.Module) -> nn.Module:
 
 def preload() -> None:
     """Import what DDP's constructor imports, which takes seconds: before others wait for this worker."""
-    importlib.import_module("torch._dynamo")
+    import_compiler()
 
 
 def ddp_options() -> dict[str, Any]:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ray_yolo.ops import torch_internals
+
 MOMENTUM = 0.03
 
 GlobalSum = Callable[[Tensor], Tensor]  # differentiable sum over workers; the identity for one worker
@@ -84,6 +86,6 @@ class Statistics:
     def apply(self, total: Tensor, count: int) -> None:
         """Blend the weighted sum (size,) over a step's `count` microbatches into the running statistics."""
         running = [layer.get_buffer(name) for name in ("running_mean", "running_var") for layer in self.layers]
-        torch._foreach_mul_(running, (1 - MOMENTUM) ** count)
-        torch._foreach_add_(running, list(total.split(self.channels * 2)))
-        torch._foreach_add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], count)
+        torch_internals.mul_(running, (1 - MOMENTUM) ** count)
+        torch_internals.add_(running, list(total.split(self.channels * 2)))
+        torch_internals.add_([layer.get_buffer("num_batches_tracked") for layer in self.layers], count)

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
+from ray_yolo.ops import torch_internals
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -30,7 +32,7 @@ class Ema(Generic[Model]):
             floating = [pair for pair in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
                         if pair[0].dtype.is_floating_point]
             self._pairs = [mine for mine, _ in floating], [theirs for _, theirs in floating]
-        torch._foreach_lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
+        torch_internals.lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             if not mine.dtype.is_floating_point:
                 mine.copy_(theirs)

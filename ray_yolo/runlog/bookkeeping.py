@@ -33,9 +33,8 @@ from ray_yolo.runlog.console import Console
 from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runlog.folders import lasting_folder, storage_folder
-from ray_yolo.runlog.mlflow import Mlflow
 from ray_yolo.runlog.mlflow_client import tracking_uri
-from ray_yolo.runlog.mlflow_system import SystemMetrics, is_asked_for
+from ray_yolo.runlog.mlflow_run import Mlflow, SystemMetrics, is_asked_for
 from ray_yolo.runlog.projections import Projections
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runlog.registry import Registry

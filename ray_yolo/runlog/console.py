@@ -7,11 +7,15 @@ half minute of a longer one.
 
 from __future__ import annotations
 
-import shutil
+import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
 
 from ray_yolo.events import Event, RunEvent
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
@@ -19,46 +23,64 @@ from ray_yolo.runlog.narrator import Narrator, closing_message
 from ray_yolo.runlog.projections import Projection
 
 _QUIET_SECONDS = 30.0
-_CLEAR_LINE = "\r\x1b[K"
 
 
 class Display:
     """Writes a narrator's lines to a stream; on a terminal with the progress as a live last line."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._clock = clock
-        self._live = stream.isatty()
-        self._narrator = Narrator(live=self._live)
+        self._console, self._clock = build_console(stream), clock
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
+                          redirect_stderr=False)
+        self._narrator = Narrator(live=self._console.is_interactive)
         self._told_at = clock()
 
     def recall(self, events: Sequence[Event]) -> None:
         """Learn what happened before, and tell no more of it than which run this is."""
-        lines = [line for event in events for line in self._narrator.observe(event)
-                 if isinstance(event, RunEvent)]
-        self._write("".join(f"{line}\n" for line in lines), "")
+        self._show([line for event in events for line in self._narrator.observe(event)
+                    if isinstance(event, RunEvent)], "")
 
     def update(self, events: Sequence[Event]) -> None:
         """Tell what is new."""
         lines = [line for event in events for line in self._narrator.observe(event)]
         progress = self._narrator.progress()
-        if not self._live and not lines and progress and self._clock() - self._told_at >= _QUIET_SECONDS:
+        is_due = self._clock() - self._told_at >= _QUIET_SECONDS
+        if not self._console.is_interactive and not lines and progress and is_due:
             lines = [progress]
         if lines:
             self._told_at = self._clock()
-        self._write("".join(f"{line}\n" for line in lines), progress)
+        self._show(lines, progress)
 
     def close(self) -> None:
         """Leave the stream at the begin of a line."""
-        self._write("", "")
+        self._live.stop()
 
-    def _write(self, text: str, progress: str) -> None:
-        if self._live:
-            columns = shutil.get_terminal_size().columns
-            text = f"{_CLEAR_LINE}{text}{progress[: columns - 1]}"  # a line that wraps cannot be redrawn
-        encoding = self._stream.encoding or "utf-8"  # class names may not exist in the console's alphabet
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        self._stream.flush()
+    def _show(self, lines: Sequence[str], progress: str) -> None:
+        if lines:
+            print_whole(self._console, "\n".join(lines))
+        if self._console.is_interactive:
+            self._live.start()
+            self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
+        else:
+            self._console.print("", end="")  # writes what rich has kept because the stream refused it
+
+
+class _Console(RichConsole):
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the caller: rich would end the process."""
+        raise
+
+
+def build_console(stream: TextIO) -> RichConsole:
+    """A console on a stream; letters that it does not have become question marks."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return _Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
+
+
+def print_whole(console: RichConsole, text: str) -> None:
+    """Print lines as they are, above what is live: paths and commands stay whole for copying."""
+    console.print(Text(text), soft_wrap=True)
 
 
 class Console(Projection):
@@ -96,6 +118,7 @@ class Console(Projection):
 
     def abandon(self) -> str:
         """Tell at least the outcome."""
+        self._display.close()
         self._tell_outcome()
         return super().abandon()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_yolo.events import DatasetEvent, EpochEvent, Event, StartEvent, StepEvent
+from ray_yolo.formatting import format_count
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Interruptions:
     @property
     def line(self) -> str:
         """All of it in words."""
-        return (f"{_counted(self.restarts, 'restart')}, {_counted(self.regroupings, 'regrouping')}: "
-                f"{_counted(self.steps_repeated, 'step')} done twice, {self.idle_seconds:.0f} s without training, "
+        return (f"{format_count(self.restarts, 'restart')}, {format_count(self.regroupings, 'regrouping')}: "
+                f"{format_count(self.steps_repeated, 'step')} done twice, {self.idle_seconds:.0f} s without training, "
                 f"goodput {100 * self.goodput:.1f} %")
 
 
@@ -48,7 +49,3 @@ def interruptions(events: Sequence[Event]) -> Interruptions:
             idle, training = idle + waits * passed, training + (not waits) * passed
             done, waits, reached = event, False, max(reached, event.step)
     return Interruptions(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -1,21 +1,34 @@
-"""MLflow's client as a training needs it: short time limits, a database that is whole or not there, experiments."""
+"""MLflow's client as a training needs it: short time limits, a database that is whole or not there, experiments.
+
+A folder names its MLflow run in `mlflow.json`. What a server that was away has not got yet is noted in
+`mlflow-owed.json`, until `python -m ray_yolo.sync` or the next training in the same project has delivered it. MLflow's
+private names stand here and are seen with MLflow 3.17.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import shutil
+import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
+from ray_yolo.internals import internal
+from ray_yolo.redact import MASK, redact
+from ray_yolo.runlog.folders import lock_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 
 _SQLITE = b"SQLite format 3\0"
 _LONGEST_MAKING_SECONDS = 600.0
@@ -67,15 +80,14 @@ def _ensure_database(path: Path, artifacts: str | None) -> None:
         if _is_half_made(path):
             raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
         return
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
         if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         made = Path(folder) / path.name
-        SqlAlchemyStore(f"sqlite:///{made}", artifacts).engine.dispose()
+        make = internal("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore")
+        make(f"sqlite:///{made}", artifacts).engine.dispose()
         try:
             os.link(made, path)
         except OSError:  # another command was faster, or the file system has no hard links
@@ -90,7 +102,7 @@ def _begin_of(path: Path) -> bytes:
 
 def _is_half_made(path: Path) -> bool:
     """Whether MLflow was stopped while it made this database, which it cannot go on with and tries for a minute."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
+    with closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
 
 
@@ -117,3 +129,76 @@ def artifact_location(uri: str) -> str | None:
     """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
     scheme, _, path = uri.partition(":///")
     return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None
+
+
+def build_monitor(uri: str, run_id: str) -> Any:
+    """MLflow's monitor of this machine, which goes on from what an earlier one has posted into the run."""
+    kind = internal("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")
+    return kind(run_id, resume_logging=True, node_id=socket.gethostname(), tracking_uri=uri)
+
+
+def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
+    """`run_id`, `experiment_id` and `uri` (without secrets) of the folder's MLflow run; None if there is none yet."""
+    try:
+        about: dict[str, str] = json.loads((Path(run_dir) / RUN_FILE).read_text())
+    except (FileNotFoundError, ValueError):  # emptied by a power cut: the run is found again by its tag
+        return None
+    return about
+
+
+def note_owed(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:
+    """Note that a run owes a server, and what ties it to others there."""
+    note = {"uri": redact(uri), "parent_run_id": parent_run_id, "tags": dict(tags)}
+    atomic_write(run_dir / OWED_FILE, json.dumps(note, indent=1) + "\n", durable=False)
+
+
+def read_owed(run_dir: Path, uri: str) -> dict[str, Any] | None:
+    """The note of a run that owes this server; None if it owes it nothing."""
+    try:
+        note = json.loads((run_dir / OWED_FILE).read_text())
+    except (OSError, ValueError):  # emptied by a power cut: sync delivers all the same
+        return None
+    return note if note["uri"] == redact(uri) else None
+
+
+def forget_owed(run_dir: Path, uri: str) -> None:
+    """All is delivered to this server."""
+    if read_owed(run_dir, uri) is not None:
+        (run_dir / OWED_FILE).unlink(missing_ok=True)
+
+
+def own_uri(run_dir: Path) -> str:
+    """The server that a run folder names, else the database that is nearest above it; '' if there is neither.
+
+    Raises:
+        InputError: if the server's address has secrets, which are not kept.
+    """
+    for note in (run_dir / OWED_FILE, run_dir / RUN_FILE):
+        uri = ""
+        with suppress(OSError, ValueError):  # emptied by a power cut
+            uri = json.loads(note.read_text())["uri"]
+        if MASK in uri:
+            raise InputError(f"{note}: the secrets of {uri} are not kept; give it whole as --mlflow-uri")
+        if uri:
+            return uri
+    databases = (folder / "mlflow.db" for folder in run_dir.absolute().parents)
+    return next((f"sqlite:///{path}" for path in databases if path.exists()), "")
+
+
+def owing_runs(run_dir: Path, uri: str) -> list[Path]:
+    """The finished runs beside this one that owe this server; one that is not finished goes on with its own command."""
+    notes = sorted(run_dir.parent.glob(f"*/{OWED_FILE}"))
+    return [folder for folder in (note.parent for note in notes)
+            if folder != run_dir and (folder / "finished").exists() and read_owed(folder, uri) is not None]
+
+
+@contextmanager
+def claimed(run_dir: Path, uri: str) -> Iterator[dict[str, Any] | None]:
+    """The note of a run, as long as this lasts for this process alone; None if another one delivers it, or has."""
+    try:
+        file = (run_dir / OWED_FILE).open("r+")
+    except FileNotFoundError:
+        yield None
+        return
+    with file:
+        yield read_owed(run_dir, uri) if lock_file(file) else None

@@ -25,10 +25,11 @@ from ray_yolo.events import (
     StepEvent,
     WarningEvent,
 )
+from ray_yolo.formatting import format_count, format_duration, format_number
 from ray_yolo.redact import printable
 from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.interruptions import interruptions
-from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.mlflow_client import read_run_file
 from ray_yolo.runlog.spool import address_of
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
@@ -87,12 +88,12 @@ class Narrator:
         means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
         percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
         images_left = (self._epochs * self._batches - self._batch) * self._batch_size
-        left = _duration(images_left / self._images_per_second)
+        left = format_duration(images_left / self._images_per_second)
         losses: Sequence[float | None] = means or (None,) * len(self._terms)
         if self._live:
             return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
         return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(self._terms, losses)}  "
-                f"{_number(self._images_per_second)} images/s")
+                f"{format_number(self._images_per_second)} images/s")
 
     def _on_run(self, event: RunEvent) -> list[str]:
         recipe = Recipe.model_validate(event.recipe)
@@ -107,7 +108,7 @@ class Narrator:
         self._epochs, self._terms = event.epochs, event.terms
         self._begin_epoch(event.epoch)
         self._batch = None
-        workers = f"{event.num_workers} worker{'s' if event.num_workers != 1 else ''}"
+        workers = format_count(event.num_workers, "worker")
         told = f"training on {workers}"
         if event.step > 0:
             told = f"going on with {workers} from step {event.step}, epoch {event.epoch + 1}"
@@ -146,7 +147,7 @@ class Narrator:
         self._losses = []
 
     def _epoch_table(self, event: EpochEvent) -> list[str]:
-        lines = [self._train_row("", [*event.train.values()], event.images_per_second, _duration(event.seconds))]
+        lines = [self._train_row("", [*event.train.values()], event.images_per_second, format_duration(event.seconds))]
         if event.metrics:
             lines += class_table(event.metrics, event.per_class, self._num_val_images)[:2]
             lines += ["", train_header(self._terms)] if event.epoch + 1 < self._epochs else []
@@ -155,15 +156,15 @@ class Narrator:
     def _epoch_line(self, event: EpochEvent) -> str:
         memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
         return (f"epoch {event.epoch + 1}/{self._epochs}{_named(event.train, [*event.train.values()])}"
-                f"{_measured(event)}  {_number(event.images_per_second)} images/s{memory}  {_duration(event.seconds)}"
-                f"{'  best' if event.best else ''}")
+                f"{_measured(event)}  {format_number(event.images_per_second)} images/s{memory}  "
+                f"{format_duration(event.seconds)}{'  best' if event.best else ''}")
 
     def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
                    duration: str) -> str:
         """One row under `train_header`: 77 columns for three terms, to fit a terminal of 80."""
         epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
         memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
-        return _cells(epoch, memory, *map(_number, losses), _number(images_per_second), duration)
+        return _cells(epoch, memory, *map(format_number, losses), format_number(images_per_second), duration)
 
 
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
@@ -229,7 +230,7 @@ def settings_line(recipe: Recipe) -> str:
 
 def resources_line(event: ResourcesEvent) -> str:
     """What each worker is given, and why, in one line."""
-    cpus, threads, loaders = (_count(number, noun) for number, noun in (
+    cpus, threads, loaders = (format_count(number, noun) for number, noun in (
         (event.cpus, "CPU"), (event.threads, "thread"), (event.loader_processes, "loader process")))
     why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache")) if event.reasons else "as asked"
     return f"each worker: {cpus}, {threads}, {loaders}, cache {event.cache} ({why})"
@@ -242,12 +243,12 @@ def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult],
 
 
 def _class_row(row: ClassResult) -> str:
-    numbers = map(_number, (row.precision, row.recall, row.map50, row.map50_95))
+    numbers = map(format_number, (row.precision, row.recall, row.map50, row.map50_95))
     return ("%22s" + "%11s" * 6) % (row.name, "-" if row.images is None else row.images, row.labels, *numbers)
 
 
 def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
-    told = f"{len(rows)} epoch{'s' if len(rows) != 1 else ''} in {_duration(sum(row.seconds for row in rows))}"
+    told = f"{format_count(len(rows), 'epoch')} in {format_duration(sum(row.seconds for row in rows))}"
     if end is None:
         return f"interrupted after {told}; the same command continues"
     reason = f" ({end.reason})" if end.reason else ""
@@ -282,18 +283,6 @@ def _measured(row: EpochEvent) -> str:
 def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
     """'  name number' for each number that there is."""
     pairs = zip(names, numbers, strict=True)
-    return "".join(f"  {name} {_number(number)}" for name, number in pairs if number is not None)
+    return "".join(f"  {name} {format_number(number)}" for name, number in pairs if number is not None)
 
 
-def _number(number: float | None) -> str:
-    return "-" if number is None else f"{number:.4g}"
-
-
-def _count(number: float, noun: str) -> str:
-    plural = noun if number == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number:g} {plural}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

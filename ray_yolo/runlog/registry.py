@@ -18,7 +18,7 @@ import torch
 
 from ray_yolo.engine.state_files import read_state
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.mlflow_client import read_run_file
 from ray_yolo.runlog.projections import Projection
 
 if TYPE_CHECKING:

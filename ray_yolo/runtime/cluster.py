@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +19,6 @@ from typing import Any
 import ray
 import ray.exceptions
 import torch
-from ray._private.state import available_resources_per_node  # for developers, and nowhere else
-from ray._private.state import state as cluster_state
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -34,6 +31,7 @@ from ray_yolo.events import PlacementEvent
 from ray_yolo.ops.machine import SPINS, cores
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
+from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, available_resources, draining_nodes, local_head
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
 # reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -43,24 +41,6 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
 _ANSWER_SECONDS = 10.0
 _DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
 
-# Read by the driver before Ray starts; what the user has set stands.
-DRIVER_ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of workers that end with their places, when training has ended
-    "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them
-    # Our searcher itself says how many. One at a time, as Tune would have it, each waits for the start of the process
-    # before, and a process that is starting is given up for one that another trial leaves: short trials get no third
-    "TUNE_MAX_PENDING_TRIALS_PG": "200",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
-}
 
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
@@ -111,7 +91,7 @@ def join(placement: Placement) -> float:
 def free_nodes(placement: Placement) -> list[Node]:
     """What the nodes that workers may be placed on have free."""
     kind = f"accelerator_type:{placement.accelerator_type}"
-    free = available_resources_per_node().values()
+    free = available_resources().values()
     return [Node(there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in free
             if not placement.accelerator_type or kind in there]
 
@@ -172,8 +152,7 @@ def _address(placement: Placement) -> str:
     """
     if asked := placement.address or os.environ.get("RAY_ADDRESS"):
         return asked
-    word = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    address = word.read_text().strip() if word.is_file() else ""
+    address = local_head()
     return "local" if not address or _silence(address) else "auto"
 
 
@@ -244,11 +223,6 @@ def stop_workers(run_dir: Path) -> None:
     if groups := held_by(run_dir):
         free(groups)
         time.sleep(_DYING_SECONDS)
-
-
-def draining_nodes() -> set[str]:
-    """The ids of the nodes that are about to be taken away, as Ray was told."""
-    return set(cluster_state.get_draining_nodes())
 
 
 def leave_notice(node: str) -> str:

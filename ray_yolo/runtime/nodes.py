@@ -29,7 +29,9 @@ from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.mirror import WAIT_SECONDS, mirror
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.formatting import format_size
 from ray_yolo.runtime import cluster
+from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
 from ray_yolo.structures import AnnotationIndex, Mirror
@@ -140,9 +142,9 @@ def concerns(node: str, told: Report, skew: float) -> Iterator[str]:
     if abs(skew) > SKEW_SECONDS:
         yield f"node {node}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: times in logs will be"
     if told.free < LEAST_BYTES:
-        yield f"node {node}: only {told.free / 1e9:.1f} GB free for temporary files"
+        yield f"node {node}: only {format_size(told.free)} free for temporary files"
     if told.shared < LEAST_SHARED:
-        yield (f"node {node}: only {told.shared / 1e6:.0f} MB free in {SHARED}, through which loader processes hand "
+        yield (f"node {node}: only {format_size(told.shared)} free in {SHARED}, through which loader processes hand "
                "over images: give it more (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)")
 
 
@@ -192,7 +194,7 @@ def describe_cluster(address: str) -> tuple[list[str], bool]:
         RayYoloError: as `cluster.connect` does.
     """
     cluster.connect(Placement(address=address), start=False)
-    free, ours = cluster.available_resources_per_node(), versions()
+    free, ours = available_resources(), versions()
     others = other_nodes()
     answers = _ask(others, report, tempfile.gettempdir(), ())
     lines, fit = [f"driver: {', '.join(f'{name} {found}' for name, found in ours.items())}"], True

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import Placement
@@ -27,6 +27,7 @@ from ray_yolo.events import Summary
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.crew import Crew
 from ray_yolo.runtime.members import answer
+from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
 from ray_yolo.runtime.restarts import Judge
 from ray_yolo.runtime.roster import Roster
 
@@ -107,8 +108,7 @@ class Places:
         """
         empty: list[int] = []
         for group in tuple(self.groups):
-            table = placement_group_table(group)
-            if table["state"] != "RESCHEDULING" or any(table["bundles_to_node_id"].values()):
+            if not has_lost_all_nodes(group):
                 continue
             numbers = {number for number, (its, _) in enumerate(self._rooms) if its == group}
             for number in numbers:
@@ -131,7 +131,7 @@ class Places:
             LostWorkersError: if somebody else has given it back, as whoever stops a training does: it never will be.
         """
         group, index = self._rooms[number]
-        if placement_group_table(group)["state"] == "REMOVED":
+        if is_removed(group):
             raise LostWorkersError("the workers' room was taken away from them")
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
         self._running[self._task.options(scheduling_strategy=there).remote(self._config, number)] = number

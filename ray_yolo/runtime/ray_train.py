@@ -20,7 +20,6 @@ import ray.exceptions
 import ray.train
 from ray.actor import ActorHandle
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.torch.config import _TorchBackend
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.engine.replicas import BACKENDS, use_interface
@@ -28,8 +27,9 @@ from ray_yolo.errors import LostWorkersError, RayYoloError
 from ray_yolo.events import Summary
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.recorder import Recorder
-from ray_yolo.runtime.cluster import draining_nodes, leave_notice, resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.cluster import leave_notice, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.members import answer, own_address
+from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend
 from ray_yolo.runtime.restarts import Judge, Restarts, in_order, saved_step, summary
 from ray_yolo.runtime.roster import Roster
 from ray_yolo.runtime.worker import note_sigterm
@@ -38,26 +38,13 @@ _POLL_SECONDS = 1.0
 _END_SECONDS = 15.0  # for Ray to end when training has
 
 
-class _Backend(_TorchBackend):
-    """Workers that form their process groups themselves, so that Ray may replace one and leave the others alone."""
-
-    has_replica_groups = True
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """In the main thread of each worker, and of each replacement: the train function runs in another one."""
-        worker_group.execute(note_sigterm)
-
-    def on_training_start(self, worker_group: Any, backend_config: Any) -> None: ...
-    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None: ...
-
-
 class InPlaceConfig(TorchConfig):
-    """What such workers are asked for with."""
+    """Asks Ray for workers that form their process groups themselves."""
 
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
+    def backend_cls(self) -> Any:
         """Asked for by Ray."""
-        return _Backend
+        return in_place_backend(note_sigterm)
 
 
 class InterfaceConfig(TorchConfig):
@@ -81,7 +68,7 @@ def _use_interface() -> None:
 
 def replaces_in_place(placement: Placement) -> bool:
     """Whether Ray Train replaces a lost worker while the others go on: a fixed number of them, where it can at all."""
-    return isinstance(placement.num_workers, int) and hasattr(_TorchBackend, "has_replica_groups")
+    return isinstance(placement.num_workers, int) and can_replace_in_place()
 
 
 class Asked(ray.train.UserCallback):

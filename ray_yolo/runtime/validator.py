@@ -35,7 +35,8 @@ from ray_yolo.redact import redact
 from ray_yolo.runlog.bookkeeping import write_findings
 from ray_yolo.runlog.folders import output_folder, storage_folder
 from ray_yolo.runlog.mlflow_client import tracking_uri
-from ray_yolo.runlog.mlflow_val import post_validation
+from ray_yolo.runlog.mlflow_plan import plan_validation
+from ray_yolo.runlog.mlflow_run import Delivery
 from ray_yolo.runlog.narrator import class_table, dataset_table
 from ray_yolo.runlog.plots import Failed, draw_detections
 from ray_yolo.runlog.projections import reason_of
@@ -152,8 +153,9 @@ def _track(config: ValConfig, result: ValResult, uri: str) -> str:
     """Make an MLflow run of it; a server that is away takes nothing from a validation that is done."""
     settings = {name: str(value) for name, value in config.model_dump(exclude={"placement"}).items()}
     try:
-        run_id = post_validation(uri, result.folder, settings, {
+        plan = plan_validation(result.folder, settings, {
             "metrics": result.metrics, "losses": result.losses, "coco": result.coco, "ms_per_image": result.speed})
+        run_id = Delivery(result.folder, uri, fresh=True).deliver(plan)
     except Exception as error:  # whatever MLflow raises
         return f"WARNING: MLflow has not got it: {reason_of(error)}"
     return f"mlflow run {run_id} at {redact(uri)}"

@@ -170,4 +170,6 @@ def _host_of_train(worker: int, device: torch.device, comes_and_goes: bool) -> H
                                              parallel_strategy_kwargs=ddp_options())
 
     replicas = Replicas() if comes_and_goes else Replicas(worker, ray.train.get_context().get_world_size())
-    return Host(replicas, device, prepare_model, ray.train.torch.prepare_data_loader)
+    # The loop copies batches itself; those of Ray before 2.60 could be overwritten on the GPU
+    prepare_loader = partial(ray.train.torch.prepare_data_loader, move_to_device=False)
+    return Host(replicas, device, prepare_model, prepare_loader)

@@ -6,23 +6,23 @@ one whole line for each trial that ends.
 
 from __future__ import annotations
 
-import io
 import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.formatting import format_duration
+from ray_yolo.runlog.console import build_console, print_whole
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.tune.trials import State, Trial, best_trial, replay_command
 
@@ -58,14 +58,12 @@ class SweepDisplay:
 
     def __init__(self, stream: TextIO, total: int, epochs: int, clock: Callable[[], float] = time.monotonic,
                  trials: Sequence[Trial] = ()) -> None:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # reasons may have letters that the console does not have
         self._total, self._epochs, self._clock, self._trials = total, epochs, clock, trials
         self._running: dict[int, Standing] = {}
         self._ended: list[Standing] = []  # newest first
         self._durations: list[float] = []
         self._slots = 0  # the most trials that have run at once
-        self._console = Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
+        self._console = build_console(stream)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture,
                           # what goes into a file shall stay there
                           redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
@@ -78,7 +76,7 @@ class SweepDisplay:
 
     def say(self, text: str) -> None:
         """Tell whole lines, above the table where there is one."""
-        self._console.print(Text(text), soft_wrap=True)  # paths and commands stay whole for copying
+        print_whole(self._console, text)
 
     def started(self, trial_number: int) -> None:
         """A trial's training begins or goes on."""
@@ -121,7 +119,7 @@ class SweepDisplay:
         ages = [self._clock() - standing.begun for standing in self._running.values()]
         waiting = self._total - sum(trial.has_ended for trial in self._trials) - len(ages)
         seconds = seconds_left(self._durations, ages, waiting, self._slots)
-        return "" if seconds is None else f"; about {timedelta(seconds=round(seconds))} left"
+        return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
 def table_rows(running: Sequence[Standing], ended: Sequence[Standing], epochs: int, limit: int

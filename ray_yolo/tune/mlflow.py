@@ -1,15 +1,13 @@
 """The MLflow run of a sweep, as a projection of its ledger: the parent that its trials' runs name.
 
-What it should hold is computed from the rows alone (`sweep_run`); what it does hold is asked of the server, and the
-difference is posted. A server that is away costs a warning: the search does not depend on it.
+What it should hold is computed from the rows alone (`sweep_run`) and delivered as of any run. A server that is away
+costs a warning: the search does not depend on it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import shlex
-import sys
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -18,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ray_yolo.core.files import atomic_write
 from ray_yolo.events import METRICS
 from ray_yolo.redact import redact
-from ray_yolo.runlog.mlflow_client import build_client, find_experiment
-from ray_yolo.runlog.mlflow_run import leaves
-from ray_yolo.runlog.owed import RUN_FILE, read_run_file
+from ray_yolo.runlog.mlflow_client import RUN_FILE, build_client, read_run_file
+from ray_yolo.runlog.mlflow_plan import Point, RunPlan, leaves, source_tags
+from ray_yolo.runlog.mlflow_run import Delivery
 from ray_yolo.runlog.registry import log_model
 from ray_yolo.runlog.spool import address_of
 from ray_yolo.storage.store import open_store
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
-METRICS_PER_CALL = 1000  # MLflow's limit
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the run's description
 LISTED = 20  # trials, the best ones: of 8,000 characters in a tag MLflow cuts off the rest
 CURVE = f"metrics/{METRICS[-1]}"
@@ -99,14 +95,11 @@ def deliver(folder: Path, uri: str, held: SweepRun) -> str | None:
         The run's id; None if the server is away, which is a warning, and there was none before.
     """
     try:
+        run_id = Delivery(folder, uri).deliver(_plan(folder, held))
         client = build_client(uri)
-        run_id = (read_run_file(folder) or _create(client, folder, uri))["run_id"]
-        _post(client, folder, run_id, held)
-        if held.status == "RUNNING":
-            client.update_run(run_id, status=held.status)
-        else:
-            for ended in filter(None, [run_id, *(_child(folder, held, number) for number in held.stopped)]):
-                client.set_terminated(ended, held.status)
+        _mark_trials(client, folder, run_id, held)
+        for ended in filter(None, (_child(folder, held, number) for number in held.stopped)):
+            client.set_terminated(ended, held.status)
         if held.registered_name and held.best is not None and (best := _child(folder, held, held.best)):
             log_model(folder, uri, best, held.registered_name)
     except Exception as error:  # whatever MLflow raises
@@ -115,36 +108,27 @@ def deliver(folder: Path, uri: str, held: SweepRun) -> str | None:
     return (read_run_file(folder) or {}).get("run_id")
 
 
-def _create(client: MlflowClient, folder: Path, uri: str) -> dict[str, str]:
-    source = {"mlflow.source.type": "LOCAL", "mlflow.source.name": shlex.join(sys.orig_argv)}
-    experiment = find_experiment(client, uri, folder.parent.name)
-    run = client.create_run(experiment, run_name=folder.name, tags=source)
-    about = {"run_id": str(run.info.run_id), "experiment_id": experiment, "uri": redact(uri)}
-    atomic_write(folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
-    return about
+def _plan(folder: Path, held: SweepRun) -> RunPlan:
+    """What is delivered as of any run; a sweep that goes on may have another best trial, which is MLflow's step."""
+    now = round(time.time() * 1000)
+    points = [Point("fitness", value, now, trial) for trial, value in held.fitness.items()]
+    if held.best is not None:
+        points.append(Point("best/fitness", held.fitness[held.best], now, held.best))
+    return RunPlan(folder.name, folder.parent.name, now, held.params, source_tags(), points=points, status=held.status,
+                   end_ms=None if held.status == "RUNNING" else now,
+                   artifacts=() if held.best is None else ARTIFACTS)
 
 
-def _post(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> None:
-    """Post what is missing, and mark the best trial's run alone: a sweep that went on may have had another."""
-    from mlflow.entities import Metric, Param  # after the client, which quietens MLflow
-
-    run, now = client.get_run(run_id), round(time.time() * 1000)
-    data, best = run.data, filter(None, (_child(folder, held, number) for number in held.listed))
+def _mark_trials(client: MlflowClient, folder: Path, run_id: str, held: SweepRun) -> None:
+    """Describe the sweep by its best trials, and mark the best one's run alone."""
+    run, best = client.get_run(run_id), filter(None, (_child(folder, held, number) for number in held.listed))
     client.set_tag(run_id, NOTE_TAG, f"{comparison(str(run.info.experiment_id), list(best))}\n\n{held.table}")
-    client.log_batch(run_id, params=[Param(*pair) for pair in held.params.items() if pair[0] not in data.params])
-    posted = {point.step for point in client.get_metric_history(run_id, "fitness")}
-    points = [Metric("fitness", value, now, trial) for trial, value in held.fitness.items() if trial not in posted]
-    for first in range(0, len(points), METRICS_PER_CALL):
-        client.log_batch(run_id, metrics=points[first : first + METRICS_PER_CALL])
     if held.best is None:
         return
-    client.log_metric(run_id, "best/fitness", held.fitness[held.best])
     client.set_tag(run_id, BEST_TRIAL_TAG, held.best)
-    for number in {int(data.tags.get(BEST_TRIAL_TAG, held.best)), held.best}:
+    for number in {int(run.data.tags.get(BEST_TRIAL_TAG, held.best)), held.best}:
         if child := _child(folder, held, number):
             client.set_tag(child, BEST_TAG, str(number == held.best).lower())
-    for path in sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern)):
-        client.log_artifact(run_id, str(path), None if path.parent == folder else path.parent.name)
 
 
 def comparison(experiment_id: str, runs: Sequence[str]) -> str:

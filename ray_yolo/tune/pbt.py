@@ -20,7 +20,7 @@ from ray_yolo.engine.checkpoint import save_checkpoint
 from ray_yolo.engine.state_files import read_state
 from ray_yolo.errors import CheckpointError
 from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.owed import RUN_FILE
+from ray_yolo.runlog.mlflow_client import RUN_FILE
 from ray_yolo.runlog.record import RunRecord, read_record, write_record
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder

@@ -29,6 +29,7 @@ from ray_yolo.runlog.record import LEDGER_FILE
 from ray_yolo.runlog.recorder import STOP_REQUEST
 from ray_yolo.runlog.run_dir import bring_run
 from ray_yolo.runtime.leases import CrewHandle
+from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
@@ -47,7 +48,7 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHa
         wire: what is the same for all trials, as plain JSON.
         crew: the sweep's workers.
     """
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
+    os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
     if wire["cache"]:
         os.environ["RAY_YOLO_CACHE"] = wire["cache"]  # this is the driver's node, where the sweep's folder is

@@ -26,7 +26,6 @@ from typing import Any
 
 import ray
 import ray.tune
-from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import recipe_digest, resolve
@@ -42,6 +41,7 @@ from ray_yolo.runlog.spool import address_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.leases import standing_crew
 from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
+from ray_yolo.runtime.ray_internals import on_node
 from ray_yolo.runtime.stopping import ask_to_stop, run_aside
 from ray_yolo.storage.store import is_address
 from ray_yolo.structures import AnnotationIndex
@@ -207,7 +207,7 @@ def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, li
     """Run a trainable for each trial, so many at once as the limit is when one could begin."""
     here: dict[str, Any] = {}
     if ledger.stored:  # the folder of the sweep is this node's
-        here = {"bundle_label_selector": [{NODE_ID_LABEL_KEY: ray.get_runtime_context().get_node_id()}]}
+        here = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
     # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
     trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **here))
     scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)

@@ -1,28 +1,22 @@
 import io
 import re
+from pathlib import Path
 
 import pytest
 
+import ray_yolo
 from ray_yolo.events import WarningEvent
 from ray_yolo.runlog.console import Console, Display
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from tests.support import run_log
-
-
-class Terminal(io.StringIO):
-    """A terminal of 80 columns that keeps what it is sent, and can say what its user sees."""
-
-    def isatty(self):
-        return True
-
-    @property
-    def screen(self):
-        return [line.rpartition("\r\x1b[K")[2] for line in self.getvalue().split("\n")]
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
 def _columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
 
 
 BEGIN = run_log.numbered([run_log.run(), run_log.start()])
@@ -76,6 +70,33 @@ def test_a_live_line_never_wraps(monkeypatch):
     assert len(terminal.screen[-1]) == 59
 
 
+def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
+    terminal = Terminal()
+    run_log.write(tmp_path / EVENTS_FILE, BEGIN)
+    console = Console(tmp_path, terminal)
+    for event in run_log.numbered([run_log.start(), run_log.step(1)]):
+        console.event(event)
+    console.update()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("l")
+    console.abandon()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("h")
+
+
+def test_a_dumb_terminal_gets_whole_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    display.update(run_log.numbered([run_log.step(1)]))
+    display.close()
+    assert re.search(r"[\r\x1b]", terminal.getvalue()) is None
+
+
+def test_only_rich_writes_escape_codes():
+    package = Path(ray_yolo.__file__).parent
+    assert [file for file in package.rglob("*.py") if re.search(r"\\(x1b|033)", file.read_text("utf-8"))] == []
+
+
 def test_letters_that_the_console_does_not_have_do_no_harm():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
@@ -110,3 +131,30 @@ def test_at_the_end_the_outcome_is_told_and_what_else_there_is_to_know(tmp_path,
     told = stream.getvalue().splitlines()
     assert "done: 1 epoch in 0:01:00" in told
     assert told[-1] == "MLflow has not got everything yet."
+
+
+def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Display(Gone()).update(BEGIN)
+
+
+def test_what_the_stream_has_refused_is_told_once_it_can_be():
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    display = Display(stream)
+    with pytest.raises(OSError, match="No space"):
+        display.update(BEGIN)
+    stream.is_full = False
+    display.update([])
+    assert stream.getvalue().startswith("exp: yolov5s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ray_yolo.errors import InputError
-from ray_yolo.runlog.mlflow_client import _ensure_database, build_client, tracking_uri
+from ray_yolo.runlog.mlflow_client import _ensure_database, build_client, build_monitor, tracking_uri
 
 
 class Killed(BaseException):
@@ -55,6 +56,17 @@ def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(
     _ensure_database(path, None)
     assert [path.stat().st_ino] == inodes
     assert [file.name for file in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    ("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore"),
+    ("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")])
+def test_an_mlflow_without_a_private_name_is_told_in_plain_words(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    """Seen with MLflow 3.17; that they do what they are used for is shown here and in test_mlflow_system."""
+    monkeypatch.delattr(import_module(module), name)
+    with pytest.raises(InputError, match=rf"mlflow 3\.\S+ has no {module}\.{name}; this needs MLflow 3\.17: install"):
+        build_client(f"sqlite:///{tmp_path}/mlflow.db") if name == "SqlAlchemyStore" else build_monitor("", "0")
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from mlflow import MlflowClient
 
 from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.mlflow import Mlflow
-from ray_yolo.runlog.mlflow_system import SystemMetrics, is_asked_for
-from ray_yolo.runlog.owed import read_run_file
+from ray_yolo.runlog.mlflow_client import read_run_file
+from ray_yolo.runlog.mlflow_run import Mlflow, SystemMetrics, is_asked_for
 from ray_yolo.runlog.projections import Projections
 from tests.support import run_log
 from tests.support.machines import wait_for

@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 from ray_yolo import sync
 from ray_yolo.errors import InputError
 from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.mlflow import synchronise
-from ray_yolo.runlog.owed import OWED_FILE, RUN_FILE, claimed, note_owed, owing_runs, read_owed
+from ray_yolo.runlog.mlflow_client import OWED_FILE, RUN_FILE, claimed, note_owed, owing_runs, read_owed
+from ray_yolo.runlog.mlflow_run import synchronise
 from tests.support import run_log
 from tests.support.tracking import Tracking
 

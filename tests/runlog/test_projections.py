@@ -23,8 +23,8 @@ from ray_yolo.runlog.console import Console
 from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.interruptions import interruptions
-from ray_yolo.runlog.mlflow import Mlflow
-from ray_yolo.runlog.owed import OWED_FILE, read_run_file
+from ray_yolo.runlog.mlflow_client import OWED_FILE, read_run_file
+from ray_yolo.runlog.mlflow_run import Mlflow
 from ray_yolo.runlog.projections import Projection, Projections, Runner
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, flush_recorder
 from ray_yolo.runlog.registry import Registry, log_model
@@ -324,7 +324,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     ("TensorBoard", "ray_yolo.runlog.tensorboard.TensorBoard.finish", ""),
     ("pictures", "ray_yolo.runlog.drawing.start_process", AGAIN),
     ("MLflow", "mlflow.MlflowClient.log_batch", AGAIN),
-    ("MLflow", "ray_yolo.runlog.mlflow.Mlflow.finish", ""),
+    ("MLflow", "ray_yolo.runlog.mlflow_run.Mlflow.finish", ""),
     ("model registry", "ray_yolo.runlog.registry.log_model", ""),
     ("console", "ray_yolo.runlog.console.Display.update", AGAIN),
     ("console", "ray_yolo.runlog.console.closing_message", ""),

@@ -15,7 +15,7 @@ import ray.exceptions
 from ray_yolo.config.placement import Placement
 from ray_yolo.errors import LostWorkersError, ResourcesError
 from ray_yolo.events import Summary
-from ray_yolo.runtime import cluster, places
+from ray_yolo.runtime import cluster, places, ray_internals
 from ray_yolo.runtime.places import Places, has_places, workers_line
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
@@ -203,7 +203,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
         return {"state": group.state, "bundles_to_node_id": dict(enumerate(group.nodes))}
 
     monkeypatch.setattr(places, "placement_group", ask)
-    monkeypatch.setattr(places, "placement_group_table", table)
+    monkeypatch.setattr(ray_internals, "placement_group_table", table)
     monkeypatch.setattr(cluster, "free", freed.extend)
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)

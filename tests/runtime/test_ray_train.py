@@ -47,7 +47,7 @@ def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None
 
 
 def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_train, "_TorchBackend", object)
+    monkeypatch.setattr("ray.train.torch.config._TorchBackend", object)
     assert not replaces_in_place(Placement(num_workers=2))
 
 

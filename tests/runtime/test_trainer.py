@@ -10,11 +10,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
@@ -422,6 +424,17 @@ def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest
         assert [path.partition("/node/")[2] for path in mine.paths] == [
             path.partition("/driver/")[2] for path in theirs.paths]
         assert all(Path(path).is_file() for path in mine.paths)
+
+
+def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own copies of batches that are dicts could be overwritten on the GPU before Ray 2.60."""
+    prepared: list[Any] = []
+    monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_size=lambda: 2))
+    monkeypatch.setattr("ray.train.torch.prepare_data_loader",
+                        lambda loader, **options: prepared.append((loader, options)) or loader)
+    host, loader = worker._host_of_train(1, torch.device("cpu"), comes_and_goes=False), DataLoader([0, 1])
+    assert host.prepare_loader(loader) is loader
+    assert prepared == [(loader, {"move_to_device": False})]
 
 
 def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
 
 
 class BrokenServer:
@@ -33,3 +43,39 @@ class BrokenServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class MlflowServer:
+    """`mlflow server` in processes of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+                   "--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1",
+                   "--artifacts-destination", f"{self.folder}/artifacts"]
+        self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)
+
+    def signal(self, number: int) -> None:
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def wait_until_up(self) -> None:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        pytest.fail("the MLflow server does not come up")

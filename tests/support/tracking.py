@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.mlflow import Mlflow
+from ray_yolo.runlog.mlflow_run import Mlflow
 from ray_yolo.runlog.projections import Projections
 
 

@@ -1,5 +1,4 @@
 import io
-import re
 import sys
 from dataclasses import replace
 
@@ -7,30 +6,7 @@ import pytest
 
 from ray_yolo.tune.console import Standing, SweepDisplay, ended_line, seconds_left, summary_line, table_rows
 from ray_yolo.tune.trials import new_trial
-
-CODES = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|\x1b\[\?25[lh]|(\r)|(\n)|([^\x1b\r\n]+)")
-
-
-class Terminal(io.StringIO):
-    """A terminal that can say what its user sees."""
-
-    def isatty(self):
-        return True
-
-    @property
-    def screen(self):
-        lines, at = [""], 0
-        for number, letter, home, newline, text in CODES.findall(self.getvalue()):
-            if letter == "A":
-                at -= int(number)
-            elif letter == "K" or home:  # the display comes home only to erase
-                lines[at] = ""
-            elif newline:
-                at += 1
-                lines += [""] * (at == len(lines))
-            else:
-                lines[at] += text
-        return lines
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)

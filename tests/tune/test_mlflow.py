@@ -64,6 +64,8 @@ def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: 
     assert client.get_run(parent).info.status == "FINISHED"
     points = client.get_metric_history(parent, "fitness")
     assert sorted((point.step, point.value) for point in points) == [(0, 0.5), (1, 0.25), (2, 0.75)]
+    best = client.get_metric_history(parent, "best/fitness")
+    assert [(point.step, point.value) for point in best] == [(0, 0.5), (2, 0.75)]
     marked = client.search_runs(["0"], filter_string="tags.`ray_yolo.best` = 'true'")
     assert [run.info.run_name for run in marked] == ["trial2"]
 

@@ -1,0 +1,29 @@
+"""Numbers, durations and sizes as text, for everything that a user reads."""
+
+from __future__ import annotations
+
+
+def format_number(value: float | None) -> str:
+    """Four digits; '-' for none."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def format_count(value: float, noun: str) -> str:
+    """'1 epoch', '2 epochs', '2 processes'."""
+    plural = noun if value == 1 else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{value if isinstance(value, int) else format(value, 'g')} {plural}"
+
+
+def format_duration(seconds: float) -> str:
+    """h:mm:ss, to the second."""
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+
+
+def format_size(num_bytes: float) -> str:
+    """Two digits or more with the decimal unit, as disks are sold: 850 B, 64 MB, 1.5 GB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            value = num_bytes / factor
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{num_bytes:.0f} B"

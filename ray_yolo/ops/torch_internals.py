@@ -1,0 +1,34 @@
+"""PyTorch's private names: operations on lists of tensors, each a few kernels instead of one per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ray_yolo.internals import internal
+
+
+def add_(left: Sequence[Tensor], right: Sequence[Tensor] | float) -> None:
+    """left[i] += right[i], or the number."""
+    internal("torch", "_foreach_add_")(left, right)
+
+
+def mul_(left: Sequence[Tensor], factor: float) -> None:
+    """left[i] *= factor."""
+    internal("torch", "_foreach_mul_")(left, factor)
+
+
+def copy_(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """left[i] = right[i], in place."""
+    internal("torch", "_foreach_copy_")(left, right)
+
+
+def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> None:
+    """left[i] += weight (right[i] - left[i])."""
+    internal("torch", "_foreach_lerp_")(left, right, weight)
+
+
+def import_compiler() -> None:
+    """Import what the constructor of DDP imports, which takes seconds."""
+    internal("torch._dynamo", "disable")

@@ -1,0 +1,94 @@
+"""Ray's private names that we use exist and mean what we take them for. Seen with Ray 2.60.0."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import ray.exceptions
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from ray_yolo.errors import InputError
+from ray_yolo.internals import NEEDED
+from ray_yolo.runtime import ray_internals
+from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, TRIAL_END_VARIABLE
+
+RAY = Path(ray.__file__).parent
+IN_CORE = re.compile("RAY_([a-z].*)")  # read by Ray's C++ core, under their names there
+
+
+def test_this_ray_was_seen() -> None:
+    """With another one: run this file, mend `runtime/ray_internals.py`, and name it in `internals.NEEDED`."""
+    assert ray.__version__.startswith(NEEDED["ray"].split()[1])
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    folders = ("_common", "_private", "air", "train", "tune", "util")
+    files = [path for folder in folders for path in (RAY / folder).rglob("*.py")]
+    return "\n".join(path.read_text("utf-8") for path in (*files, RAY / "__init__.py"))
+
+
+@pytest.mark.parametrize("name", [*DRIVER_ENVIRONMENT, TRIAL_END_VARIABLE])
+def test_ray_reads_the_variables_that_are_set_for_it(name: str, sources: str) -> None:
+    if found := IN_CORE.fullmatch(name):
+        assert found[1].encode() in (RAY / "_raylet.so").read_bytes()
+    else:
+        assert re.search(rf"\b{name}\b", sources) or re.search(rf"\b{name.removeprefix('RAY_')}\b", sources)
+
+
+def test_failures_have_the_attributes_that_are_asked_for(sources: str) -> None:
+    for name in ("controller_failure", "health_check_failure", "preempted"):
+        assert re.search(rf"self\.{name}\b|\b{name}:", sources), name
+
+
+@pytest.mark.parametrize(("module", "name", "use"), [
+    ("ray._private.state", "available_resources_per_node", ray_internals.available_resources),
+    ("ray._private.state", "state", ray_internals.draining_nodes),
+    ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
+    ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
+    ("ray.train.torch.config", "_TorchBackend", ray_internals.in_place_backend.__wrapped__),
+])
+def test_a_ray_without_one_is_told_in_plain_words(module: str, name: str, use: Callable[[], Any],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(import_module(module), name)
+    with pytest.raises(InputError, match=rf"ray {ray.__version__} has no {module}.{name}; this needs Ray 2\.60: "):
+        use()
+
+
+@pytest.mark.parametrize(("state", "nodes", "expected"), [
+    ("RESCHEDULING", {0: "", 1: ""}, True), ("RESCHEDULING", {0: "a", 1: ""}, False), ("CREATED", {0: "a"}, False),
+    ("PENDING", {0: ""}, False)])
+def test_a_group_has_lost_its_nodes_when_none_is_left(state: str, nodes: dict[int, str], expected: bool,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"state": state, "bundles_to_node_id": nodes}
+    monkeypatch.setattr(ray_internals, "placement_group_table", lambda group: table)
+    group: Any = SimpleNamespace()
+    assert ray_internals.has_lost_all_nodes(group) is expected
+
+
+@pytest.mark.ray
+def test_a_cluster_says_what_is_asked_of_it(ray_session: None) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    assert here in ray_internals.available_resources()
+    assert ray_internals.available_resources()[here]["CPU"] > 0
+    assert ray_internals.draining_nodes() == set()
+    group = placement_group([{"CPU": 1}], bundle_label_selector=[ray_internals.on_node(here)])
+    nowhere = placement_group([{"CPU": 1}], bundle_label_selector=[ray_internals.on_node("f" * 56)])
+    assert group.wait(30)
+    assert not nowhere.wait(1)
+    assert not ray_internals.is_removed(group)
+    assert not ray_internals.has_lost_all_nodes(group)
+    for each in (group, nowhere):
+        remove_placement_group(each)
+    deadline = time.monotonic() + 30
+    while not ray_internals.is_removed(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
