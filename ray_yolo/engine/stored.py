@@ -105,6 +105,16 @@ class StoredCheckpoints:
         self._forget(run_dir)
         return problems
 
+    def withdraw(self, newer_than: int) -> None:
+        """Remove this attempt's checkpoints newer than a step; see `checkpoint.withdraw`.
+
+        Raises:
+            OSError: if storage refuses.
+        """
+        for name in self._names():
+            if name.attempt == self._attempt and name.step > newer_than:
+                self._store.delete(name.key)
+
     def bring_weights(self, run_dir: Path) -> None:
         """The newest checkpoint, and weights/last.pt and best.pt as they are now, for a folder without them."""
         self.bring(run_dir)

@@ -67,7 +67,7 @@ def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machin
     assert there.bring() == ([], [2])
     there.stored.bring_weights(there.folder)
     assert {kind: value(there.folder / "weights" / f"{kind}.pt") for kind in ("last", "best")} == {"last": 2, "best": 1}
-    checkpoint.check_weights(there.folder)
+    checkpoint.check_weights(there.folder, 2)
 
 
 def test_what_is_not_shown_and_not_among_the_newest_goes(here: Machine, store: FolderStore) -> None:
