@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray_yolo.errors import InputError
-from ray_yolo.events import Event
+from ray_yolo.events import (
+    CheckpointEvent,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+)
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.mlflow_client import build_client, find_experiment
@@ -192,6 +201,7 @@ class Mlflow(Projection):
     """
 
     name, interval_seconds = "MLflow", 1.0
+    needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
                  tags: Mapping[str, str] | None = None) -> None:
