@@ -601,6 +601,21 @@ def test_checkpoints_by_time_are_agreed_on_by_all_workers(
     assert (first, second) == ({"saved": saved, "agreed": agreed}, {"saved": [], "agreed": agreed})
 
 
+@pytest.mark.parametrize("noval", [False, True])
+def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noval: bool) -> None:
+    """Others wait for it as long as a save may take, not only for as long as a step."""
+    host, phases, wait = Host(), list[str](), saver.Saver.wait
+
+    def note(self: saver.Saver, **how: bool) -> None:
+        phases.append(host.pulse.phase)
+        wait(self, **how)
+
+    monkeypatch.setattr(saver.Saver, "wait", note)
+    run_session(make_job(tmp_path, **{**EXACT, "epochs": 2, "noval": noval}), host, Placement(), lambda event: None)
+    assert set(phases) == {"saving"}
+
+
 def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, joins in ((0, 1), (5, 6)):
