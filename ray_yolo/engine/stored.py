@@ -111,9 +111,7 @@ class StoredCheckpoints:
         Raises:
             OSError: if storage refuses.
         """
-        for name in self._names():
-            if name.attempt == self._attempt and name.step > newer_than:
-                self._store.delete(name.key)
+        self._keep([name for name in self._names() if name.attempt != self._attempt or name.step <= newer_than])
 
     def bring_weights(self, run_dir: Path) -> None:
         """The newest checkpoint, and weights/last.pt and best.pt as they are now, for a folder without them."""
@@ -166,9 +164,12 @@ class StoredCheckpoints:
     def _prune(self, keep: int, weights: dict[str, int]) -> None:
         names = self._names()
         shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
-        kept = [name for name in names if name in names[:keep] or name in shown]
+        self._keep([name for name in names if name in names[:keep] or name in shown])
+
+    def _keep(self, kept: list[_Name]) -> None:
+        """Remove all checkpoints but these."""
         states = {state_key(self._read(name)) for name in kept}
-        for name in names:
+        for name in self._names():
             if name not in kept:
                 state = state_key(self._read(name))
                 self._store.delete(name.key)

@@ -523,8 +523,8 @@ def test_the_steps_that_a_wrong_worker_had_a_part_in_are_undone(
     assert first["joined"] == [False, False]
     assert third["joined"] == [False, False, True]  # the last time to wait for the end
     assert [event.step for event in told(first, StartEvent)] == [0, 0 if placement.nosave else 2]
-    assert told(first, WarningEvent)[-1].message == (
-        "the workers' weights differ after step 4: training goes back to the newest checkpoint on which they agreed")
+    assert ("the workers' weights differ after step 4: training goes back to the newest checkpoint on which they agreed"
+            in [event.message for event in told(first, WarningEvent)])
     assert_same(first["state"], calm["state"])
 
 

@@ -70,11 +70,13 @@ def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machin
     checkpoint.check_weights(there.folder, 2)
 
 
-def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(here: Machine, there: Machine) -> None:
+def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(
+        here: Machine, there: Machine, store: FolderStore) -> None:
     for step in (1, 2, 3):
-        here.save(step, "last")
+        here.save(step, "last", keep=3)
     here.stored.withdraw(1)
     assert there.bring() == ([], [1])
+    assert len(names(store, "states/")) == 1
 
 
 def test_what_is_not_shown_and_not_among_the_newest_goes(here: Machine, store: FolderStore) -> None:
