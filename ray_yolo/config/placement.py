@@ -63,7 +63,7 @@ class Placement(Frozen):
     """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
     save_seconds: float | Literal["auto"] = "auto"
     """Also checkpoint inside epochs, so many seconds after the last one; auto: at most a minute of training is lost
-    where that costs at most 1 % of the time; 0: not by time."""
+    where that costs at most a hundredth of the time; 0: not by time."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept on storage."""
     nosave: bool = False
