@@ -50,6 +50,7 @@ from tests.support.workers import run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 STEPS = 8  # two in each epoch
+BY_EPOCH = Placement(save_seconds=0)  # a machine under load takes minutes for some steps
 EVERY_STEP = Placement(save_steps=1, keep_checkpoints=3)
 
 
@@ -232,7 +233,8 @@ class Abandoned(FixedMembers):
 def train_abandoned(replicas: Replicas, job: Job, nosave: bool, seconds: float) -> dict[str, Any]:
     session.LEAVING_SECONDS = seconds
     host, events = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)), list[Event]()
-    run_session(job, host, Placement(nosave=nosave), events.append, Abandoned(replicas, lambda: host.pulse.step))
+    run_session(job, host, Placement(nosave=nosave, save_seconds=0), events.append,
+                Abandoned(replicas, lambda: host.pulse.step))
     return {name: [event.step for event in run_log.only(kind, events)]
             for name, kind in (("saved", CheckpointEvent), ("steps", StepEvent))}
 
@@ -322,7 +324,7 @@ def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -
         patch.setattr(loop, "runs_ahead", lambda device: True)
         members, events = Aborted(replicas, patch, at, silent), []
         host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
-        run_session(job, host, Placement(), events.append, members)
+        run_session(job, host, BY_EPOCH, events.append, members)
         return {"state": last_state(job), "rescued": members.rescued,
                 "events": [event.model_dump_json() for event in events]}
     return {}
@@ -375,7 +377,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     members = Losing(job, monkeypatch, 1, where)
     listen = iter([False, False, True])  # leaves the loop after its third step
     monkeypatch.setattr(members, "regroups", lambda: where == "train" and next(listen, False))
-    run_session(job, Host(), Placement(), events.append, members)
+    run_session(job, Host(), BY_EPOCH, events.append, members)
     assert_same(last_state(job), calm["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
     assert members.rescued == 1
@@ -514,7 +516,7 @@ def train_beside_a_flipped_bit(replicas: Replicas, job: Job, placement: Placemen
             "events": [event.model_dump_json() for event in events]}
 
 
-@pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)], ids=["saved", "unsaved"])
+@pytest.mark.parametrize("placement", [BY_EPOCH, Placement(nosave=True)], ids=["saved", "unsaved"])
 def test_the_steps_that_a_wrong_worker_had_a_part_in_are_undone(
         calm: dict[str, Any], tmp_path: Path, placement: Placement) -> None:
     """Back to the newest checkpoint, which all agreed on; without one to the first step."""
@@ -688,7 +690,7 @@ def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
 def test_no_more_is_repeated_than_the_interval_between_checkpoints(
         calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
-    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps)
+    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps, save_seconds=0)
     first = train(Replicas(), job, placement, die_at=6)
     second = train(Replicas(), job, placement)
     assert_same(second["state"], calm["state"])
