@@ -316,7 +316,7 @@ class Aborted(FixedMembers):
 
     def rescues(self) -> bool:
         self.rescued += 1
-        return True
+        return self.both.worker == 0
 
 
 def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -> dict[str, Any]:
