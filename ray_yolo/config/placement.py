@@ -61,6 +61,9 @@ class Placement(Frozen):
     """Keep epochN.pt, with N counted from 0, every so many epochs; -1: never."""
     save_steps: int = Field(0, ge=0)
     """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
+    save_seconds: float | Literal["auto"] = "auto"
+    """Also checkpoint inside epochs, so many seconds after the last one; auto: at most a minute of training is lost
+    where that costs at most a hundredth of the time; 0: not by time."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept on storage."""
     nosave: bool = False
@@ -99,6 +102,13 @@ class Placement(Frozen):
     def _check_cpus(cls, value: float | str) -> float | str:
         if isinstance(value, float) and not 0 < value <= 4096:
             raise ValueError("must be more than 0 and at most 4096, or auto")
+        return value
+
+    @field_validator("save_seconds")
+    @classmethod
+    def _check_save_seconds(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and value < 0:
+            raise ValueError("must be 0 or more, or auto")
         return value
 
     @field_validator("name", "registered_name")

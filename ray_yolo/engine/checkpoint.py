@@ -108,7 +108,18 @@ def _link(source: Path, target: Path) -> None:
 def prune(run_dir: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints; linked weights stay."""
     for folder in list(newest_first(run_dir))[keep:]:
-        shutil.rmtree(folder.rename(folder.with_name(PRUNED + folder.name)), ignore_errors=True)
+        _remove(folder)
+
+
+def withdraw(run_dir: Path, newer_than: int) -> None:
+    """Remove checkpoints newer than a step, though they are sound: training goes back before them."""
+    for folder in list(newest_first(run_dir)):
+        if int(folder.name[5:]) > newer_than:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder.rename(folder.with_name(PRUNED + folder.name)), ignore_errors=True)
 
 
 def newest_first(run_dir: Path) -> Iterator[Path]:
@@ -182,19 +193,22 @@ def set_aside(run_dir: Path, newer_than: int) -> None:
             folder.rename(folder.with_name(f"damaged-{folder.name}"))
 
 
-def check_weights(run_dir: Path) -> None:
+def check_weights(run_dir: Path, step: int) -> None:
     """Refuse to call a training finished whose weights are not there.
+
+    Args:
+        step: at which training has ended.
 
     Raises:
         TrainingError: if weights/last.pt, or best.pt where one was saved, does not verify, or is an older one.
     """
     try:
-        steps = {"last": 0} | steps_of_weights(run_dir)
+        steps = steps_of_weights(run_dir) | {"last": step}
         for kind in {"last", "best"} & steps.keys():
             weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
             problem = damage(weights, manifest)
-            if problem is None and (step := json.loads(manifest.read_bytes())["step"]) < steps[kind]:
-                problem = f"it is of step {step}, not of step {steps[kind]}"
+            if problem is None and (shown := json.loads(manifest.read_bytes())["step"]) != steps[kind]:
+                problem = f"it is of step {shown}, not of step {steps[kind]}"
             if problem:
                 raise TrainingError(f"{weights}: {problem}; put it back from a copy, or remove it, and run the same "
                                     "command again")

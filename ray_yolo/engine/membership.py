@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.saver import WRITE_SECONDS
 from ray_yolo.events import Summary
 from ray_yolo.structures import Progress
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
 LEAST_LIMIT = 30.0  # seconds without progress that are put up with, however fast the steps are
-_SLOW: tuple[Phase, ...] = ("starting", "validating", "saving")  # may take ten times as long
+_SLOW: tuple[Phase, ...] = ("starting", "validating")  # may take ten times as long
 
 
 @dataclass
@@ -47,8 +48,13 @@ class Pulse:
 
     @property
     def limit(self) -> float:
-        """Seconds that the present phase may last while others wait for this worker."""
+        """Seconds that the present phase may last while others wait for this worker.
+
+        A save may take as long as the saver lets it, whatever the steps take.
+        """
         usual = self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
+        if self.phase == "saving":
+            return WRITE_SECONDS + usual
         return usual * (10 if self.phase in _SLOW or not self.recent else 1)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from ray_yolo.engine import checkpoint, state_files
-from ray_yolo.engine.build import Job, Parts
+from ray_yolo.engine.build import Job, Parts, build
 from ray_yolo.engine.membership import Generation
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.state import TrainState, capture, restore
@@ -32,12 +33,19 @@ def resume(parts: Parts, replicas: Replicas, warn: Callable[[str], None]) -> Tra
             warn(f"damaged checkpoint set aside: {problem}")
     chosen = int(replicas.gather(torch.tensor([[step]]))[0])
     if chosen < 0:
-        return TrainState()
+        return _start_over(parts) if parts.optimizer.state else TrainState()
     if stored and replicas.worker:
         stored.bring(job.run_dir, chosen)
     saved = state_files.read_state(job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
     _check_threads(job, json.loads(saved["meta"]))
     return restore(parts, saved)
+
+
+def _start_over(parts: Parts) -> TrainState:
+    """The state before the first step, where steps were taken that do not count."""
+    host = replace(parts.host, replicas=Replicas(), prepare_model=lambda model: model.to(parts.host.device),
+                   cache="none", loader_processes=0)
+    return restore(parts, capture(build(parts.job, host), TrainState(), {}))
 
 
 def take_over(parts: Parts, state: TrainState, generation: Generation) -> TrainState:

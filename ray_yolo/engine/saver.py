@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,6 +19,8 @@ from ray_yolo.events import CheckpointEvent, Emit, WarningEvent
 
 MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # so many in a row, and nothing saved for so long, end training
 WRITE_SECONDS = 600.0  # storage that takes longer is taken for lost, as if it were full
+LOSS_SECONDS = 60.0  # of training that may be lost with all workers
+COST = 0.01  # share of the time that saving by time may take
 
 
 class Saver:
@@ -35,6 +38,7 @@ class Saver:
         self._missed = 0
         self._missed_since = 0.0
         self.step = -1  # of the newest checkpoint that was asked for
+        self.waited = self.wrote = 0.0  # seconds that the last save has kept training, and its thread
 
     def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
         """Have a state written as it is now. Waits for the save before this one.
@@ -42,19 +46,27 @@ class Saver:
         Raises:
             TrainingError: if that one was the last that may fail.
         """
+        began = time.monotonic()
         self.wait()
         self.step = step
         pending, copy = Future[None](), copied(state)
+        self.waited = time.monotonic() - began
 
         def run() -> None:
             try:
                 self._write(copy, step, epoch, kinds)
+                self.wrote = time.monotonic() - began
                 pending.set_result(None)
             except BaseException as error:
                 pending.set_exception(error)
 
         self._pending, self._thread = pending, threading.Thread(target=run, name="ray_yolo saver", daemon=True)
         self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None and not self._pending.done()
 
     def wait(self, *, needed: bool = False) -> None:
         """Wait until everything that was asked for is on storage, or was missed.
@@ -89,6 +101,17 @@ class Saver:
         checkpoint.prune(self._run_dir, self._keep)
         self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
                                    digest=state_files.digest(state)))
+
+
+def save_interval(asked: float | Literal["auto"], saver: Saver) -> float:
+    """Seconds from the beginning of one save to that of the next.
+
+    `auto`: until a save is on storage, `LOSS_SECONDS` have passed since the one before it; but saves keep training from
+    its work for no more than `COST` of the time, and their thread is idle for as long as it writes.
+    """
+    if asked != "auto":
+        return asked or math.inf
+    return math.inf if saver.is_busy else max(LOSS_SECONDS - saver.wrote, 2 * saver.wrote, saver.waited / COST)
 
 
 def copied(tree: Any) -> Any:

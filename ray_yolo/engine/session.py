@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.engine import checkpoint
 from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
 from ray_yolo.engine.clock import Clock
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
@@ -21,8 +23,8 @@ from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.recovery import about, resume, take_over
-from ray_yolo.engine.replicas import peers_needed
-from ray_yolo.engine.saver import Saver
+from ray_yolo.engine.replicas import Replicas, peers_needed
+from ray_yolo.engine.saver import Saver, save_interval
 from ray_yolo.engine.state import TrainState, capture, fingerprint
 from ray_yolo.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.events import Emit, EndEvent, StartEvent, Summary, WarningEvent
@@ -31,13 +33,12 @@ from ray_yolo.ops.schedule import Rates
 DETECTIONS_FILE = "detections.npy"
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well
 LEAVING_SECONDS = 10.0  # between two saves of workers who are all to leave: their nodes go at any moment
-MAX_LOST = 3  # peers lost in a row without a step between: then it is not they
 
 
 def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members: Membership | None = None,
                 stop_asked: Callable[[], bool] = lambda: False) -> Summary | None:
-    """Train `job` on this worker until it is done. Collective. Returns how it ended, equal on all workers; None on one
-    that was told to leave, without whom it goes on.
+    """Train `job` on this worker until the last checkpoint is on storage. Collective. Returns how it ended, equal on
+    all workers; None on a worker that was asked to leave, without which the training continues.
 
     Args:
         emit: appends an event to the run's log without waiting.
@@ -55,7 +56,7 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members:
         session.train_with_others(stop_asked)
     finally:
         session.close()
-    return session.finish()
+    return session.ended
 
 
 class Session:
@@ -67,13 +68,15 @@ class Session:
         self.parts = build(job, host)
         self.state = TrainState()
         self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit, host.stored)
-        self.parted = False  # is no member of the last generation: was told to leave, or came too late
-        self.ended: Summary | None = None  # without this worker
+        self.done = False  # the training has ended, or continues without this worker
+        self.ended: Summary | None = None
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
         self.clock = Clock(0)
-        self._begun = False
+        self._begun = False  # has a state to train on from
         self._lost = 0  # peers since the last step
+        self._agreed = -1  # step of the newest checkpoint whose weights were compared before
         self._wished = -math.inf  # when it last wished to save
+        self._saved = time.monotonic()  # when the last save began
 
     @property
     def host(self) -> Host:
@@ -88,25 +91,30 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train, or nobody who wants it now."""
-        return (self.parted or self.stopped or self.stopped_early
+        return (self.done or self.stopped or self.stopped_early
                 or self.state.progress.epoch >= self.job.recipe.epochs)
 
     def train_with_others(self, stop_asked: Callable[[], bool]) -> None:
-        """Train to the end in generation after generation. Collective."""
+        """Train to the end in generation after generation. Collective.
+
+        Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
+        checkpoint is on storage, they form another generation there, whose first worker saves.
+        """
         def listen() -> Wishes:
             return Wishes(stop_asked(), self._members.regroups(), self._wishes_to_save())
 
-        while not (self._begun and self.is_over):
+        while not self.done:
             try:
                 with peers_needed():
                     self.join()
                     self._train(listen)
             except PeerLostError:
                 self._lost += 1
-                if self._members.lasting or self._lost > MAX_LOST:
+                if self._members.lasting or 0 <= self.placement.max_failures < self._lost:
                     raise
                 self._rescue()
-        self.saver.wait(needed=not self.stopped)
+            else:
+                self._end()
 
     def join(self) -> None:
         """Become a member of a generation, and take the state of whoever is furthest. Collective."""
@@ -115,11 +123,15 @@ class Session:
             ungroup(self.parts)
         found = self._members.join(self.state.progress if self._begun else None)
         if not isinstance(found, Generation):
-            self.ended, self.parted, self._begun = found, True, True
+            self.ended, self.done = found, True
             return
-        before = self.state
-        self.state = (take_over(self.parts, self.state, found) if found.source is not None
-                      else resume(self.parts, found.replicas, self._warn))
+        before, self.stopped = self.state, False  # a newcomer has not heard of the stop: all hear of it again
+        if found.source is None:
+            self.state = resume(self.parts, found.replicas, self._warn)
+            self._agreed = self.saver.step = self.state.progress.step
+        else:
+            self._compare(found.replicas)
+            self.state = take_over(self.parts, self.state, found)
         self._begun, self.host.pulse.step = True, self.state.progress.step
         if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
             self.parts = regroup(self.parts, found.replicas)
@@ -150,12 +162,40 @@ class Session:
         self.parts.optimizer.zero_grad(set_to_none=True)
         step = self.state.progress.step
         if self._begun and step > self.saver.step and not self.placement.nosave and self._members.rescues():
-            self._save(["last"])
+            self._save()
+
+    def _end(self) -> None:
+        """If training is over: save and announce the end as the recording worker. Others return to `join` for it.
+
+        Raises:
+            TrainingError: if all that training did was to skip steps, or the last checkpoint cannot be written.
+        """
+        state = self.state
+        if self.done or not self.is_over:
+            return
+        if not (self.stopped or state.moved):
+            raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
+                                f"was trained; {REMEDY}")
+        if self.records:
+            if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
+                self._save()
+            self._await_saver(needed=not self.stopped)
+        elif not self._members.lasting:
+            return
+        self.ended, self.done = Summary(
+            step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+            best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
+            last_epoch=state.last_epoch), True
+        if self.records and not self.stopped:
+            self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
+                                step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+                                best_fitness=state.best_fitness, stopped_early=self.stopped_early))
+        self._members.finish(self.ended)
 
     def close(self) -> None:
         """Let go of what is held beside memory, when everything is on storage."""
         with contextlib.suppress(TrainingError):  # it has been told as a warning, and is not why this ends
-            self.saver.wait()
+            self._await_saver()
         for store in self.parts.stores:
             store.close()
 
@@ -165,7 +205,7 @@ class Session:
             self.parts = rebuild(self.parts, self.job.recipe.at(self.state.progress.epoch))
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
-        """Record a step, and save where `save_steps` asks for it (an epoch's last step is saved with the epoch)."""
+        """Record a step, and save where that is due inside an epoch (its last step is saved with the epoch)."""
         progress, clock = self.state.progress, self.clock
         self.host.pulse.enter("computing")  # nobody is waited for any more
         seconds = clock.stop_step(result, len(step.images))
@@ -180,8 +220,8 @@ class Session:
             self.stopped or (inside and (save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
-        if due and self.records:
-            self._save(["last"])
+        if due:
+            self._save_agreed()
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
@@ -190,7 +230,7 @@ class Session:
         self.clock.stop_training()
         self.compare_weights()
         found = self.validate() if last or not recipe.noval else None
-        self.saver.wait()  # so that the log tells of an epoch's checkpoint before the next epoch
+        self._await_saver()  # so that the log tells of an epoch's checkpoint before the next epoch
         self._emit(self.clock.shard_event(state.progress, self.host.replicas.worker))
         if self.records and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
@@ -204,7 +244,7 @@ class Session:
             state.best_fitness, state.best_epoch = score, epoch
             self._keep_detections(found)
         self._count_anew()
-        self.stopped_early = self._has_stalled() and not last
+        self.stopped_early = self._has_stalled()
         plan = self.parts.plan
         state.last_epoch = self.clock.epoch_event(
             epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.host.device,
@@ -212,10 +252,8 @@ class Session:
             **outcome(found, self.job.val))
         if self.records:
             self._emit(state.last_epoch)
-        period = self.placement.save_period
-        kinds = ["last"] + ["best"] * best + [f"epoch{epoch}"] * (period > 0 and (epoch + 1) % period == 0)
-        if self.records and (last or self.stopped_early or not self.placement.nosave):
-            self._save(kinds)
+        if not self.placement.nosave:
+            self._save_agreed()
         self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
@@ -231,35 +269,39 @@ class Session:
 
         Raises:
             WrongWeightsError: on workers that do not belong to a majority. They are as good as lost.
+            PeerLostError: on the others, which have summed its gradients: they no longer have a state, and `join`
+                restores the newest checkpoint whose weights were compared.
         """
         self.host.pulse.enter("exchanging")
-        found = self.host.replicas.gather(fingerprint(self.parts)[None, None]).flatten().tolist()
+        self._compare(self.host.replicas)
         self.host.pulse.enter("computing")
-        if 2 * found.count(found[self.host.replicas.worker]) <= len(found) > 1:
-            raise WrongWeightsError(f"the weights after step {self.state.progress.step} are not those of the other "
-                                    "workers: memory or arithmetic that is broken, or a processor of another kind")
 
-    def finish(self) -> Summary | None:
-        """Record the end, if it is one. Returns how it was; None if this worker has left before.
+    def _compare(self, replicas: Replicas) -> None:
+        """The same among the workers of a group that have its newest state; all learn what was agreed. Collective."""
+        own = [self.state.progress.step if self._begun else -1, self._agreed, int(fingerprint(self.parts))]
+        rows = replicas.gather(torch.tensor([own])).tolist()
+        step, self._agreed = max(row[0] for row in rows), max(row[1] for row in rows)
+        weights = [row[2] for row in rows if row[0] == step]
+        if len(set(weights)) == 1:
+            return
+        self._begun = False
+        self._await_saver()
+        with contextlib.suppress(PeerLostError), peers_needed():
+            replicas.gather(torch.zeros(1, 1))  # a worker that left earlier would look lost to one that does not know
+        if replicas.worker == 0:
+            self._withdraw()
+        if own[0] == step and 2 * weights.count(own[2]) <= len(weights):
+            raise WrongWeightsError(f"the weights after step {step} are not those of the other workers: memory or "
+                                    "arithmetic that is broken, or a processor of another kind")
+        raise PeerLostError(f"a worker had other weights than the rest after step {step}")
 
-        Raises:
-            TrainingError: if all that training did was to skip steps.
-        """
-        if self.parted:
-            return self.ended
-        state = self.state
-        if not self.stopped and not state.moved:
-            raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
-                                f"was trained; {REMEDY}")
-        if self.records and not self.stopped:
-            self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
-                                step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
-                                best_fitness=state.best_fitness, stopped_early=self.stopped_early))
-        summary = Summary(step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
-                          best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
-                          last_epoch=state.last_epoch)
-        self._members.finish(summary)
-        return summary
+    def _withdraw(self) -> None:
+        """Remove checkpoints whose weights were not compared, and which workers that were wrong have a part in."""
+        self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
+                   "newest checkpoint on which they agreed")
+        checkpoint.withdraw(self.job.run_dir, self._agreed)
+        if self.host.stored:
+            self.host.stored.withdraw(self._agreed)
 
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
@@ -270,22 +312,41 @@ class Session:
             self.state.best_fitness, self.state.best_epoch = -1.0, -1
 
     def _has_stalled(self) -> bool:
-        """Whether the last epoch was the `patience`-th without a better fitness."""
-        state, patience = self.state, self.job.recipe.patience
-        return patience > 0 and state.best_epoch >= 0 and state.progress.epoch - 1 - state.best_epoch >= patience
+        """Whether the last epoch was the `patience`-th without a better fitness, and there are more."""
+        state, patience, epoch = self.state, self.job.recipe.patience, self.state.progress.epoch
+        return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.job.recipe.epochs
 
     def _wishes_to_save(self) -> bool:
-        """Whether what is done would be lost for want of anybody who stays, at once and again from time to time."""
-        wishes = (self.records and self._members.nobody_stays()
-                  and time.monotonic() - self._wished >= LEAVING_SECONDS)
-        self._wished = time.monotonic() if wishes else self._wished
+        """Whether too much would be lost now: the last save is long ago, or all workers are to leave (at once, and
+        again from time to time)."""
+        now = time.monotonic()
+        leaving = self._members.nobody_stays() and now - self._wished >= LEAVING_SECONDS
+        late = now - self._saved >= save_interval(self.placement.save_seconds, self.saver)
+        wishes = self.records and (leaving or late)
+        if wishes:  # on a GPU the next step asks before this one's save
+            self._wished = self._saved = now
         return wishes
 
-    def _save(self, kinds: list[str]) -> None:
-        """Have the training checkpointed."""
-        progress = self.state.progress
+    def _save_agreed(self) -> None:
+        """Have the training checkpointed by the recording worker, now that all workers agree on the weights."""
+        self._agreed = self.state.progress.step
+        if self.records:
+            self._save()
+
+    def _save(self) -> None:
+        """Have the training checkpointed: between two epochs also as what the last one's end has made it."""
+        progress, period, kinds = self.state.progress, self.placement.save_period, ["last"]
+        if (ended := self.state.last_epoch) and not progress.images_in_epoch:
+            kinds += ["best"] * ended.best + [f"epoch{ended.epoch}"] * (period > 0 and progress.epoch % period == 0)
         self.host.pulse.enter("saving")
+        self._saved = time.monotonic()
         self.saver.save(capture(self.parts, self.state, about(self.job)), progress.step, progress.epoch, kinds)
+
+    def _await_saver(self, *, needed: bool = False) -> None:
+        """Wait for what is being written, for as long as that may take."""
+        self.host.pulse.enter("saving")
+        self.saver.wait(needed=needed)
+        self.host.pulse.enter("computing")
 
     def _keep_detections(self, found: Evaluation) -> None:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""

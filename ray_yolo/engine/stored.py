@@ -105,6 +105,14 @@ class StoredCheckpoints:
         self._forget(run_dir)
         return problems
 
+    def withdraw(self, newer_than: int) -> None:
+        """Remove this attempt's checkpoints newer than a step; see `checkpoint.withdraw`.
+
+        Raises:
+            OSError: if storage refuses.
+        """
+        self._keep([name for name in self._names() if name.attempt != self._attempt or name.step <= newer_than])
+
     def bring_weights(self, run_dir: Path) -> None:
         """The newest checkpoint, and weights/last.pt and best.pt as they are now, for a folder without them."""
         self.bring(run_dir)
@@ -156,9 +164,12 @@ class StoredCheckpoints:
     def _prune(self, keep: int, weights: dict[str, int]) -> None:
         names = self._names()
         shown = {next((name for name in names if name.step == step), None) for step in weights.values()}
-        kept = [name for name in names if name in names[:keep] or name in shown]
+        self._keep([name for name in names if name in names[:keep] or name in shown])
+
+    def _keep(self, kept: list[_Name]) -> None:
+        """Remove all checkpoints but these."""
         states = {state_key(self._read(name)) for name in kept}
-        for name in names:
+        for name in self._names():
             if name not in kept:
                 state = state_key(self._read(name))
                 self._store.delete(name.key)

@@ -21,12 +21,12 @@ import torch
 
 from ray_yolo.engine.build import Job
 from ray_yolo.engine.session import DETECTIONS_FILE
-from ray_yolo.events import Event, ShardEvent, StepEvent
+from ray_yolo.events import EpochEvent, Event, StartEvent
 from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.runlog.plots import Failed, alone, draw_detections, draw_training
-from ray_yolo.runlog.projections import Projection
+from ray_yolo.runlog.projections import Projection, without_classes
 
 _NICENESS = 5  # a quarter of a core that training keeps busy: the first pictures are there within the first minute
 _SHORTEST_PAUSE_SECONDS = 1.0
@@ -120,7 +120,7 @@ class Drawing:
             draw_training(self._run_dir, self._job, self.failed)
             with alone("labels.jpg", self.failed):
                 plot_labels(self._job.train, self._run_dir / "labels.jpg")
-        new = [event for event in next(self._news) if not isinstance(event, (StepEvent, ShardEvent))]
+        new = [without_classes(event) for event in next(self._news) if isinstance(event, (StartEvent, EpochEvent))]
         self._events += new
         if new and (rows := epoch_rows(surviving(self._events))):
             with alone("results.png", self.failed):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_yolo.core.files import atomic_write
 from ray_yolo.errors import InputError
+from ray_yolo.events import CheckpointEvent, DatasetEvent, EndEvent, EpochEvent, RunEvent, StartEvent, StepEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
 from ray_yolo.runlog.mlflow_client import (
@@ -199,6 +200,7 @@ class Mlflow(Projection):
     """
 
     name, interval_seconds = "MLflow", 1.0
+    needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
                  tags: Mapping[str, str] | None = None) -> None:

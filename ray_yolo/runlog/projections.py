@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ray_yolo.errors import RayYoloError
-from ray_yolo.events import EndEvent, EpochEvent, Event, ShardEvent, StartEvent, StepEvent
+from ray_yolo.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent
 from ray_yolo.redact import redact
 from ray_yolo.runlog.event_log import follow
 
@@ -33,12 +33,15 @@ class Projection:
 
     name: ClassVar[str]
     interval_seconds: ClassVar[float] = 2.0
+    needs: ClassVar[tuple[type[Event], ...]] = ()
+    """Kinds of the events that make `history`."""
     patience_seconds: float = 10.0
     """How long the last update may take, since `answered_at`."""
 
     def __init__(self) -> None:
         self.history: list[Event] = []
-        """What was told so far, without shards; of steps in a row the first and the last."""
+        """What it `needs` of the log so far: epochs without the numbers of each class, which would fill the driver's
+        memory; of steps in a row the first and the last."""
         self.is_stale = False
         """Whether it has grown by more than steps; whoever brings his sink up to date with it takes this back."""
         self.trains = False
@@ -53,13 +56,13 @@ class Projection:
     def event(self, event: Event) -> None:
         """Take note of an event, without waiting for anything."""
         self.trains = self.trains or isinstance(event, (StepEvent, EpochEvent, EndEvent))
-        if isinstance(event, ShardEvent):
+        if not isinstance(event, self.needs):
             return
         in_a_row = [isinstance(other, StepEvent) for other in (*self.history[-2:], event)]
         if in_a_row == [True] * 3:
             self.history.pop()
         self.is_stale |= not in_a_row[-1]
-        self.history.append(event)
+        self.history.append(without_classes(event))
 
     def update(self, last: bool = False) -> None:
         """Bring the sink up to date with what was noted; the `last` time that was the whole log."""
@@ -155,6 +158,11 @@ class Projections:
         for runner in self._runners:
             runner.finish()
             flush()
+
+
+def without_classes(event: Event) -> Event:
+    """The event, if it is an epoch's without the numbers of each class."""
+    return event.model_copy(update={"per_class": ()}) if isinstance(event, EpochEvent) else event
 
 
 def reason_of(error: BaseException) -> str:

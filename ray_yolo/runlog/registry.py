@@ -18,6 +18,7 @@ import torch
 
 from ray_yolo.engine.state_files import read_state
 from ray_yolo.errors import InputError
+from ray_yolo.events import EndEvent, StartEvent
 from ray_yolo.runlog.mlflow_client import read_run_file
 from ray_yolo.runlog.projections import Projection
 
@@ -37,7 +38,7 @@ _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pyd
 class Registry(Projection):
     """The best weights of a training that has come to its end, under a registered name."""
 
-    name = "model registry"
+    name, needs = "model registry", (StartEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from ray_yolo.config.fields import GENES
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.files import atomic_write
-from ray_yolo.events import Event
+from ray_yolo.events import EpochEvent, Event, StartEvent
 from ray_yolo.runlog.event_log import epoch_rows, plain, surviving
 from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runlog.projections import Projection
@@ -24,7 +24,7 @@ from ray_yolo.runlog.projections import Projection
 class ResultsCsv(Projection):
     """results.csv, made anew from the event log whenever an epoch has ended."""
 
-    name = "results.csv"
+    name, needs = "results.csv", (StartEvent, EpochEvent)
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

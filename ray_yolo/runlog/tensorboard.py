@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, StartEvent
 from ray_yolo.runlog.event_log import durable, epoch_rows
 from ray_yolo.runlog.metrics import metrics, terms_of
 from ray_yolo.runlog.projections import Projection
@@ -20,7 +21,7 @@ class TensorBoard(Projection):
     them, so that a restart, wherever it strikes, neither repeats a point nor leaves one out.
     """
 
-    name = "TensorBoard"
+    name, needs = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray.util.metrics import Gauge
 
-from ray_yolo.events import Event, Number, ShardEvent, StartEvent, StepEvent
+from ray_yolo.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
 from ray_yolo.runlog.event_log import best_row, epoch_rows
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.projections import Projection
@@ -41,7 +41,7 @@ _RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
 class RayMetrics(Projection):
     """The metrics of the run in a folder, told by a process that Ray knows."""
 
-    name = "Ray metrics"
+    name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
                     raise KeyboardInterrupt
                 if run.stored:
                     run.stored.bring_result()
-                _complete_weights(run.folder, books.warn)
+                _complete_weights(run.folder, summary.step, books.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
         finally:
@@ -225,9 +225,9 @@ def _metrics(run: Run, local: bool) -> list[Projection]:
     return [RayMetrics(run.folder)]
 
 
-def _complete_weights(run_dir: Path, warn: Callable[[str], None]) -> None:
+def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> None:
     """Leave the weights of an ended training as they are used: verified, and without what only training needs."""
-    check_weights(run_dir)
+    check_weights(run_dir, step)
     try:
         slim_weights(run_dir, TRAINED)
     except OSError as error:

@@ -64,7 +64,7 @@ def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: 
         checkpoint.slim_weights(tmp_path, ["meta"])
         for kind, step in (("last", 2), ("best", 1)):
             assert state_files.read_state(tmp_path / "weights" / f"{kind}.pt") == {"meta": json.dumps({"value": step})}
-        checkpoint.check_weights(tmp_path)
+        checkpoint.check_weights(tmp_path, 2)
     assert state_files.read_state(newest / "state.pt").keys() > {"meta"}
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
         "best.json", "best.pt", "last.json", "last.pt"]
@@ -97,7 +97,7 @@ def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
                 checkpoint.slim_weights(run_dir, ["meta"])
         for kind in ("last", "best"):
             assert "meta" in state_files.read_state(run_dir / "weights" / f"{kind}.pt")
-        checkpoint.check_weights(run_dir)
+        checkpoint.check_weights(run_dir, 2)
         checkpoint.slim_weights(run_dir, ["meta"])
         assert state_files.read_state(run_dir / "weights" / "best.pt").keys() == {"meta"}
         return count
@@ -175,10 +175,10 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
 def test_weights_that_are_gone_damaged_or_older_than_the_record_are_not_a_finished_training(tmp_path: Path) -> None:
     def refused(name: str, spoil: Callable[[Path], object], match: str) -> None:
         run_dir = begin(tmp_path / name)
-        checkpoint.check_weights(run_dir)
+        checkpoint.check_weights(run_dir, 2)
         spoil(run_dir / "weights")
         with pytest.raises(TrainingError, match=match):
-            checkpoint.check_weights(run_dir)
+            checkpoint.check_weights(run_dir, 2)
 
     def show_the_first_epoch(weights: Path) -> None:
         for suffix in (".pt", ".json"):
@@ -188,9 +188,11 @@ def test_weights_that_are_gone_damaged_or_older_than_the_record_are_not_a_finish
     refused("gone", lambda weights: (weights / "last.pt").unlink(), r"last\.pt is missing")
     refused("no best", lambda weights: (weights / "best.pt").unlink(), r"best\.pt is missing")
     refused("cut", lambda weights: os.truncate(weights / "best.pt", 100), "100 bytes instead of")
+    with pytest.raises(TrainingError, match=r"last\.pt: it is of step 2, not of step 3; .* run the same command again"):
+        checkpoint.check_weights(begin(tmp_path / "the last one is missing"), 3)
     refused("older", show_the_first_epoch, r"last\.pt: it is of step 1, not of step 2")
     with pytest.raises(TrainingError, match=r"last\.json is missing"):
-        checkpoint.check_weights(tmp_path / "never saved")
+        checkpoint.check_weights(tmp_path / "never saved", 2)
 
 
 @pytest.mark.parametrize("what", ["state.pt", "MANIFEST.json", "read", "list"])

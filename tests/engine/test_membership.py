@@ -17,7 +17,8 @@ from ray_yolo.structures import Progress
     (0.0, [4.0, 5.0, 6.0], "validating", 500.0),
     (0.0, [], "loading", 300.0),  # the first step takes its time
     (7.0, [4.0], "computing", 7.0),
-    (7.0, [4.0], "saving", 70.0),
+    (7.0, [4.0], "saving", 607.0),  # the saver gives a save up after 600
+    (0.0, [0.1], "saving", 630.0),
 ])
 def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str, limit: float) -> None:
     pulse = Pulse(asked)

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,9 @@ from ray_yolo.events import (
     EpochEvent,
     Event,
     ShardEvent,
+    StartEvent,
     StepEvent,
+    Summary,
     WarningEvent,
     parse_event,
 )
@@ -46,6 +49,8 @@ from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
+STEPS = 8  # two in each epoch
+BY_EPOCH = Placement(save_seconds=0)  # a machine under load takes minutes for some steps
 EVERY_STEP = Placement(save_steps=1, keep_checkpoints=3)
 
 
@@ -126,6 +131,10 @@ def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
 
 
+ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False,
+                last_epoch=None)
+
+
 class Scripted(FixedMembers):
     """Worker 1 trains two steps alone; then worker 0, which has no state, trains with it."""
 
@@ -136,8 +145,10 @@ class Scripted(FixedMembers):
         self.both, self.joined = replicas, Replicas()
         self.asked = self.joins = 0
 
-    def join(self, progress: Progress | None) -> Generation:
+    def join(self, progress: Progress | None) -> Generation | Summary:
         self.joins += 1
+        if progress and progress.step == STEPS:
+            return ENDED
         if self.both.worker == 1 and self.joins == 1:
             assert progress is None
             return Generation(self.joined, None, False)
@@ -164,7 +175,7 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], 
     first, second = run_workers(2, train_with_a_newcomer, make_job(tmp_path, **EXACT))
     assert_same(first["state"], calm["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
-    assert (second["joins"], first["joins"]) == (2, 1)
+    assert (second["joins"], first["joins"]) == (3, 1)  # the last time to wait for the end
     assert first["told"] == [2, 3, 4, 5, 6, 7]  # between which steps it says that it is
 
 
@@ -222,7 +233,8 @@ class Abandoned(FixedMembers):
 def train_abandoned(replicas: Replicas, job: Job, nosave: bool, seconds: float) -> dict[str, Any]:
     session.LEAVING_SECONDS = seconds
     host, events = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)), list[Event]()
-    run_session(job, host, Placement(nosave=nosave), events.append, Abandoned(replicas, lambda: host.pulse.step))
+    run_session(job, host, Placement(nosave=nosave, save_seconds=0), events.append,
+                Abandoned(replicas, lambda: host.pulse.step))
     return {name: [event.step for event in run_log.only(kind, events)]
             for name, kind in (("saved", CheckpointEvent), ("steps", StepEvent))}
 
@@ -305,7 +317,7 @@ class Aborted(FixedMembers):
 
     def rescues(self) -> bool:
         self.rescued += 1
-        return True
+        return self.both.worker == 0
 
 
 def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -> dict[str, Any]:
@@ -313,7 +325,7 @@ def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -
         patch.setattr(loop, "runs_ahead", lambda device: True)
         members, events = Aborted(replicas, patch, at, silent), []
         host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
-        run_session(job, host, Placement(), events.append, members)
+        run_session(job, host, BY_EPOCH, events.append, members)
         return {"state": last_state(job), "rescued": members.rescued,
                 "events": [event.model_dump_json() for event in events]}
     return {}
@@ -436,7 +448,7 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     members = Losing(job, monkeypatch, 1, where)
     listen = iter([False, False, True])  # leaves the loop after its third step
     monkeypatch.setattr(members, "regroups", lambda: where == "train" and next(listen, False))
-    run_session(job, Host(), Placement(), events.append, members)
+    run_session(job, Host(), BY_EPOCH, events.append, members)
     assert_same(last_state(job), calm["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
     assert members.rescued == 1
@@ -468,6 +480,225 @@ def train_with_a_flipped_bit(replicas: Replicas, job: Job, broken: int) -> str:
     except (WrongWeightsError, PeerLostError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+class Together(FixedMembers):
+    """The first group, then, as a roster has it, that of those who are left; `folder` is what they know of each other.
+
+    Worker 0 begins its last save and, as `fate` says, takes a second for it or is killed in it.
+    """
+
+    lasting = False
+
+    def __init__(self, replicas: Replicas, folder: Path) -> None:
+        super().__init__(replicas)
+        self.both, self.joined = replicas, replicas
+        self.ended, self.lost = folder / "ended", folder / "lost"
+
+    def join(self, progress: Progress | None) -> Generation | Summary:
+        if progress is None:
+            return Generation(self.both, None, False)
+        while not self.lost.exists():
+            if self.ended.exists():
+                return Summary.model_validate_json(self.ended.read_text())
+            time.sleep(0.01)
+        self.joined = Replicas()
+        return Generation(self.joined, 0, False)
+
+    def finish(self, summary: Summary) -> None:
+        self.ended.with_suffix(".new").write_text(summary.model_dump_json())
+        self.ended.with_suffix(".new").rename(self.ended)
+
+
+def train_to_a_last_save(replicas: Replicas, job: Job, fate: str) -> dict[str, Any]:
+    members, events, write = Together(replicas, job.run_dir.parent), list[Event](), checkpoint.save_checkpoint
+
+    def save(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
+        if step == STEPS and replicas.worker == 0:
+            time.sleep(1.0)
+            if fate == "killed":
+                raise Killed
+        return write(run_dir, state, step, *rest)
+
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(checkpoint, "save_checkpoint", save)
+        summary = run_session(job, host, Placement(), events.append, members)
+        found = {"step": summary and summary.step, "saved": checkpoint.steps_of_weights(job.run_dir),
+                 "state": last_state(job)}
+    if not found:
+        members.lost.touch()
+    return {**found, "events": [event.model_dump_json() for event in events]}
+
+
+@pytest.mark.parametrize("fate", ["slow", "killed"])
+def test_no_worker_says_that_training_has_ended_before_its_last_checkpoint_is_there(
+        calm: dict[str, Any], tmp_path: Path, fate: str) -> None:
+    """Where the worker that writes it is killed, the other one, which has the same state, does it in its place."""
+    job = make_job(tmp_path, **EXACT)
+    first, second = run_workers(2, train_to_a_last_save, job, fate)
+    assert (second["step"], second["saved"]["last"]) == (STEPS, STEPS)
+    assert second["saved"] == checkpoint.steps_of_weights(job.run_dir)
+    checkpoint.check_weights(job.run_dir, STEPS)
+    assert_same(second["state"], calm["state"])
+    [end] = [event for found in (first, second) for event in told(found, EndEvent)]
+    assert (end.status, end.step) == ("done", STEPS)
+    if fate == "killed":
+        [_, start] = [event for found in (first, second) for event in told(found, StartEvent)]
+        assert (start.step, start.regrouped, start.num_workers) == (STEPS, True, 1)
+
+
+class Outvoted(Together):
+    """Three workers of which the second leaves: the others form a group of two, without a state."""
+
+    def __init__(self, replicas: Replicas, folder: Path) -> None:
+        super().__init__(replicas, folder)
+        self.progress: list[Progress | None] = []
+
+    def join(self, progress: Progress | None) -> Generation | Summary:
+        self.progress.append(progress)
+        if len(self.progress) == 1:
+            return Generation(self.both, None, False)
+        if progress and progress.step == STEPS:
+            return super().join(progress)
+        dist.destroy_process_group()
+        place, number = self.ended.parent / "rendezvous", self.both.worker // 2
+        dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+        self.joined = Replicas(number, 2)
+        return Generation(self.joined, None, False)
+
+
+def train_beside_a_flipped_bit(replicas: Replicas, job: Job, placement: Placement) -> dict[str, Any]:
+    """Worker 1 has another sign of one weight from after the third step on, and is found out after the fourth."""
+    members, events, parts = Outvoted(replicas, job.run_dir.parent), list[Event](), list[Any]()
+
+    def flip() -> bool:
+        if replicas.worker == 1 and len(parts.append(None) or parts) == 4:
+            next(made.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+        return False
+
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+    made = session.Session(job, host, placement, events.append, members)
+    with contextlib.suppress(WrongWeightsError):
+        made.train_with_others(flip)
+    made.close()
+    return {"step": made.ended and made.ended.step, "state": last_state(job), "joined": [*map(bool, members.progress)],
+            "events": [event.model_dump_json() for event in events]}
+
+
+@pytest.mark.parametrize("placement", [BY_EPOCH, Placement(nosave=True)], ids=["saved", "unsaved"])
+def test_the_steps_that_a_wrong_worker_had_a_part_in_are_undone(
+        calm: dict[str, Any], tmp_path: Path, placement: Placement) -> None:
+    """Back to the newest checkpoint, which all agreed on; without one to the first step."""
+    first, wrong, third = run_workers(3, train_beside_a_flipped_bit, make_job(tmp_path, **EXACT), placement)
+    assert (first["step"], wrong["step"], third["step"]) == (STEPS, None, STEPS)
+    assert first["joined"] == [False, False]
+    assert third["joined"] == [False, False, True]  # the last time to wait for the end
+    assert [event.step for event in told(first, StartEvent)] == [0, 0 if placement.nosave else 2]
+    assert ("the workers' weights differ after step 4: training goes back to the newest checkpoint on which they agreed"
+            in [event.message for event in told(first, WarningEvent)])
+    assert_same(first["state"], calm["state"])
+
+
+class Parted(FixedMembers):
+    """Joins workers that are at one step."""
+
+    def join(self, progress: Progress | None) -> Generation:
+        return Generation(self._replicas, None if progress is None else 0, False)
+
+
+def join_with_other_weights(replicas: Replicas, job: Job, wrong: int) -> tuple[str, list[str]]:
+    made = session.Session(job, Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)),
+                           Placement(), lambda event: None, Parted(replicas))
+    made.join()
+    made.state.progress = Progress(0, 32, 3)
+    if replicas.worker == 0:
+        for made.state.progress in (Progress(0, 16, 2), Progress(0, 32, 3)):
+            made._save()  # the second one because a peer was lost: nobody has compared it
+            made.saver.wait(needed=True)
+    made._agreed = 2 if replicas.worker < 2 else -1  # the last one has just come
+    if replicas.worker == wrong:
+        next(made.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+    try:
+        made.join()
+    except (WrongWeightsError, PeerLostError) as error:
+        return type(error).__name__, [path.name for path in checkpoint.newest_first(job.run_dir)]
+    return "nothing", []
+
+
+def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp_path: Path) -> None:
+    """What one of them has saved meanwhile nobody has compared: it is removed."""
+    job = make_job(tmp_path, **EXACT)
+    found = run_workers(3, join_with_other_weights, job, 1)
+    assert [name for name, _ in found] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
+    assert found[0][1] == ["step-2"]
+
+
+def train_by_time(replicas: Replicas, job: Job, placement: Placement, waited: float) -> dict[str, Any]:
+    """Each step takes 20 s by a clock of the test's, and training waits for each save as long as is given."""
+    events, agreed, now = list[Event](), list[int](), [0.0]
+    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        made = session.Session(job, host, placement, events.append, FixedMembers(replicas))
+        made.saver.waited = waited
+        after_step, save = made.after_step, made._save_agreed
+
+        def pass_by(*given: Any) -> None:
+            now[0] += 20.0
+            after_step(*given)
+
+        def note() -> None:
+            agreed.append(made.state.progress.step)
+            save()
+            made.saver.wait()
+            made.saver.waited = waited
+
+        patch.setattr(made, "after_step", pass_by)
+        patch.setattr(made, "_save_agreed", note)
+        made.train_with_others(lambda: False)
+    return {"saved": [event.step for event in run_log.only(CheckpointEvent, events)], "agreed": agreed}
+
+
+@pytest.mark.parametrize(("asked", "waited", "nosave", "saved"), [
+    ("auto", 0.25, False, [4, 8]),  # a minute: step 4 begins after one, and is saved
+    ("auto", 1.0, False, [6, 8]),  # a hundredth of the time
+    (25.0, 1.0, False, [3, 6, 8]), (15.0, 1.0, False, [2, 4, 6, 8]), (0.0, 0.25, False, [8]), (15.0, 0.25, True, [8])])
+def test_checkpoints_by_time_are_agreed_on_by_all_workers(
+        tmp_path: Path, asked: Any, waited: float, nosave: bool, saved: list[int]) -> None:
+    recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
+    job = make_job(tmp_path, 32, **recipe)
+    first, second = run_workers(2, train_by_time, job, Placement(save_seconds=asked, nosave=nosave), waited)
+    agreed = [] if nosave else saved
+    assert (first, second) == ({"saved": saved, "agreed": agreed}, {"saved": [], "agreed": agreed})
+
+
+@pytest.mark.parametrize("noval", [False, True])
+def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noval: bool) -> None:
+    """Others wait for it as long as a save may take, not only for as long as a step."""
+    host, phases, wait = Host(), list[str](), saver.Saver.wait
+
+    def note(self: saver.Saver, **how: bool) -> None:
+        phases.append(host.pulse.phase)
+        wait(self, **how)
+
+    monkeypatch.setattr(saver.Saver, "wait", note)
+    run_session(make_job(tmp_path, **{**EXACT, "epochs": 2, "noval": noval}), host, Placement(), lambda event: None)
+    assert set(phases) == {"saving"}
+
+
+def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, joins in ((0, 1), (5, 6)):
+        members = Losing(make_job(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
+        with pytest.raises(PeerLostError):
+            run_session(members.job, Host(), Placement(max_failures=limit), lambda event: None, members)
+        assert 100 - members.left == joins
+        monkeypatch.undo()
+    members = Losing(make_job(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
+    assert run_session(members.job, Host(), Placement(max_failures=-1), lambda event: None, members)
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
@@ -530,7 +761,7 @@ def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
 def test_no_more_is_repeated_than_the_interval_between_checkpoints(
         calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
-    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps)
+    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps, save_seconds=0)
     first = train(Replicas(), job, placement, die_at=6)
     second = train(Replicas(), job, placement)
     assert_same(second["state"], calm["state"])
@@ -593,7 +824,7 @@ def test_killed_before_weights_show_a_checkpoint_the_next_start_shows_it_without
     assert_same(again["state"], calm["state"])
     best = json.loads(torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)["meta"])
     assert best["progress"][0] == json.loads(calm["state"]["meta"])["best_epoch"] + 1
-    checkpoint.check_weights(job.run_dir)
+    checkpoint.check_weights(job.run_dir, STEPS)
 
 
 def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path: Path) -> None:
@@ -716,10 +947,10 @@ def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_
         with pytest.raises(TrainingError, match=r"No space left on device\); free or repair"):
             train(Replicas(), job, Placement())
         with pytest.raises(TrainingError):
-            checkpoint.check_weights(job.run_dir)
+            checkpoint.check_weights(job.run_dir, STEPS // 2)
         ballast.unlink()
         assert_same(train(Replicas(), job, Placement())["state"], expected["state"])
-        checkpoint.check_weights(job.run_dir)
+        checkpoint.check_weights(job.run_dir, STEPS // 2)
     finally:
         subprocess.run(["umount", str(job.run_dir)], check=True)
 

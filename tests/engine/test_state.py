@@ -48,9 +48,11 @@ class Spoilt:
         made = self.session
         try:
             session.train(made.parts, made.state, made.after_step, made.after_epoch)
+            made._end()
         finally:
             made.close()
-        return made.finish()
+        assert made.ended
+        return made.ended
 
     def told(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
         return run_log.only(kind, self.events)

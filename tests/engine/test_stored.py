@@ -67,7 +67,16 @@ def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machin
     assert there.bring() == ([], [2])
     there.stored.bring_weights(there.folder)
     assert {kind: value(there.folder / "weights" / f"{kind}.pt") for kind in ("last", "best")} == {"last": 2, "best": 1}
-    checkpoint.check_weights(there.folder)
+    checkpoint.check_weights(there.folder, 2)
+
+
+def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(
+        here: Machine, there: Machine, store: FolderStore) -> None:
+    for step in (1, 2, 3):
+        here.save(step, "last", keep=3)
+    here.stored.withdraw(1)
+    assert there.bring() == ([], [1])
+    assert len(names(store, "states/")) == 1
 
 
 def test_what_is_not_shown_and_not_among_the_newest_goes(here: Machine, store: FolderStore) -> None:

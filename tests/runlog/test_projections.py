@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import shutil
 import threading
@@ -17,19 +18,21 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.errors import InputError
-from ray_yolo.events import WarningEvent
+from ray_yolo.events import ClassResult, EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
 from ray_yolo.runlog.callbacks import Callbacks
 from ray_yolo.runlog.console import Console
 from ray_yolo.runlog.drawing import Pictures
 from ray_yolo.runlog.event_log import EVENTS_FILE
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.mlflow_client import OWED_FILE, read_run_file
-from ray_yolo.runlog.mlflow_run import Mlflow
+from ray_yolo.runlog.mlflow_run import Mlflow, SystemMetrics
 from ray_yolo.runlog.projections import Projection, Projections, Runner
 from ray_yolo.runlog.recorder import LocalRecorder, close_recorder, flush_recorder
 from ray_yolo.runlog.registry import Registry, log_model
 from ray_yolo.runlog.results_files import ResultsCsv
+from ray_yolo.runlog.stored_run import Stored
 from ray_yolo.runlog.tensorboard import TensorBoard
+from ray_yolo.runtime.metrics import RayMetrics
 from tests.support import run_log
 from tests.support.servers import BrokenServer
 
@@ -46,7 +49,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 class Work(Projection):
     """A sink whose update is a function."""
 
-    name, interval_seconds = "work", 0.001
+    name, interval_seconds, needs = "work", 0.001, (StartEvent, StepEvent, EpochEvent, EndEvent)
 
     def __init__(self, work: Callable[[], object], answered_at: Callable[[], float] = lambda: 0.0) -> None:
         super().__init__()
@@ -83,6 +86,12 @@ class Running:
         self.sink.patience_seconds = patience_seconds
         self._runner.finish()
         return self.sink.end
+
+
+def class_results() -> int:
+    """How many there are in memory."""
+    gc.collect()
+    return sum(isinstance(each, ClassResult) for each in gc.get_objects())
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -198,7 +207,7 @@ class TestHistory:
         sink = Work(lambda: None)
         for event in told:
             sink.event(event)
-        assert sink.history == [*told[:2], *told[7:]]
+        assert sink.history == [*told[:2], told[7], told[8].model_copy(update={"per_class": ()}), *told[9:]]
         assert interruptions(sink.history) == interruptions(told)
         assert interruptions(told).idle_seconds == 2
 
@@ -208,6 +217,30 @@ class TestHistory:
         assert not sink.is_stale
         sink.event(run_log.epoch(0))
         assert sink.is_stale
+
+
+    def test_no_sink_keeps_the_numbers_of_each_class_or_what_it_does_not_need(self, tmp_path: Path) -> None:
+        """1,203 classes over 300 epochs would be 425 MB for each."""
+        nothing: Any = None
+        mlflow = Mlflow(tmp_path, "http://127.0.0.1:9")
+        sinks: dict[Projection, int] = {
+            ResultsCsv(tmp_path): 21, TensorBoard(tmp_path): 42, Pictures(tmp_path, nothing, pytest.fail): 0,
+            mlflow: 82, SystemMetrics(tmp_path, "", mlflow): 0, Registry(tmp_path, "", "shapes"): 2,
+            Console(tmp_path, io.StringIO()): 0, RayMetrics(tmp_path): 61, Stored(nothing): 0,
+            Callbacks({}, tmp_path, Recipe(), pytest.fail): 0}
+        before = class_results()
+        told: list[Event] = [run_log.start(), run_log.end(60)]
+        for number in range(20):
+            told[-1:-1] = [run_log.step(3 * number + step) for step in (1, 2, 3)]
+            told[-1:-1] = [*run_log.trained_epoch(number), WarningEvent(message="odd")]
+        for sink in sinks:
+            for event in told:
+                sink.event(event.model_copy(deep=True))
+            if isinstance(sink, (Console, Callbacks)):
+                sink.update()
+        assert {sink.name: len(sink.history) for sink in sinks} == {sink.name: kept for sink, kept in sinks.items()}
+        del event, told
+        assert class_results() == before
 
 
 class Training:

@@ -41,10 +41,11 @@ from ray_yolo.events import (
 )
 from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
-from ray_yolo.runtime import cluster, nodes, trainer, worker
+from ray_yolo.runtime import cluster, nodes, ray_train, trainer, worker
 from ray_yolo.runtime.preflight import job_of
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
+from ray_yolo.runtime.worker import train_worker
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import make_config, make_dataset, make_job
@@ -215,6 +216,37 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_r
     assert min(shards.values()) > 10
     rows = (result.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
+
+
+def slow_to_save(config: dict[str, Any]) -> Summary | None:
+    """A worker that takes four seconds to write the last state; the first one that does is killed then."""
+    fsync, killed = os.fsync, Path(config["job"]["run_dir"]) / "killed"
+
+    def slowly(file: int) -> None:
+        fsync(file)
+        if os.readlink(f"/proc/self/fd/{file}").endswith("-step-6/state.pt"):
+            time.sleep(4)
+            if not killed.exists():
+                killed.touch()
+                signal.raise_signal(signal.SIGKILL)
+
+    state_files.os = SimpleNamespace(**{**vars(os), "fsync": slowly})
+    return train_worker(config)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_the_last_checkpoint_is_written_before_the_end_though_it_takes_long_and_its_worker_is_killed(
+        calm: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_train, "_END_SECONDS", 1.0)
+    monkeypatch.setattr(worker, "train_worker", slow_to_save)
+    result = fit(make_config(tmp_path, 2, **EXACT), quiet=True)
+    assert (result.run_dir / "killed").exists()
+    assert_same(result, calm)
+    assert json.loads(state_files.read_state(result.last)["meta"])["progress"] == [3, 0, 6]
+    assert [event.status for event in run_log.told(result.run_dir, EndEvent)] == ["done"]
+    starts = run_log.told(result.run_dir, StartEvent)
+    assert [(start.step, start.regrouped) for start in starts] == [(0, False), (6, True)]
 
 
 @pytest.mark.ray

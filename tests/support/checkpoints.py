@@ -40,6 +40,6 @@ def begin(run_dir: Path) -> Path:
 
 def shown(run_dir: Path) -> dict[str, float]:
     """What each file of weights/ holds, all of them verified, with nothing half done beside them."""
-    checkpoint.check_weights(run_dir)
+    checkpoint.check_weights(run_dir, checkpoint.steps_of_weights(run_dir)["last"])
     assert list(run_dir.rglob(".*")) == []
     return {file.stem: value(file) for file in (run_dir / "weights").glob("*.pt")}

@@ -189,6 +189,7 @@ EFFECTS: dict[str, Effect] = {
         lambda run, _: (files(run.folder, "heard*"), {"heard0", "heard1"})),
     "--save-period 1": Effect(lambda run, _: (files(run.folder / "weights", "epoch*.pt"), {"epoch0.pt", "epoch1.pt"})),
     "--save-steps 1": Effect(lambda run, _: (run.all("checkpoint", "step"), [1, 2, 3, 4, 5, 6])),
+    "--save-seconds 0.000001": Effect(lambda run, _: (run.all("checkpoint", "step"), [1, 2, 3, 4, 5, 6])),
     "--keep-checkpoints 1": Effect(lambda run, _: (files(run.folder / "checkpoints", "*"), {"step-6"})),
     "--nosave": Effect(lambda run, _: (run.all("checkpoint", "step"), [6])),
     "--noplots": Effect(lambda run, _: (files(run.folder, "*.png", "*.jpg"), set()), "--config {files}/plots.yaml"),
