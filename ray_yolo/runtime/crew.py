@@ -10,6 +10,7 @@ is known by what he says or does not.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from ray_yolo.events import Summary
 from ray_yolo.ops.machine import Process
+from ray_yolo.runtime.roster import SILENCE_SECONDS as ROSTER_SILENCE_SECONDS
 from ray_yolo.runtime.roster import Roster
 
 SILENCE_SECONDS = 10.0  # without a word: a worker is lost
@@ -83,10 +85,12 @@ class Crew:
 
     Args:
         clock: seconds.
+        restarted: there was such a list before, which is lost: its workers and members are heard of first.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
+        self._quiet_until = clock() + ROSTER_SILENCE_SECONDS if restarted else -math.inf
         self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
         self._folders: dict[str, str] = {}  # of all jobs that there were
         self._rosters: dict[str, Roster] = {}  # the same: their workers may speak to them after the end
@@ -107,7 +111,9 @@ class Crew:
 
     def roster(self, job: str, wanted: int, method: str, *given: Any) -> Any:
         """What a method of a job's roster, of workers of whom so many begin together, returns."""
-        return getattr(self._rosters.setdefault(job, Roster(wanted, self._clock)), method)(*given)
+        if job not in self._rosters:
+            self._rosters[job] = Roster(wanted, self._clock, restarted=self._clock() < self._quiet_until)
+        return getattr(self._rosters[job], method)(*given)
 
     def news(self, job: str) -> News | str | None:
         """What has come of a job, for whoever has offered it; why there is no crew any more; None: it is not known.
@@ -139,6 +145,8 @@ class Crew:
         now = self._clock()
         worker = self._rest(uid, place)
         self._look()
+        if now < self._quiet_until:
+            return None
         job = self._needed() or (self._helped() if now - worker.since >= IDLE_SECONDS else None)
         if job is None:
             return None
