@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,7 @@ class Process(NamedTuple):
 
 def own_process() -> Process:
     """The process that asks."""
-    boot = BOOT.read_text().strip()  # the first namespace of any kernel has the same number
-    return Process(socket.gethostname(), f"{boot} {os.readlink('/proc/self/ns/pid')}", os.getpid())
+    return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
 
 
 def cores() -> int:
@@ -51,6 +51,12 @@ def available_memory() -> int:
     fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
     left = [room for folder in _cgroups("memory") for room in _rooms(folder)]
     return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *left]))
+
+
+@cache
+def _pid_space(boot: Path) -> str:
+    """Of this process: the first namespace of any kernel has the same number."""
+    return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _cgroups(controller: str) -> Iterator[Path]:

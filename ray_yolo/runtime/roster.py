@@ -155,8 +155,8 @@ class _View(NamedTuple):
         """Seconds in which a member has not moved, and nobody has left: that may be whom it waited for."""
         return min(worker.idle(self.now), self.now - self.left_at)
 
-    def is_innocent(self, worker: _Worker) -> bool:
-        """Whether a member is in an exchange that others are to end."""
+    def is_blocked(self, worker: _Worker) -> bool:
+        """Whether a member is in an exchange that only others can end."""
         return (self.surely_waits(worker) and worker.since is None and worker.beat.step == self.furthest
                 and len(self.inside) > 1 and not self.broken)
 
@@ -169,7 +169,7 @@ class _View(NamedTuple):
     def lateness(self, worker: _Worker) -> float:
         """Seconds beyond a limit: of a worker that is silent, or a member for which others wait."""
         silent = self.silence(worker) - worker.beat.heartbeat_limit
-        if not worker.formed or worker.since is not None or self.is_innocent(worker) or not (
+        if not worker.formed or worker.since is not None or self.is_blocked(worker) or not (
                 self.broken or self.is_needed(worker)):
             return silent
         return max(silent, self.waited(worker) - worker.beat.limit)
@@ -196,7 +196,7 @@ class Roster:
         self._wanted, self._clock = wanted, clock
         self._workers: dict[str, _Worker] = {}
         self._states: Counter[_State] = Counter()  # of these
-        self._awake: OrderedDict[str, None] = OrderedDict()  # the living ones, the longest unheard of first
+        self._living: OrderedDict[str, None] = OrderedDict()  # the living ones, the longest unheard of first
         self._local: set[str] = set()  # those whose end can be seen from here
         self._dismissed: OrderedDict[str, bool] = OrderedDict()  # have left, were told to or are lost
         self._parting: OrderedDict[str, bool] = OrderedDict()  # are to leave, and have not come yet
@@ -222,7 +222,7 @@ class Roster:
         if before and before.formed:
             self._left_at, self._left[before.arrival.worker] = now, before.name
         formed, leaves = (before.formed, before.leaves) if before else (None, self._parting.pop(uid, False))
-        self._hear(uid, _Worker(arrival, arrival.beat, now, since=now, formed=formed, leaves=leaves))
+        self._record(uid, _Worker(arrival, arrival.beat, now, since=now, formed=formed, leaves=leaves))
 
     def formed(self, uid: str) -> Formed | Summary | Literal["parted", "unknown"] | None:
         """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
@@ -255,7 +255,7 @@ class Roster:
             self._number, self._generation = formed.number, (formed.number, formed.address)
         if uid in self._dismissed or self._generation != (formed.number, formed.address):
             return False
-        self._hear(uid, _Worker(arrival, arrival.beat, now, formed=formed, leaves=self._parting.pop(uid, False)))
+        self._record(uid, _Worker(arrival, arrival.beat, now, formed=formed, leaves=self._parting.pop(uid, False)))
         return True
 
     def beat(self, uid: str, beat: Beat) -> Reply:
@@ -265,7 +265,7 @@ class Roster:
         if worker is None:
             lost = uid in self._dismissed
             return Reply(False, self._accusations, lost, nobody_stays=False, unknown=not lost)
-        self._hear(uid, worker._replace(beat=beat, heard=now, alive=True))
+        self._record(uid, worker._replace(beat=beat, heard=now, alive=True))
         there = [state for state, number in self._states.items() if number]
         newcomers = any(state.waits and state.alive and not state.member for state in there)
         leavers = any(state.member and state.leaves for state in there)
@@ -312,7 +312,7 @@ class Roster:
     def present(self) -> int:
         """How many have come and not left."""
         self._look()
-        return len(self._awake)
+        return len(self._living)
 
     def seen(self) -> tuple[Seen, ...]:
         """The members and who waits to be one, in the order of their numbers, without those who have ended."""
@@ -320,7 +320,7 @@ class Roster:
         for worker in self._workers.values():
             arrival, beat = worker.arrival, worker.beat
             phase, seconds = (beat.phase, worker.idle(view.now)) if worker.alive else ("silent", view.silence(worker))
-            waits = worker.alive and (worker.since is not None or view.is_innocent(worker))
+            waits = worker.alive and (worker.since is not None or view.is_blocked(worker))
             found.append(Seen(arrival.worker, arrival.process, phase, beat.step, seconds, waits))
         return tuple(sorted(found))
 
@@ -332,8 +332,8 @@ class Roster:
         if self._ended or view.size < 2:
             return None
         if view.is_deadlock():
-            return self._give_up(view)
-        busy = {uid: worker for uid, worker in view.inside.items() if not view.is_innocent(worker)}
+            return self._abort_exchange(view)
+        busy = {uid: worker for uid, worker in view.inside.items() if not view.is_blocked(worker)}
         uid = max(busy, key=lambda uid: (not busy[uid].alive, busy[uid].idle(view.now)), default="")
         if not uid or self._told == (uid, busy[uid].beat.step):
             return None
@@ -376,8 +376,8 @@ class Roster:
     def _look(self) -> float:
         """The time, once it is noticed who has fallen silent, or ended on this machine."""
         now = self._clock()
-        while self._awake and now - self._workers[uid := next(iter(self._awake))].heard > SILENCE_SECONDS:
-            del self._awake[uid]
+        while self._living and now - self._workers[uid := next(iter(self._living))].heard > SILENCE_SECONDS:
+            del self._living[uid]
             self._put(uid, self._workers[uid]._replace(alive=False))
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
@@ -385,11 +385,11 @@ class Roster:
                 self._lose(uid)
         return now
 
-    def _hear(self, uid: str, worker: _Worker) -> None:
-        """Somebody lives."""
+    def _record(self, uid: str, worker: _Worker) -> None:
+        """Keep what a living worker has said."""
         self._put(uid, worker)
-        self._awake[uid] = None
-        self._awake.move_to_end(uid)
+        self._living[uid] = None
+        self._living.move_to_end(uid)
         if worker.arrival.process[:2] == self._here:
             self._local.add(uid)
 
@@ -402,7 +402,7 @@ class Roster:
     def _drop(self, uid: str) -> _Worker | None:
         if worker := self._workers.pop(uid, None):
             self._states[worker.state] -= 1
-            self._awake.pop(uid, None)
+            self._living.pop(uid, None)
             self._local.discard(uid)
         return worker
 
@@ -461,7 +461,7 @@ class Roster:
                      sum(map(_View.may_wait, members)), sum(map(_View.surely_waits, members)),
                      max((worker.beat.step for worker in members), default=0), self._broken)
 
-    def _give_up(self, view: _View) -> str:
+    def _abort_exchange(self, view: _View) -> str:
         """Have those who wait for one another abort that, and regroup. Returns what is known of why."""
         self._broken, self._left_at = True, view.now
         waited, beat = min((view.waited(worker), worker.beat) for worker in view.inside.values())
