@@ -25,6 +25,7 @@ TOLD_SECONDS = 8.0  # without a step: it is told who is waited for
 STACKS_SECONDS = 2.5  # from an accusation to its execution, in which all workers tell where they are
 SETTLE_SECONDS = 60.0  # for workers that begin to come, when nobody trains
 PEERS_NEEDED = ("exchanging", "validating", "joining")  # phases in which a worker may be inside a collective
+_PEERS_ALONE = ("exchanging", "joining")  # those that last only as long as others let them
 _LOOK_SECONDS = 0.1  # between two looks at the processes of this machine
 _REMEMBERED = 1000  # workers that are not to come back
 
@@ -180,7 +181,8 @@ class _View(NamedTuple):
             return worker.beat.limit if self.left_at > -math.inf else worker.arrival.timeout_seconds
 
         return bool(self.inside) and not self.broken and all(
-            self.may_wait(worker) and self.waited(worker) > limit(worker) for worker in self.inside.values())
+            worker.alive and worker.beat.phase in _PEERS_ALONE and self.waited(worker) > limit(worker)
+            for worker in self.inside.values())
 
 
 class Roster:

@@ -460,6 +460,11 @@ def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> 
     assert desk.roster.formed("a") == Formed(2, 0, 3, ("a", 1), 0, False)
 
 
+def test_a_validation_that_takes_long_is_not_aborted() -> None:
+    desk = started()
+    assert drive(desk, "abc", phase="validating") == (3600.0, [])
+
+
 def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
     """Its own collective failed; theirs, a kernel, does not notice."""
     desk = started()
