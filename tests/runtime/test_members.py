@@ -47,9 +47,10 @@ def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alon
     for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
         members.end(own._replace(space=space, pid=process.pid))
     assert len(asked) == 2
-    assert process.poll() is None
-    process.kill()
-    process.wait()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
 
 
 def test_stacks_name_threads_and_functions() -> None:
