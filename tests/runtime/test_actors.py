@@ -31,7 +31,7 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return calm_run(tmp_path_factory.mktemp("calm"))
+    return calm_run(tmp_path_factory.mktemp("calm"), steps=100)
 
 
 def kill_actor(kind: str) -> float:
