@@ -47,15 +47,19 @@ class Pulse:
         self.recent.append(seconds)
 
     @property
+    def heartbeat_limit(self) -> float:
+        """Seconds without a heartbeat after which this worker is lost, whatever its phase."""
+        return self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
+
+    @property
     def limit(self) -> float:
         """Seconds that the present phase may last while others wait for this worker.
 
         A save may take as long as the saver lets it, whatever the steps take.
         """
-        usual = self.stall_seconds or max(LEAST_LIMIT, 10 * statistics.median(self.recent or [0.0]))
         if self.phase == "saving":
-            return WRITE_SECONDS + usual
-        return usual * (10 if self.phase in _SLOW or not self.recent else 1)
+            return WRITE_SECONDS + self.heartbeat_limit
+        return self.heartbeat_limit * (10 if self.phase in _SLOW or not self.recent else 1)
 
 
 class Generation(NamedTuple):

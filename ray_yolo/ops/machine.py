@@ -6,12 +6,14 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 SPINS = {"GOMP_SPINCOUNT": "1000"}
 """Set before torch is imported: how long arithmetic threads that wait for one another spin before they sleep. Where
 others run as well, libgomp's own 300,000 turns doubled the CPU seconds and the time of a step (two threads)."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
@@ -19,19 +21,23 @@ class Process(NamedTuple):
     """A process, wherever it runs."""
 
     node: str
-    space: str  # of process ids: containers with one network have one host name
+    space: str  # of process ids: its kernel's boot, and the namespace; machines and containers may share a host name
     pid: int
 
     @property
     def has_ended(self) -> bool:
         """Whether that can be seen from here, and is so."""
-        here = own_process()
-        return self[:2] == here[:2] and not Path(f"/proc/{self.pid}").exists()
+        return self.is_here and not Path(f"/proc/{self.pid}").exists()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its id means the same process to the one that asks."""
+        return self[:2] == own_process()[:2]
 
 
 def own_process() -> Process:
     """The process that asks."""
-    return Process(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid())
+    return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
 
 
 def cores() -> int:
@@ -45,6 +51,12 @@ def available_memory() -> int:
     fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
     left = [room for folder in _cgroups("memory") for room in _rooms(folder)]
     return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *left]))
+
+
+@cache
+def _pid_space(boot: Path) -> str:
+    """Of this process: the first namespace of any kernel has the same number."""
+    return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _cgroups(controller: str) -> Iterator[Path]:

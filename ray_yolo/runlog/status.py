@@ -63,13 +63,13 @@ def write_members(run_dir: Path, members: Sequence[Member]) -> None:
         return
 
 
-def read_members(run_dir: Path) -> tuple[Member, ...]:
-    """What was last known of the workers; nothing if that is long ago."""
+def read_members(run_dir: Path) -> tuple[Member, ...] | None:
+    """What was last known of the workers that live; None if that is long ago."""
     try:
         seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
     except (OSError, ValidationError):
-        return ()
-    return seen.members if time.time() - seen.time < _FRESH_SECONDS else ()
+        return None
+    return seen.members if time.time() - seen.time < _FRESH_SECONDS else None
 
 
 def describe_run(run_dir: Path) -> list[str]:
@@ -115,9 +115,11 @@ def _progress(events: Sequence[Event], now: float) -> str:
 def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
     """A row for each worker: as the driver saw it last, or at least where it runs."""
     members = read_members(run_dir)
-    if not members:
+    if members is None:
         begun = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
         return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(begun.items())]
+    if not members:
+        return ["no worker trains now"]
     width = max(len(member.node) for member in members)
     return [f"worker  {'node':<{width}}  process  phase       step  for",
             *(f"{each.worker:>6}  {each.node:<{width}}  {each.pid:>7}  {each.phase:<10} {each.step:>5}  "

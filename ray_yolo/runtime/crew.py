@@ -10,6 +10,7 @@ is known by what he says or does not.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -17,11 +18,14 @@ from typing import Any, Literal, NamedTuple
 
 from ray_yolo.events import Summary
 from ray_yolo.ops.machine import Process
+from ray_yolo.runtime.roster import SILENCE_SECONDS as ROSTER_SILENCE_SECONDS
 from ray_yolo.runtime.roster import Roster
 
 SILENCE_SECONDS = 10.0  # without a word: a worker is lost
 ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone
 IDLE_SECONDS = 3.0  # after which a worker for which no job waits helps with one that is under way
+_LOOK_SECONDS = 0.1  # between two looks at all workers, for heartbeats
+_REMEMBERED = 100  # jobs that are over, whose workers may still speak to their rosters
 ENDING_SECONDS = 15.0  # from a job's summary, in which its last workers send what they still have to say
 
 
@@ -83,16 +87,18 @@ class Crew:
 
     Args:
         clock: seconds.
+        restarted: there was such a list before, which is lost: its workers and members are heard of first.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
+        self._quiet_until = clock() + ROSTER_SILENCE_SECONDS if restarted else -math.inf
         self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
-        self._folders: dict[str, str] = {}  # of all jobs that there were
-        self._rosters: dict[str, Roster] = {}  # the same: their workers may speak to them after the end
+        self._folders: dict[str, str] = {}  # of these jobs and the newest that are over
+        self._rosters: dict[str, Roster] = {}  # the same
         self._workers: dict[str, _Worker] = {}
         self._draining: frozenset[str] = frozenset()  # nodes
-        self._progress = 0
+        self._progress, self._looked = 0, -math.inf
         self._closed: str | None = None
 
     def offer(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
@@ -104,10 +110,13 @@ class Crew:
             most: workers that it can have while others are idle.
         """
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock()), folder
+        self._looked = -math.inf
 
     def roster(self, job: str, wanted: int, method: str, *given: Any) -> Any:
         """What a method of a job's roster, of workers of whom so many begin together, returns."""
-        return getattr(self._rosters.setdefault(job, Roster(wanted, self._clock)), method)(*given)
+        if job not in self._rosters:
+            self._rosters[job] = Roster(wanted, self._clock, restarted=self._clock() < self._quiet_until)
+        return getattr(self._rosters[job], method)(*given)
 
     def news(self, job: str) -> News | str | None:
         """What has come of a job, for whoever has offered it; why there is no crew any more; None: it is not known.
@@ -128,6 +137,9 @@ class Crew:
     def withdraw(self, job: str) -> None:
         """Nobody waits for a job any more."""
         self._jobs.pop(job, None)
+        for old in [name for name in self._folders if name not in self._jobs][:-_REMEMBERED]:
+            del self._folders[old]
+            self._rosters.pop(old, None)
 
     def ask(self, uid: str, place: Place) -> Lease | Literal["over", "leave"] | None:
         """An idle worker asks for work; None: there is none yet; `leave`: there will be some elsewhere."""
@@ -139,13 +151,15 @@ class Crew:
         now = self._clock()
         worker = self._rest(uid, place)
         self._look()
+        if now < self._quiet_until:
+            return None
         job = self._needed() or (self._helped() if now - worker.since >= IDLE_SECONDS else None)
         if job is None:
             return None
         taken = {other.number for other in self._busy_at(job)}
         worker.number = next(number for number in range(len(taken) + 1) if number not in taken)
         worker.job = job
-        self._progress += 1
+        self._progress, self._looked = self._progress + 1, -math.inf
         return Lease(job, worker.number, self._jobs[job].config)
 
     def beat(self, uid: str, place: Place, lease: tuple[str, int], moved: bool) -> bool:
@@ -157,7 +171,8 @@ class Crew:
         worker = self._workers.setdefault(uid, _Worker(place, 0.0, 0.0))
         worker.heard, (worker.job, worker.number) = self._clock(), lease
         self._progress += moved
-        self._look()
+        if self._clock() - self._looked >= _LOOK_SECONDS:  # or each heartbeat would cost a pass over all workers
+            self._look()
         return self._leaves(worker)
 
     def ended(self, uid: str, place: Place, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
@@ -248,6 +263,7 @@ class Crew:
 
     def _look(self) -> None:
         """Who has gone; and where a job waits and nobody is idle, have a helper come back."""
+        self._looked = self._clock()
         for uid, worker in list(self._workers.items()):
             if worker.place.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
                 self._lose(uid)

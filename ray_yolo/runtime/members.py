@@ -25,7 +25,7 @@ from ray_yolo.events import Summary
 from ray_yolo.ops.machine import Process, own_process
 from ray_yolo.runlog.status import MEMBERS_FILE, Member, write_members
 from ray_yolo.runtime.cluster import LOCAL
-from ray_yolo.runtime.roster import Arrival, Beat, Formed, Reply, Roster, Seen, Stalled
+from ray_yolo.runtime.roster import PEERS_NEEDED, Arrival, Beat, Formed, Reply, Roster, Seen, Stalled
 from ray_yolo.structures import Progress
 
 _BEAT_SECONDS = 1.0
@@ -36,9 +36,15 @@ T = TypeVar("T")
 
 
 def start_here(kind: type[T], *arguments: Any) -> ActorHandle[T]:
-    """An actor on this node that costs no CPU of it, and is started again, empty, if its process dies."""
+    """An actor on this node that costs no CPU of it. If its process dies it is started again, empty and `restarted`."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(kind).options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+
+    def begin(self: Any, *given: Any) -> None:
+        restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        cast(Any, kind).__init__(self, *given, restarted=restarted)
+
+    actor = ray.remote(type(kind.__name__, (kind,), {"__init__": begin})).options(
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return cast("ActorHandle[T]", actor.remote(*arguments))
 
 
@@ -68,6 +74,7 @@ class RosterMembers:
         self._regroups = self._nobody_stays = False
         self._tell, self._device, self._alone = tell, device, alone
         self._groups = 0  # so far
+        self._present: tuple[Arrival, Formed] | None = None  # the generation, and what this worker asked for it with
         self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
         threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
 
@@ -84,14 +91,18 @@ class RosterMembers:
         host = own_address()
         store = offer_store(host)
         node = ray.get_runtime_context().get_node_id()
-        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node)
+        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node, self._timeout)
         answer(self._roster.arrive.remote(self._uid, arrival))
-        while (found := answer(self._roster.formed.remote(self._uid))) is None:
-            time.sleep(_ASK_SECONDS)
+        began = time.monotonic()
+        while (found := answer(self._roster.formed.remote(self._uid))) in (None, "unknown"):
+            if found:  # by a roster that was started again
+                answer(self._roster.arrive.remote(self._uid, arrival))
+            waited = time.monotonic() - began  # many may wait, and some for long
+            time.sleep(min(max(_ASK_SECONDS, waited / 10), _BEAT_SECONDS))
         self._regroups = False
         if not isinstance(found, Formed):
             return found if isinstance(found, Summary) else None
-        self._groups += 1
+        self._groups, self._present = self._groups + 1, (arrival, found)
         replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout,
                               self._device)
         return Generation(replicas, found.source, found.behind)
@@ -120,7 +131,7 @@ class RosterMembers:
 
     def _now(self) -> Beat:
         pulse = self._pulse
-        return Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit)
+        return Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit, pulse.heartbeat_limit)
 
     def _beat(self) -> None:
         accusations = None
@@ -128,14 +139,23 @@ class RosterMembers:
             with contextlib.suppress(ray.exceptions.RayError):
                 asked_in = self._groups
                 reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
-                self._regroups = reply.regroups and self._can_join()
+                is_over = reply.unknown and not self._introduces()
+                self._regroups = (is_over or reply.regroups) and self._can_join()
                 self._nobody_stays = reply.nobody_stays
                 if accusations not in (None, reply.accusations):
                     self._tell(stacks())
                 accusations = reply.accusations
-                waits = self._pulse.phase in ("exchanging", "validating", "joining")
-                if reply.in_vain and waits and asked_in == self._groups:  # else it was said of a group that is over
+                waits = self._pulse.phase in PEERS_NEEDED
+                if (reply.in_vain or is_over) and waits and asked_in == self._groups:  # else of a group that is over
                     cut_group()
+
+    def _introduces(self) -> bool:
+        """Tell a roster that does not know this worker of its generation. Returns whether that is the present one."""
+        if self._present is None or self._left.is_set():
+            return True
+        arrival, formed = self._present
+        arrival = arrival._replace(beat=self._now())
+        return cast(bool, answer(self._roster.introduce.remote(self._uid, arrival, formed)))
 
     def _can_join(self) -> bool:
         """Whether this worker has all that a group needs; one that began alone gets it now, while it trains on."""
@@ -179,18 +199,19 @@ def watched(roster: ActorHandle[Roster] | None, run_dir: Path, tell: Callable[[s
 
 def end(process: Process) -> None:
     """kill -9 a process on whatever node it runs; one that is frozen ends, too."""
-    if process[:2] == own_process()[:2]:
-        _kill(process.pid)
+    if process.is_here:
+        _kill(process)
         return
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerHostname"] == process.node]
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process.pid))
+        answer(ray.remote(num_cpus=0)(_kill).options(scheduling_strategy=there).remote(process))
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(process: Process) -> None:
+    if process.is_here:  # several nodes, whose ids mean other processes, may share a host name
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def stacks() -> str:

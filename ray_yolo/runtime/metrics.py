@@ -63,7 +63,7 @@ class RayMetrics(Projection):
         for worker, shard in self._shards.items():
             if start and worker < start.num_workers:
                 self._set(shard_numbers(shard), {"run": self._run, "worker": str(worker), "node": shard.node})
-        for member in read_members(self._run_dir):
+        for member in read_members(self._run_dir) or ():
             self._set({"yolo_worker_step": member.step, "yolo_worker_phase_seconds": member.seconds},
                       {"run": self._run, "worker": str(member.worker), "node": member.node})
 

@@ -143,6 +143,7 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
             if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
             judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
+            stop_workers(folder)  # one that was killed has not given back its workers' room, and the next one needs it
 
 
 def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path,

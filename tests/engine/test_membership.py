@@ -26,6 +26,7 @@ def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str,
         pulse.finished(number, seconds)
     pulse.enter(phase)
     assert pulse.limit == limit
+    assert pulse.heartbeat_limit == (asked or max([30.0, *(50.0 for _ in steps if steps[0] > 1)]))
     assert time.monotonic() - pulse.since < 60
 
 

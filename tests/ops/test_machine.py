@@ -20,6 +20,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_process_is_known_by_its_machine_and_its_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pid namespace has one number on all machines, and machines may share a name."""
+    own = machine.own_process()
+    assert (own.node, own.pid) == (os.uname().nodename, os.getpid())
+    assert own.space.split() == [machine.BOOT.read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    assert own.is_here
+    assert not own.has_ended
+    ended = own._replace(pid=2**22 + 1)  # there is no such number
+    assert ended.has_ended
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr(machine, "BOOT", tmp_path / "boot_id")
+    assert not own.is_here
+    assert not ended.has_ended  # as far as can be seen from there
+
+
 def write(folder: Path, **content: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in content.items():

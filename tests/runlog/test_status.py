@@ -45,6 +45,8 @@ def test_workers_are_told_as_the_driver_saw_them_last(held: Path, monkeypatch: p
         "worker  node   process  phase       step  for",
         "     0  n0          40  exchanging     7  12 s",
         "     1  node1       41  loading        7  12 s  (1 wait for it)"]
+    write_members(held, [])
+    assert describe_run(held)[2:] == ["no worker trains now"]  # those whose begin is in the log have ended
     later = time.time() + 11
     monkeypatch.setattr(status.time, "time", lambda: later)
     assert describe_run(held)[2:] == ["worker 0 on n0, process 40", "worker 1 on n1, process 41"]

@@ -216,3 +216,35 @@ def test_each_job_has_a_roster_of_its_own_which_outlives_it() -> None:
     desk.crew.withdraw("1")
     desk.crew.roster("1", 1, "end", ENDED)
     assert [desk.crew.roster(job, 1, "outcome") for job in "12"] == [ENDED, None]
+
+
+def test_a_crew_that_was_restarted_hears_of_its_workers_before_it_gives_work_away() -> None:
+    """Else an idle one would begin a job beside those who train it, and a job's roster another generation."""
+    desk = working()
+    desk.crew = Crew(lambda: desk.now, restarted=True)
+    desk.offer("1", "2", wanted=2)
+    assert desk.ask("e") == [None]
+    desk.crew.roster("1", 1, "arrive", "e", Arrival(4, ELSEWHERE, ("e", 1), None, JOINING))
+    assert desk.crew.roster("1", 1, "formed", "e") is None
+    desk.pass_by(4, "abcd", "12")
+    assert desk.ask("e") == [None]
+    desk.crew.roster("1", 1, "beat", "e", JOINING)
+    assert desk.crew.roster("1", 1, "formed", "e").num_workers == 1
+    desk.offer("3", wanted=1)
+    assert desk.ask("e") == [("3", 0)]
+    desk.crew.roster("3", 1, "arrive", "e", Arrival(0, ELSEWHERE, ("e", 1), None, JOINING))
+    assert desk.crew.roster("3", 1, "formed", "e").num_workers == 1  # a new job's waits for nobody
+
+
+def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
+    desk = Desk()
+    for number in range(1_000):
+        job = str(number)
+        desk.offer(job, wanted=1, most=1)
+        desk.ask("a")
+        desk.crew.roster(job, 1, "arrive", job, Arrival(0, ELSEWHERE, (job, 1), None, JOINING))
+        desk.end("a")
+        desk.crew.withdraw(job)
+        desk.crew.roster(job, 1, "end", ENDED)
+    assert desk.crew.roster("950", 1, "outcome") == ENDED  # its workers may still ask
+    assert all(len(value) <= 101 for value in vars(desk.crew).values() if hasattr(value, "__len__"))

@@ -28,6 +28,31 @@ def test_a_process_that_is_frozen_can_be_ended() -> None:
     members.end(own_process()._replace(pid=process.pid))  # one that has ended already
 
 
+def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node is asked, and every node of that name; the process ids of those mean others."""
+    process, own = subprocess.Popen(["sleep", "60"]), own_process()
+    node = {"NodeID": "ab" * 28, "Alive": True, "NodeManagerHostname": own.node}
+    asked: list[Any] = []
+
+    def run(*given: Any) -> None:
+        asked.append(given)
+        members._kill(*given)
+
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=run))
+    monkeypatch.setattr(members.ray, "nodes", lambda: [node, {**node, "Alive": False}])
+    monkeypatch.setattr(members.ray, "remote", lambda **_: lambda function: task)
+    monkeypatch.setattr(members, "answer", lambda found: found)
+    boot, namespace = own.space.split()
+    for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
+        members.end(own._replace(space=space, pid=process.pid))
+    assert len(asked) == 2
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+
+
 def test_stacks_name_threads_and_functions() -> None:
     text = members.stacks()
     assert "MainThread:" in text
@@ -46,7 +71,7 @@ class Beside:
         monkeypatch.setattr(members.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         formed = Formed(1, 0, 1, ("", 0), None, False)
         calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: formed,
-                 "beat": self.beat, "leave": lambda uid: None}
+                 "beat": self.beat, "leave": lambda uid: None, "introduce": lambda *_: False}
         roster: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Roster, name) for name in calls)
         self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
@@ -108,3 +133,41 @@ def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPa
     time.sleep(0.2)
     beside.members.close()
     assert cuts == ([] if regroups else [0])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_worker_that_a_roster_does_not_know_introduces_itself(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """If the others have gone on without it, its group is cut, and it asks for another one."""
+    beside, cuts, introduced = Beside(monkeypatch, alone=True), [], list[Any]()
+    beside.ready.set()
+    monkeypatch.setattr(members, "cut_group", lambda: cuts.append(len(cuts)))
+
+    def introduce(uid: str, arrival: Any, formed: Formed) -> bool:
+        introduced.append((uid, arrival.worker, arrival.beat.phase, formed.number))
+        return known
+
+    monkeypatch.setattr(beside.members._roster.introduce, "remote", introduce)
+    monkeypatch.setattr(beside.members._roster.beat, "remote",
+                        lambda *_: Reply(False, 0, False, nobody_stays=False, unknown=True))
+    beside.members._pulse.enter("exchanging")
+    time.sleep(0.1)
+    assert not introduced  # it has none to tell of
+    beside.members.join(None)
+    deadline = time.monotonic() + 60
+    while len(introduced) < 3 or not (known or beside.members.regroups()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.members.close()
+    assert set(introduced) == {("uid", 0, "exchanging", 1)}
+    assert bool(cuts) is not known
+    assert beside.members.regroups() is not known
+
+
+def test_a_worker_that_waits_at_a_roster_that_was_started_again_arrives_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=True)
+    answers = iter([None, "unknown", None, Formed(1, 0, 1, ("", 0), None, False)])
+    monkeypatch.setattr(beside.members._roster.formed, "remote", lambda uid: next(answers))
+    assert isinstance(beside.members.join(None), Generation)
+    assert beside.happened.count("arrived") == 2
+    beside.ready.set()
+    beside.members.close()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from ray.train.torch import TorchConfig
 
@@ -105,6 +106,24 @@ def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monk
     roster.ended = ENDED
     asked.after_exception(None, {1: FULL})
     assert len(decided) == 4
+
+
+def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    stopped, outcomes = [], iter([ray.exceptions.ActorDiedError(), "done"])
+
+    def in_order(*_: Any) -> str:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert stopped == [tmp_path]
+        return outcome
+
+    for name, instead in (("in_order", in_order), ("stop_workers", stopped.append),
+                          ("build_trainer", lambda *_, **__: None)):
+        monkeypatch.setattr(ray_train, name, instead)
+    assert ray_train.run_workers(print, {}, Placement(num_workers=2), 0.0, tmp_path, "training") == "done"
 
 
 class Trainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -112,17 +113,37 @@ def test_survivors_go_on_at_once_without_one_who_has_said_that_he_leaves() -> No
 
 
 def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    here, desk = own_process(), Desk(2)
-    assert here == (os.uname().nodename, os.readlink("/proc/self/ns/pid"), os.getpid())
-    for uid, pid in (("a", here.pid), ("b", here.pid)):
-        desk.roster.arrive(uid, Arrival(0, here._replace(pid=pid), (uid, 1), None, JOINING))
-    assert set(desk.members("ab")) == {0, 1}
-    desk.roster._members["b"] = desk.roster._members["b"]._replace(process=here._replace(pid=ended.pid))
-    desk.roster.arrive("a", Arrival(0, here, ("a", 1), Progress(0, 4, 1), JOINING))
+    desk = with_one_that_has_ended()
+    desk.roster.arrive("a", Arrival(0, own_process(), ("a", 1), Progress(0, 4, 1), JOINING))
     assert desk.members("a") == [0]
     assert desk.roster.formed("a").num_workers == 1
+
+
+def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
+    """It is neither said to hold up the others, nor ended, nor shown; they hear that they wait for it in vain."""
+    desk = with_one_that_has_ended()
+    exchanging = Beat("exchanging", 0, 1.0, 30.0)
+    said = []
+    for _ in range(60):
+        desk.now += 1.0
+        assert desk.roster.beat("a", exchanging).in_vain
+        said += [desk.roster.held_up(), desk.roster.stalled()]
+        assert [each.worker for each in desk.roster.seen()] == [0]
+    assert set(said) == {None}
+
+
+def with_one_that_has_ended() -> Desk:
+    """Two workers of this machine, b of which has ended since, in a phase that others wait for."""
+    process, desk = subprocess.Popen(["sleep", "60"]), Desk(2)
+    for number, pid in enumerate((os.getpid(), process.pid)):
+        arrival = Arrival(number, own_process()._replace(pid=pid), ("ab"[number], 1), None, JOINING)
+        desk.roster.arrive("ab"[number], arrival)
+    assert desk.members("ab") == [0, 1]
+    desk.beat("b", Beat("loading", 0, 1.0, 30.0))
+    process.kill()
+    process.wait()
+    desk.now += 0.2
+    return desk
 
 
 def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None:
@@ -413,3 +434,227 @@ def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Calla
     desk.arrive("ab", 3)
     assert desk.members("ab") == [0, 1]
     assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
+
+
+def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchanging") -> tuple[float, list[str]]:
+    """An hour passes, or less, in which workers sit in a collective until they are told to abort it.
+
+    Returns:
+        When none of them was in it any more; and what the driver said.
+    """
+    began, stuck, said = desk.now, set(inside), list[str]()
+    outside = [name for name in "abc" if desk.roster.formed(name) is None]
+    while stuck and desk.now - began < 3600:
+        desk.now += 1.0
+        said += filter(None, [desk.roster.held_up()])
+        if found := desk.roster.stalled():
+            said.append(found.text)
+            stuck -= {"abc"[int(found.text.split()[1])]}
+        desk.beat("".join(outside), JOINING)
+        for name in sorted(stuck):
+            if desk.roster.beat(name, Beat(phase, 3, desk.now - began, 30.0)).in_vain and aborts:
+                desk.arrive(name, 3)
+                stuck.remove(name)
+                outside.append(name)
+    return desk.now - began, said
+
+
+def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> None:
+    """A fabric that fails while all hosts live."""
+    desk = started()
+    seconds, said = drive(desk, "abc")
+    assert 600 < seconds <= 602
+    assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): what they "
+                    "exchange is aborted, and they form a new group"]
+    assert desk.roster.formed("a") == Formed(2, 0, 3, ("a", 1), 0, False)
+
+
+def test_a_validation_that_takes_long_is_not_aborted() -> None:
+    desk = started()
+    assert drive(desk, "abc", phase="validating") == (3600.0, [])
+
+
+def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
+    """Its own collective failed; theirs, a kernel, does not notice."""
+    desk = started()
+    desk.pass_by(3, "abc")
+    desk.arrive("a", 3)
+    seconds, said = drive(desk, "bc")
+    assert 30 < seconds <= 32
+    assert said == ["2 of 3 workers have waited for worker 0 on node7 (process 42), which left, for 31 s (exchanging, "
+                    "after step 3): what they exchange is aborted, and they form a new group"]
+    assert desk.roster.formed("c") == Formed(2, 2, 3, ("a", 1), 0, False)
+
+
+def test_those_who_cannot_abort_when_a_peer_has_died_are_ended() -> None:
+    """While the communicator is made there is nothing yet to abort."""
+    desk = started()
+    desk.pass_by(1, "abc")
+    desk.roster.lose([2])
+    seconds, said = drive(desk, "ab", aborts=False)
+    assert seconds < 70
+    assert [text.partition(" on ")[0] for text in said[-2:]] == ["worker 0", "worker 1"]
+    desk.arrive("d", None)
+    assert desk.members("d") == [0]
+
+
+def test_a_peer_that_freezes_while_the_communicator_is_made_is_lost() -> None:
+    desk = started()
+    seconds, said = drive(desk, "ab", phase="joining")
+    assert seconds < 36
+    assert said[-1] == "worker 2 on node7 (process 42) has not moved for 34 s (joining, after step 0)"
+    assert desk.members("ab") == [0, 1]
+
+
+@pytest.mark.parametrize("phase", ["starting", "joining", "validating", "saving", "exchanging", "loading"])
+def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -> None:
+    """As with `--stall-seconds 8`; the others, who are in the same phase, may wait for it."""
+    desk = started()
+    beat = Beat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
+    desk.beat("abc", beat)
+    told: list[str | None] = []
+    for _ in range(12):
+        desk.pass_by(1, "ac", Beat("joining", 0, 1.0, 80.0, heartbeat_limit=8.0))
+        told += [desk.roster.held_up(), *(found.text for found in [desk.roster.stalled()] if found)]
+    waited, ended = filter(None, told)
+    assert waited == ("nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), "
+                      "without a heartbeat for 8 s after step 0")
+    assert ended == f"worker 1 on node7 (process 42) has not moved for 12 s ({phase}, after step 0)"
+    assert desk.roster.beat("a", beat).in_vain
+
+
+def test_one_who_is_silent_is_shown_as_that() -> None:
+    desk = started()
+    desk.beat("b", Beat("loading", 3, 9.0, 30.0))
+    desk.pass_by(5, "ac")
+    assert [(each.phase, each.seconds, each.waits) for each in desk.roster.seen()] == [
+        ("exchanging", 1.0, True), ("silent", 5.0, False), ("exchanging", 1.0, True)]
+
+
+def restarted(desk: Desk) -> dict[str, Formed]:
+    """Have the roster's process die. Returns what its members had been told."""
+    formed = {name: found for name in "abc" if isinstance(found := desk.roster.formed(name), Formed)}
+    desk.roster = Roster(3, lambda: desk.now, restarted=True)
+    return formed
+
+
+def introduce(desk: Desk, name: str, formed: Formed) -> bool:
+    assert desk.roster.beat(name, EXCHANGING).unknown
+    arrival = Arrival("abc".index(name), ELSEWHERE, (name, 1), None, EXCHANGING)
+    return desk.roster.introduce(name, arrival, formed)
+
+
+def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_newcomer_begins_anew() -> None:
+    desk = started()
+    desk.arrive("abc", 4)
+    formed = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}
+    desk.arrive("def", None)
+    assert desk.members("def") == [None] * 3
+    desk.pass_by(1, "def", JOINING)
+    assert [introduce(desk, name, formed[name]) for name in "abc"] == [True] * 3
+    desk.pass_by(5, "abcdef")
+    assert desk.members("def") == [None] * 3  # as ever: between two steps
+    assert desk.beat("abc") == [True] * 3
+    desk.arrive("abc", 6)
+    assert desk.roster.formed("d") == Formed(3, 3, 6, ("a", 1), 0, True)
+
+
+def test_those_who_waited_at_a_roster_that_was_restarted_arrive_again() -> None:
+    desk = started()
+    desk.arrive("ab", 4)
+    restarted(desk)
+    assert [desk.roster.formed(name) for name in "ab"] == ["unknown", "unknown"]
+    desk.arrive("ab", 4)
+    desk.pass_by(2, "ab")
+    arrival = Arrival(2, ELSEWHERE, ("c", 1), None, EXCHANGING)
+    assert desk.roster.introduce("c", arrival, Formed(1, 2, 3, ("a", 1), None, False))
+    desk.pass_by(2, "abc")
+    assert desk.members("abc") == [None, None, 2]
+    desk.arrive("c", 4)
+    assert desk.members("abc") == [0, 1, 2]
+
+
+def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
+    """Its members could not be heard in time: the newcomers' steps are given up, and all go on together."""
+    desk = started()
+    desk.arrive("abc", 8)
+    desk.members("abc")
+    formed = restarted(desk)
+    desk.pass_by(4)
+    desk.arrive("def", None)
+    assert desk.members("def") == [0, 1, 2]
+    beside = desk.roster.formed("d")
+    assert isinstance(beside, Formed)
+    assert [introduce(desk, name, formed[name]) for name in "abc"] == [True] * 3
+    assert not desk.roster.introduce("d", Arrival(3, ELSEWHERE, ("d", 1), None, EXCHANGING), beside)
+    desk.arrive("def", 2)
+    assert desk.beat("abc") == [True] * 3
+    desk.arrive("abc", 9)
+    assert desk.roster.formed("d") == Formed(3, 3, 6, ("a", 1), 0, True)
+
+
+def test_who_is_of_a_generation_that_is_over_is_told_so() -> None:
+    desk = started()
+    formed = desk.roster.formed("b")
+    assert isinstance(formed, Formed)
+    desk.arrive("ac", 5)
+    desk.pass_by(4, "ac")
+    assert desk.members("ac") == [0, 1]
+    assert not introduce(desk, "b", formed)
+    assert desk.roster.seen()[-1].worker == 2
+    desk.roster.lose([0])
+    reply = desk.roster.beat("a", EXCHANGING)
+    assert (reply.in_vain, reply.unknown) == (True, False)  # has been given up
+
+
+def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> None:
+    desk, sizes = Desk(1), []
+    for number in range(10_000):
+        uid, kind = f"worker-{number}", number % 5
+        desk.roster.arrive(uid, Arrival(number % 7, ELSEWHERE, (uid, 1), None, JOINING))
+        desk.roster.formed(uid)
+        desk.roster.beat(uid, EXCHANGING)
+        desk.roster.part(uid if kind == 0 else f"never-{number}")
+        if kind in (1, 2):
+            desk.roster.leave(uid)
+        elif kind == 3:
+            desk.roster.lose([number % 7])
+        desk.now += 0.5
+        desk.roster.held_up()
+        desk.roster.stalled()
+        if number in (4_999, 9_999):
+            sizes.append(sum(len(value) for value in vars(desk.roster).values() if hasattr(value, "__len__")))
+    assert sizes[0] == pytest.approx(sizes[1], abs=50)
+
+
+def seconds_of_a_generation(num_workers: int) -> float:
+    """CPU seconds for each of so many workers, who form a group, beat for some seconds, and regroup without one."""
+    now, roster = 0.0, Roster(num_workers, lambda: now)
+    names, began = [f"worker-{number}" for number in range(num_workers)], time.process_time()
+    for generation in range(2):
+        for number, name in enumerate(names):
+            progress = Progress(0, 4, generation) if generation else None
+            roster.arrive(name, Arrival(number, ELSEWHERE, (name, 1), progress, JOINING))
+            roster.formed(name)
+        for name in names:
+            found = roster.formed(name)
+            assert isinstance(found, Formed)
+            assert found.num_workers == len(names)
+        for _ in range(5):
+            now += 1.0
+            for name in names:
+                roster.beat(name, EXCHANGING)
+            assert (roster.held_up(), roster.stalled(), roster.present()) == (None, None, len(names))
+            assert len(roster.seen()) == len(names)
+        roster.part(names[1])
+        roster.lose([num_workers // 2])
+        del names[num_workers // 2]
+        roster.leave(names.pop(1))
+    return (time.process_time() - began) / num_workers
+
+
+def test_a_heartbeat_costs_no_more_among_ten_thousand_workers() -> None:
+    """Ten times as much if each looked at all workers."""
+    few, many = (min(seconds_of_a_generation(number) for _ in range(repeats))
+                 for number, repeats in ((1_000, 3), (10_000, 1)))
+    assert many < 4 * few

@@ -1,0 +1,80 @@
+"""The actors beside a training, each killed in the middle of it: `python -m pytest -m faults`.
+
+The roster alone, on a clock: test_roster.py; the crew alone: test_crew.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from ray_yolo.events import StartEvent
+from ray_yolo.runtime import worker
+from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
+
+pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes() -> Iterator[Cluster]:
+    with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "train_in_place", breakable_worker)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return calm_run(tmp_path_factory.mktemp("calm"), steps=100)
+
+
+def kill_actor(kind: str) -> float:
+    """kill -9 the newest actor of a class that this process has started. Returns when."""
+    found = [process for process in psutil.Process().children(recursive=True)
+             if "".join(process.cmdline()).startswith(f"ray::{kind}")]
+    max(found, key=psutil.Process.create_time).kill()
+    return time.time()
+
+
+@pytest.mark.parametrize("kind", ["Recorder", "Roster"])
+def test_one_that_is_killed_is_started_again_and_no_step_is_lost(calm: Path, tmp_path: Path, kind: str) -> None:
+    """Its members train on; a worker that is killed at the same time is replaced, and joins them."""
+    training = Training(tmp_path, "1-2")
+    training.wait_for_workers(2)
+    fault = kill_actor(kind)
+    training.hit(1)
+    training.wait(lambda events: len(training.told(StartEvent)) > 2)
+    training.wait_for_workers(2)
+    training.stop()
+    assert all(start.regrouped for start in training.told(StartEvent) if start.time > fault)
+    assert training.cost(fault).lost == 0
+    check(training, calm)
+    assert left_over() == ""
+
+
+def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(calm: Path, tmp_path: Path) -> None:
+    """It takes its workers along."""
+    training = Training(tmp_path, 2)
+    training.wait_for_workers(2)
+    fault = kill_actor("TrainController")
+    training.wait(lambda events: training.told(StartEvent)[-1].time > fault)
+    training.wait_for_workers(2)
+    training.stop()
+    check(training, calm)
+
+
+def test_the_crew_is_killed_and_its_trials_go_on(tmp_path: Path) -> None:
+    trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
+    calm = crew_sweep(tmp_path / "calm", trials=3)
+    with ThreadPoolExecutor(1) as pool:
+        churned = pool.submit(crew_sweep, tmp_path / "churned", trials=3)
+        wait_for_crew(trials, lambda present: present == 2)
+        kill_actor("Crew")
+        assert_equal_rows(churned.result(), calm)
+    assert left_over() == ""
