@@ -30,6 +30,7 @@ from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.owed import read_run_file
 from ray_yolo.runlog.spool import address_of
+from ray_yolo.runlog.tensorboard import is_installed
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
@@ -263,7 +264,8 @@ def _places(run_dir: Path) -> list[str]:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
-    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}" if is_installed() else
+                 "tensorboard  no files: pip install tensorboard")
     about = read_run_file(run_dir)
     if about is None:
         return lines

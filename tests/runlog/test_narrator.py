@@ -196,6 +196,10 @@ class TestClosingMessage:
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
             "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics)"]
 
+    def test_without_tensorboard_it_names_what_to_install(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("ray_yolo.runlog.tensorboard.find_spec", lambda name: None)
+        assert self.message(tmp_path, run_log.end(30))[-1] == "tensorboard  no files: pip install tensorboard"
+
     def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
         folder = tmp_path / "Ann's runs"
         folder.mkdir()
