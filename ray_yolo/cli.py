@@ -117,15 +117,20 @@ def train(argv: Sequence[str] | None = None) -> int:
     parsed = parse_train(argv)
     from ray_yolo.runtime import trainer
 
-    return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
-                _train_note)
+    return _act(parsed, trainer.fit, trainer.foresee, _train_note)
 
 
 def _train_note(config: RunConfig) -> str:
+    if config.placement.num_workers == "auto":
+        return "# the cluster decides the number of workers, and with it the batch size"
     from ray_yolo.runlog import narrator
+
+    settings = f"# {narrator.settings_line(config.recipe)}\n# "
+    if config.placement.num_workers == 0:
+        return f"{settings}in this process, without Ray"
     from ray_yolo.runtime import ray_train
 
-    return f"# {narrator.settings_line(config.recipe)}\n# {ray_train.scaling_config(config.placement)}"
+    return f"{settings}{ray_train.scaling_config(config.placement)}"
 
 
 def tune(argv: Sequence[str] | None = None) -> int:

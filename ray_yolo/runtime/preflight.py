@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +25,7 @@ import torch
 from ray_yolo import __version__
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.resources import workers_here, workers_on
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.index import drawn, label_sizes, only_classes, read_index, require_boxes
@@ -127,14 +129,54 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     return decided(images_per_worker=min(cluster.ask_every_worker(_room_here, question, placement, gpus)))
 
 
+def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
+    """The configuration with a number of workers, and why where that was open; a cluster that was asked for decides.
+
+    A run goes on with the number of its first start. No more are chosen than a step of the recipe has parts.
+    """
+    placement = config.placement
+    if placement.num_workers != "auto":
+        return config, ""
+    number: int | tuple[int, int]
+    if run and run.training.num_workers is not None:
+        number, why = run.training.num_workers, "as at the first start"
+    else:
+        if cluster_asked_for(placement):
+            from ray_yolo.runtime import cluster  # here: Ray takes seconds
+
+            gpus = cluster.connect(placement)
+            number, why = workers_on(cluster.free_nodes(placement), gpus, placement.cpus)
+        else:
+            number, why = workers_here(torch.cuda.device_count(), placement.gpus_per_worker)
+        recipe = run.training.recipe if run else config.recipe
+        number = next((few for few in range(number, 1, -1) if _can_share(recipe, few, len(train))), min(number, 1))
+    given = placement.model_copy(update={"num_workers": number})
+    return config.model_copy(update={"placement": given}), f"--num-workers auto: {number}, {why}"
+
+
+def cluster_asked_for(placement: Placement) -> bool:
+    """Whether there is a cluster to train on: by flag, by environment (as in a job), or by connection."""
+    ray = sys.modules.get("ray")
+    return bool(placement.address or os.environ.get("RAY_ADDRESS") or (ray and ray.is_initialized()))
+
+
+def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
+    try:
+        resolve(recipe, num_workers, gpu=False, num_images=num_images)
+    except ConfigError:
+        return False
+    return True
+
+
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
-    `gpus` of each worker are None where that is not known yet.
+    `gpus` of each worker are None where that is not known yet. With `auto` workers the batch stays open, too.
     """
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
-    left_open = [*(("batch_size", "microbatch") if measured else ()), *(("precision",) if gpus is None else ())]
+    undecided = measured or placement.num_workers == "auto"
+    left_open = [*(("batch_size", "microbatch") if undecided else ()), *(("precision",) if gpus is None else ())]
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
@@ -166,7 +208,8 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     return RunRecord(
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
-        command=redact(shlex.join(command)), provenance=provenance())
+        command=redact(shlex.join(command)), provenance=provenance(),
+        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
 def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:

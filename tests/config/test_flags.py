@@ -211,7 +211,8 @@ REFUSED = {
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
-    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",
+    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
+                          "or auto",
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
