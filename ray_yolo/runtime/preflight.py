@@ -28,7 +28,14 @@ from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, re
 from ray_yolo.config.resources import workers_here, workers_on
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import drawn, label_sizes, only_classes, read_index, require_boxes
+from ray_yolo.data.index import (
+    drawn,
+    label_sizes,
+    only_classes,
+    read_index,
+    refuse_count_from_one,
+    require_boxes,
+)
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, local_device
 from ray_yolo.engine.foreign_weights import read_weights
@@ -68,6 +75,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
+    refuse_count_from_one(train, description)
     if recipe.classes is not None:
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)

@@ -30,31 +30,33 @@ TRAIN_FLAGS = frozenset([
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
-    "--help",
+    "--version", "--help",
 ])
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--iou", "--max-det",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
     "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
-    "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
 PREDICT_FLAGS = frozenset([
-    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
+    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf", "--conf-thres", "--iou",
+    "--iou-thres",
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
     "--save-json", "--save-csv", "--save-crop", "--square", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
-    "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
 EXPORT_FLAGS = frozenset([
     "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
-    "--nms", "--opset", "--confidence", "--conf-thres", "--iou", "--iou-thres", "--max-detections", "--max-det",
+    "--nms", "--opset", "--confidence", "--conf", "--conf-thres", "--iou", "--iou-thres", "--max-detections",
+    "--max-det",
     "--agnostic-nms", "--data", "--half", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
-    "--help",
+    "--version", "--help",
 ])
 
 COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT]
@@ -250,7 +252,8 @@ def test_validation_needs_weights() -> None:
 
 
 WORDS = st.sampled_from([
-    *sorted(TRAIN_FLAGS - {"--help"}), "-", "--", "-x", "", "0", "-1", "1e-3", "nan", "9" * 400, "ten", "yes", "null",
+    *sorted(TRAIN_FLAGS - {"--help", "--version"}),
+    "-", "--", "-x", "", "0", "-1", "1e-3", "nan", "9" * 400, "ten", "yes", "null",
     "auto", "2-4", "²-3", "640", "10", "cpu", "lr0=0.1", "epochs=3", "optimizer=SGD", "=", "a\0b", "\udc80", "%s",
 ]) | st.text(st.characters(exclude_characters="h"), max_size=6)
 

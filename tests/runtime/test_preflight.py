@@ -13,12 +13,31 @@ import torch
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.errors import CheckpointError, ConfigError
+from ray_yolo.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.families import build_model
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.preflight import check_early, check_model, decide, first_record, read_dataset
 from ray_yolo.runtime.trainer import fit
-from tests.support.jobs import make_config
+from tests.support.jobs import make_config, make_dataset
+
+
+@pytest.mark.parametrize(("shift", "names", "refused"), [
+    (1, "[dark, bright]", True),  # 1 and 2 of 2
+    (1, "[dark, bright, third]", False),  # 1 and 2 of 3: 0 has no label
+    (0, "[dark]", False),  # 0 and 1 of 1: a name is missing, which the findings say
+])
+def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int, names: str, refused: bool) -> None:
+    data = make_dataset(tmp_path, 8)
+    for file in tmp_path.glob("labels/*/*.txt"):
+        rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+        file.write_text("\n".join(f"{int(kind) + shift} {box}" for kind, box in rows))
+    data.write_text(f"train: images/train\nval: images/val\nnames: {names}\n")
+    recipe = Recipe(data=str(data))
+    if not refused:
+        read_dataset(recipe)
+        return
+    with pytest.raises(DatasetError, match=r"look counted from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
+        read_dataset(recipe)
 
 
 def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
