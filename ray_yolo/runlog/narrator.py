@@ -219,7 +219,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
 def settings_line(recipe: Recipe) -> str:
     """What decides a step, in one line; settings that are still open say what decides them."""
     rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
-    precision = f"precision {recipe.precision}{' (bf16 on GPU, fp32 on CPU)' if recipe.precision == 'auto' else ''}"
+    precision = f"precision {recipe.precision}" + " (bf16 where it is fast, else fp32)" * (recipe.precision == "auto")
     if recipe.microbatch is None:
         return f"batch as large as the GPUs' memory holds, {precision}, {rate}"
     batch, micro = resolved_batch(recipe)

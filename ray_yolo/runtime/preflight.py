@@ -45,6 +45,7 @@ from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
+from ray_yolo.ops.machine import multiplies_bf16
 from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks
 from ray_yolo.runlog.folders import storage_probe
@@ -125,7 +126,8 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     """
     if asked.weights:  # workers have working folders of their own
         asked = asked.model_copy(update={"weights": anywhere(asked.weights)})
-    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, num_images=len(train))
+    bf16 = asked.precision == "auto" and not gpus and _all_multiply_bf16(placement)
+    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
@@ -176,15 +178,34 @@ def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
     return True
 
 
+def _all_multiply_bf16(placement: Placement) -> bool:
+    """Whether the processors of this machine and of all nodes do."""
+    if placement.num_workers == 0 or not multiplies_bf16():
+        return multiplies_bf16()
+    from ray_yolo.runtime import nodes
+
+    return nodes.all_multiply_bf16()
+
+
+def slower_precision(run: Run, gpus: float) -> str:
+    """What to say of a run whose precision this machine's processor does not multiply; '': nothing."""
+    if run.training.recipe.precision != "bf16" or gpus or multiplies_bf16():
+        return ""
+    return (f"{run.folder} trains in bf16, which this processor does not multiply: its steps are slower and round "
+            "differently; a new run (--name, --precision fp32) has fp32")
+
+
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
     `gpus` of each worker are None where that is not known yet. With `auto` workers the batch stays open, too.
     """
-    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16(), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
     undecided = measured or placement.num_workers == "auto"
-    left_open = [*(("batch_size", "microbatch") if undecided else ()), *(("precision",) if gpus is None else ())]
+    other_processors = not gpus and placement.num_workers != 0 and multiplies_bf16() and cluster_asked_for(placement)
+    left_open = [*(("batch_size", "microbatch") if undecided else ()),
+                 *(("precision",) if gpus is None or other_processors else ())]
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 

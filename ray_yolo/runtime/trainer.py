@@ -39,6 +39,7 @@ from ray_yolo.runtime.preflight import (
     foreseen,
     job_of,
     read_dataset,
+    slower_precision,
     with_workers,
 )
 from ray_yolo.runtime.stopping import signals_ask
@@ -84,6 +85,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         config, why = with_workers(config, run, train)
         placement, local = config.placement, config.placement.num_workers == 0
         gpus = _join(placement, run, crew, train, val)
+        if run and (slower := slower_precision(run, gpus)):
+            _complain(f"warning: {slower}")
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         resources = _share_out(placement, gpus, job)

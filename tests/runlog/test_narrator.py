@@ -31,8 +31,8 @@ class TestEpochLines:
         assert settings_line(Recipe(batch_size=-1, precision="bf16")) == (
             "batch as large as the GPUs' memory holds, precision bf16, learning rate 0.01 (SGD)")
         assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
-            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 on GPU, fp32 on CPU), "
-            "learning rate 0.01 (SGD)")
+            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 where it is fast, else "
+            "fp32), learning rate 0.01 (SGD)")
 
     def test_an_epoch_is_one_line(self):
         (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)

@@ -445,8 +445,11 @@ def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest
         assert all(Path(path).is_file() for path in mine.paths)
 
 
-def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:
-    record = json.loads((calm.run_dir / "run.json").read_text())
+def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
+    result = fit(make_config(tmp_path, 0, epochs=1, precision="auto"), quiet=True)
+    record = json.loads((result.run_dir / "run.json").read_text())
     assert record["asked"]["precision"] == "auto"
     assert record["recipe"]["precision"] == "fp32"
     assert record["architecture"]["nc"] == 2
