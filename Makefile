@@ -7,19 +7,24 @@ UV ?= uv
 
 .PHONY: demo test floor-test gpu-test cluster-test check docs bench bench-env clean
 
-# pip would compile with one core; some packages have files that are not meant for this Python
-INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt -e
-COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+unexport PYTHONDONTWRITEBYTECODE  # each process would compile what it imports
+
+# uv installs from pip's index, side by side; where it cannot be had, pip does the same. Compiling all of it takes longer.
+define install
+INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}"; \
+UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$$INDEX}" $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt \
+    -e '$(1)' || $(BIN)/pip install --quiet --no-compile -c constraints.txt -e '$(1)'
+endef
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
-	$(COMPILE)
+	-$(BIN)/pip install --quiet uv
+	$(call install,.)
+	$(BIN)/python -c "import ray_yolo.runtime.trainer, ray.train.torch, ray.tune, mlflow, matplotlib.pyplot"  # compiles them
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(INSTALL) .[dev]
-	$(COMPILE)
+	$(call install,.[dev])
 	touch $@
 
 demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on CPU

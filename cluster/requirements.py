@@ -4,8 +4,8 @@ import json
 import sys
 
 HEAD = """# What the image is made of (Linux, x86_64, Python 3.11), each file by version and content. From constraints:
-#   pip install --dry-run --ignore-installed --only-binary :all: -c constraints.txt --quiet --report - setuptools . \\
-#       | python cluster/requirements.py > cluster/requirements.txt"""
+#   pip install --dry-run --ignore-installed --only-binary :all: -c constraints.txt --quiet --report - \\
+#       setuptools .[tensorboard] | python cluster/requirements.py > cluster/requirements.txt"""
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+import ray_yolo
+from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
 from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import Command, Parsed, parse
-from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.sources import describe
 from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.exits import run
@@ -97,6 +98,13 @@ EXPORT = Command(
     },
 )
 
+SERVE = Command(
+    prog="python -m ray_yolo.serve",
+    description="Detect behind HTTP, by Ray Serve: POST a picture to http://127.0.0.1:8000/predict.",
+    model=ServeConfig,
+    paths=tuple(config_fields(ServeConfig)),
+)
+
 TUNE = Command(
     prog="python -m ray_yolo.tune",
     description="Search the recipe. Every trial is a training with its own workers, many at once; run the same command "
@@ -110,6 +118,7 @@ TUNE = Command(
 
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
+parse_serve = partial(parse, SERVE)
 
 
 def train(argv: Sequence[str] | None = None) -> int:
@@ -117,15 +126,20 @@ def train(argv: Sequence[str] | None = None) -> int:
     parsed = parse_train(argv)
     from ray_yolo.runtime import trainer
 
-    return _act(parsed, trainer.fit, lambda config: config.model_copy(update={"recipe": trainer.foresee(config)}),
-                _train_note)
+    return _act(parsed, trainer.fit, trainer.foresee, _train_note)
 
 
 def _train_note(config: RunConfig) -> str:
+    if config.placement.num_workers == "auto":
+        return "# the cluster decides the number of workers, and with it the batch size"
     from ray_yolo.runlog import narrator
+
+    settings = f"# {narrator.settings_line(config.recipe)}\n# "
+    if config.placement.num_workers == 0:
+        return f"{settings}in this process, without Ray"
     from ray_yolo.runtime.places import workers_line
 
-    return f"# {narrator.settings_line(config.recipe)}\n# {workers_line(config.placement)}"
+    return f"{settings}{workers_line(config.placement)}"
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
@@ -159,6 +173,32 @@ def export(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.engine.export import check, export
 
     return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
+
+
+def serve(argv: Sequence[str] | None = None) -> int:
+    """Detect behind HTTP, at http://127.0.0.1:8000/predict."""
+    parsed = parse_serve(argv)
+    if not (is_address(parsed.config.weights) or os.path.isfile(parsed.config.weights)):
+        raise InputError(f"weights: {parsed.config.weights}: no such weights file")
+    try:
+        from ray_yolo.runtime import serving
+    except ImportError as error:
+        raise InputError(f"serve: {error}; pip install 'ray_yolo[serve]'") from None
+    return _act(parsed, serving.run, lambda config: config)
+
+
+def checks(argv: Sequence[str] | None = None) -> int:
+    """Show versions, devices, cluster and storage on one page, for a bug report. Returns 4 if something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m ray_yolo.checks", description=(
+        "Versions, devices, cluster and storage on one page, for a bug report."))
+    parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
+    parser.add_argument("--storage-path", default="", metavar="DIR|ADDRESS", help="storage; '': the current folder")
+    options = parser.parse_args(argv)
+    from ray_yolo.runtime.checks import describe as describe_all
+
+    lines, wrong = describe_all(Placement(address=options.address, storage_path=options.storage_path))
+    print("\n".join(lines))
+    return ResourcesError.exit_code if wrong else 0
 
 
 def sync(argv: Sequence[str] | None = None) -> int:
@@ -228,7 +268,21 @@ def _folder(run: str, *, whole: bool = True) -> Path:
     return copy_of(run, whole=whole)
 
 
-COMMANDS = (train, val, predict, export, tune, sync, verify, status)
+EXAMPLES = (
+    ("ray_yolo train --data shapes8 --model yolov5n --imgsz 64 --epochs 3",
+     "train on a built-in data set, on this machine; the results are in runs/train/exp"),
+    ("ray_yolo train --data data.yaml --weights yolov5s.pt --num-workers 2-8",
+     "train on your data from released weights, on as many Ray workers as there is room for"),
+    ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
+     "measure the best weights, also by the numbers of COCO"),
+    ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
+     "detect in a folder of pictures; the results are in runs/predict/exp"),
+    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space asha --trials 50",
+     "search the settings by 50 trainings"),
+)
+"""Command lines that `ray_yolo --help` shows, and what each does."""
+
+COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, checks)
 
 
 def console() -> int:
@@ -239,10 +293,14 @@ def console() -> int:
     def start() -> int:
         if name in commands:
             return commands[name](words)
+        if name == "--version":
+            print(f"ray_yolo {ray_yolo.__version__}")
+            return 0
         if name not in ("-h", "--help"):
             raise InputError(f"{name}: no such command; there are {', '.join(commands)}")
         print("\n".join(["ray_yolo COMMAND ...; each has --help", *(
-            f"    {known:<8} {command.__doc__}" for known, command in commands.items())]))
+            f"    {known:<8} {command.__doc__}" for known, command in commands.items()), "", "examples:", *(
+            f"    {line}\n        {what}" for line, what in EXAMPLES)]))
         return 0
 
     return run(start)

@@ -1,5 +1,14 @@
-"""`ray_yolo.serve:app`: what `serve run`, `serve deploy` and cluster/serve.yaml import; see `runtime/serving.py`."""
+"""`python -m ray_yolo.serve`: detection behind HTTP. `ray_yolo.serve:app` is what `serve run`, `serve deploy` and
+cluster/serve.yaml import; see `runtime/serving.py`.
+"""
 
+import sys
+
+from ray_yolo.cli import serve as main
+from ray_yolo.exits import run
 from ray_yolo.runtime.serving import app
 
 __all__ = ["app"]
+
+if __name__ == "__main__":
+    sys.exit(run(main))

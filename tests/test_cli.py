@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
+import socket
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
+import ray_yolo
+from ray_yolo import cli
+from ray_yolo.config.flags import build_parser, parse
+from ray_yolo.errors import InputError
 from tests.support.jobs import make_config
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +43,55 @@ def test_the_installed_program_has_every_command(
     assert status("trian") == 2
     assert "--confidence: got '2'" in (said := capsys.readouterr().err)
     assert "trian: no such command; there are train" in said
+
+
+def test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(cli.EXAMPLES) == 5
+    for line, _ in cli.EXAMPLES:
+        program, command, *words = shlex.split(line)
+        assert program == "ray_yolo"
+        parse(getattr(cli, command.upper()), words)
+    for words in (["--version"], ["train", "--version"]):
+        monkeypatch.setattr(sys, "argv", ["ray_yolo", *words])
+        assert cli.console() == 0
+        assert capsys.readouterr().out == f"ray_yolo {ray_yolo.__version__}\n"
+
+
+def test_help_says_what_kind_of_value_each_flag_takes() -> None:
+    for command in (cli.TRAIN, cli.VAL, cli.PREDICT, cli.EXPORT, cli.SERVE, cli.TUNE):
+        named = {action.dest: action.metavar for action in build_parser(command)._actions}
+        assert "VALUE" not in named.values()
+    assert named["data"], named["epochs"] == ("YAML|DIR", "N")
+
+
+def test_checks_shows_versions_devices_cluster_and_storage(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    assert cli.checks(["--storage-path", str(tmp_path)]) == 0
+    page = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(page) == ["ray_yolo", "libraries", "CPU", "GPU", "cluster", "storage", "mlflow"]
+    assert f"torch {torch.__version__.partition('+')[0]}" in page["libraries"]
+    assert page["storage"].startswith(f"{tmp_path}: writable, ")
+
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert cli.checks([]) == 4
+    assert "cluster      address: nobody answers at 127.0.0.1:" in capsys.readouterr().out
+
+
+def test_serve_hands_its_settings_to_ray_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray_yolo.runtime import serving
+
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "run", served.append)
+    (tmp_path / "best.pt").touch()
+    assert cli.serve(["--weights", str(tmp_path / "best.pt"), "--conf", "0.4", "--num-replicas", "2"]) == 0
+    assert (served[0].weights, served[0].confidence, served[0].num_replicas) == (str(tmp_path / "best.pt"), 0.4, 2)
+    with pytest.raises(InputError, match=r"nowhere\.pt: no such weights file"):
+        cli.serve(["--weights", "nowhere.pt"])
 
 
 HEAVY = """

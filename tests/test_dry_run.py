@@ -66,6 +66,7 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(folder / "cache"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
     before = signal.getsignal(signal.SIGTERM)
 
     def enter(line: str) -> Ended:
@@ -110,9 +111,21 @@ def test_a_dry_run_shows_what_the_start_then_decides(say: Say, folder: Path) -> 
 def test_a_dry_run_leaves_open_what_only_a_running_cluster_knows(say: Say) -> None:
     dry = say(f"train {TRAIN} --num-workers 2 --address 10.0.0.1:6379 --batch-size -1 --dry-run")
     assert dry.status == 0, dry.err
-    assert "# batch as large as the GPUs' memory holds, precision auto (bf16 on GPU, fp32 on CPU)" in dry.out
+    assert "# batch as large as the GPUs' memory holds, precision auto (bf16 where it is fast, else fp32)" in dry.out
     given = say(f"train {TRAIN} --num-workers 2 --address 10.0.0.1:6379 --batch-size -1 --gpus-per-worker 0 --dry-run")
     assert "# batch 32, microbatch 16, accumulation 2 (64 images per step), precision fp32" in given.out
+
+
+def test_a_dry_run_shows_the_workers_that_auto_chooses_here_and_that_a_cluster_decides(
+        say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # an earlier test may have left it so
+    here = say(f"train {TRAIN} --gpus-per-worker 0 --dry-run")
+    assert here.out.endswith("# in this process, without Ray\n"), here.err
+    assert f"\n{'num_workers: 0':<40}  # default; decided at the start\n" in here.out
+    there = say(f"train {TRAIN} --address 10.0.0.1:6379 --dry-run")
+    assert there.out.endswith("# the cluster decides the number of workers, and with it the batch size\n"), there.err
+    assert f"\n{'num_workers: auto':<40}  # default\n" in there.out
+    assert f"\n{'batch_size: null':<40}  # default\n" in there.out
 
 
 def test_the_dry_run_of_a_sweep_shows_a_trials_recipe(say: Say, folder: Path) -> None:

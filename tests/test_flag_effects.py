@@ -62,6 +62,8 @@ ELSEWHERE = {
         "runtime/test_trainer.py::test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice",
     "--stall-seconds":  # freezes a worker
         "runtime/test_faults.py::test_a_process_that_is_killed_crashes_or_is_frozen",
+    "--version":  # ends the command
+        "test_cli.py::test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages",
     "--help":  # needs a process of its own
         "test_cli.py::test_help_is_fast_and_loads_no_library",
 }
@@ -98,7 +100,7 @@ def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> N
 
 
 def asked_for(words: str, folder: Path) -> TorchTrainer:
-    placement = parse_train(words.split()).config.placement
+    placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return ray_train.build_trainer(lambda config: {}, {}, placement, gpus, folder,
                                    ray_train.Asked(Judge(folder, placement.max_failures, None)))

@@ -59,7 +59,7 @@ class ConfigField(NamedTuple):
         """What a value must be, in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
         words = [_words(kind) for kind in self.types]
         if "" in words:
-            return (self.info.description or "").rstrip(".")
+            return " ".join((self.info.description or "").split()).rstrip(".")
         bounds = [f"{sign} {getattr(limit, name)}" for limit in self.info.metadata
                   for name, sign in _SIGNS.items() if hasattr(limit, name)]
         return " ".join([" or ".join(words), " and ".join(bounds)]).strip()

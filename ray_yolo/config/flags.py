@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
+from ray_yolo import __version__
 from ray_yolo.config.fields import TRANSPARENT, ConfigField, canonical, config_fields, did_you_mean
 from ray_yolo.config.sources import Given, read_config_file, resolve_config
 from ray_yolo.errors import ConfigError, InputError
@@ -32,11 +33,11 @@ ALIASES = {
     "optimizer.name": ("--optimizer",),
     "schedule.cos_lr": ("--cos-lr",),
     "loss.label_smoothing": ("--label-smoothing",),
-    "evaluate.confidence": ("--conf-thres",),
+    "evaluate.confidence": ("--conf", "--conf-thres"),
     "evaluate.iou": ("--iou-thres", "--iou"),
     "evaluate.max_detections": ("--max-det",),
     "evaluate.batch_size": ("--batch-size", "--batch"),
-    "confidence": ("--conf-thres",),
+    "confidence": ("--conf", "--conf-thres"),
     "iou": ("--iou-thres",),
     "max_detections": ("--max-det",),
     "format": ("--include",),
@@ -58,7 +59,18 @@ FILES = {
 CODE = ("callbacks",)
 """Settings that run code of the user's: taken from the command line, never from a file."""
 
-OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--help")
+METAVARS = {
+    "data": "YAML|DIR", "model": "NAME|YAML", "weights": "FILE", "source": "PATH", "callbacks": "FUNCTION",
+    "changes": "EPOCH:PATH=VALUE",
+    "num_workers": "N|LOW-HIGH|auto", "address": "HOST:PORT", "project": "DIR", "storage_path": "DIR|ADDRESS",
+    "resume": "RUN", "mlflow_uri": "URI", "imgsz": "PIXELS", "freeze": "N", "classes": "N", "space": "NAME|YAML",
+    "warm_start": "PATH",
+}
+"""What the value of a flag is, where its type does not say it."""
+
+_METAVARS_BY_TYPE = {int: "N", float: "X", str: "NAME"}
+
+OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--version", "--help")
 """Flags of every command that are not fields."""
 
 
@@ -143,6 +155,7 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
     parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="one setting, over all else")
     parser.add_argument("--dry-run", action="store_true", help="check all that needs no cluster, print every setting "
                         "with its origin, and stop")
+    parser.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
     fields = config_fields(command.model)
     flagged = {path: fields[path] for path in command.paths}
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -204,7 +217,8 @@ class _Answer(argparse.Action):
 
 
 def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) -> None:
-    shape: dict[str, Any] = {"metavar": "|".join(field.choices) or "VALUE"}
+    kinds = [_METAVARS_BY_TYPE[kind] for kind in field.types if kind in _METAVARS_BY_TYPE]
+    shape: dict[str, Any] = {"metavar": METAVARS.get(path) or "|".join([*kinds, *field.choices]) or "VALUE"}
     if field.types == (bool,):
         shape = {"nargs": 0, "const": "true"}
     elif path in ALONE:

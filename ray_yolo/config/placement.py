@@ -18,8 +18,9 @@ from ray_yolo.config.sections import Frozen
 class Placement(Frozen):
     """Where the recipe is trained and where its results go. Nothing here changes the weights."""
 
-    num_workers: int | tuple[int, int] = 1
-    """Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray."""
+    num_workers: int | tuple[int, int] | Literal["auto"] = "auto"
+    """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto: one per GPU
+    or, without GPUs, per node of the cluster that was asked for; without one, and with at most one GPU here, 0."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
     cpus_per_worker: float | Literal["auto"] = "auto"
@@ -84,10 +85,12 @@ class Placement(Frozen):
 
     @field_validator("num_workers")
     @classmethod
-    def _check_workers(cls, value: int | tuple[int, int]) -> int | tuple[int, int]:
+    def _check_workers(cls, value: int | tuple[int, int] | str) -> int | tuple[int, int] | str:
+        if isinstance(value, str):
+            return value
         low, high = value if isinstance(value, tuple) else (value, value)
         if low < 0 or high > 4096 or low > high or (isinstance(value, tuple) and low < 1):
-            raise ValueError("must be 0 (no Ray), a number up to 4096, or a range such as 2-8")
+            raise ValueError("must be 0 (no Ray), a number up to 4096, a range such as 2-8, or auto")
         return value
 
     @field_validator("gpus_per_worker")
@@ -122,13 +125,17 @@ class Placement(Frozen):
 
     @property
     def max_workers(self) -> int:
-        """Largest number of workers asked for (at least 1: no Ray counts as one)."""
-        return max(1, self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers)
+        """Largest number of workers asked for (at least 1: no Ray counts as one, and so does `auto`)."""
+        return self._bound(1)
 
     @property
     def min_workers(self) -> int:
         """The number of workers that training begins with, at least 1."""
-        return max(1, self.num_workers[0] if isinstance(self.num_workers, tuple) else self.num_workers)
+        return self._bound(0)
+
+    def _bound(self, end: Literal[0, 1]) -> int:
+        number = 1 if self.num_workers == "auto" else self.num_workers
+        return max(1, number[end] if isinstance(number, tuple) else number)
 
     @property
     def cpus(self) -> float:

@@ -61,7 +61,7 @@ class Recipe(Frozen):
     seed: int = Field(0, ge=0, lt=2**32)
     """Decides initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of forward and backward; auto: bf16 on GPU, fp32 on CPU."""
+    """Arithmetic of forward and backward; auto: bf16 on GPUs and processors that multiply it, else fp32."""
     sync_bn: bool = False
     """Spread each batch over all workers with common BatchNorm statistics and loss means."""
     exact: bool = False
@@ -200,15 +200,16 @@ def recipe_digest(recipe: Recipe) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | None = None,
+def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, num_images: int | None = None,
             images_per_worker: int = BATCH_PER_WORKER) -> Recipe:
     """The recipe with everything the user left open decided for a first start.
 
     batch_size becomes 16 x num_workers (under AutoBatch images_per_worker or microbatch x num_workers); microbatch the
     largest divisor of batch_size that leaves each worker at least one, also where a batch is the whole data set
-    (batch_size itself under sync_bn); precision bf16 on GPU, else fp32; threads 1 under exact.
+    (batch_size itself under sync_bn); precision bf16 on GPU or with `bf16`, else fp32; threads 1 under exact.
 
     Args:
+        bf16: whether the workers' processors multiply it.
         num_images: of the training set; None where it is not known yet.
         images_per_worker: what AutoBatch has found under `batch_size: -1`.
 
@@ -223,7 +224,7 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, num_images: int | No
         room = min(batch, num_images or batch) // num_workers
         least = QUAD if recipe.quad else 1
         micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
-    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu else "fp32")
+    precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
     resolved = recipe.model_copy(update={
         "batch_size": batch, "microbatch": micro, "precision": precision,
         "threads": recipe.threads or int(recipe.exact),

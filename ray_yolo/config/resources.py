@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.events import ResourcesEvent
@@ -81,6 +82,26 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[Node], threads:
         loaders = loader_processes(int(chosen.cpus), gpus, threads, feeds)
         chosen = chosen.model_copy(update={"workers": loaders})
     return Resources(chosen, threads or chosen.threads, tuple(reasons))
+
+
+def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:
+    """How many workers `auto` means where no cluster was asked for, and why: one for each of several GPUs, else 0."""
+    each = 1.0 if gpus_per_worker == "auto" else gpus_per_worker
+    number = int(gpus / each + 1e-9) if each else 0
+    if number > 1:
+        return number, f"{gpus} GPUs here"
+    return 0, "in this process: no cluster was asked for, and no more than one GPU"
+
+
+def workers_on(nodes: Sequence[Node], gpus: float, cpus: float) -> tuple[int, str]:
+    """How many workers `auto` means on a cluster, and why: one for each free GPU, else one for each node with so many
+    free CPUs; at least 1, which waits for them.
+    """
+    if gpus:
+        number = sum(int(node.gpus / gpus + 1e-9) for node in nodes)
+        return max(1, number), f"free GPUs: {sum(node.gpus for node in nodes):g}"
+    number = sum(node.cpus >= cpus for node in nodes)
+    return max(1, number), f"nodes with free CPUs: {number}"
 
 
 def most_cpus(nodes: Sequence[Node], workers: int, gpus: float, strategy: str) -> int:

@@ -76,13 +76,26 @@ def read_description(source: str | Path) -> DatasetDescription:
     from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
-    if os.path.isdir(path) and os.path.isfile(path / "data.yaml"):
-        path = path / "data.yaml"
+    if os.path.isdir(path):
+        path = _description_in(path)
     if not os.path.isfile(path):
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
                            f"({', '.join(BUILT_IN)}); give the path of a data-set YAML")
     content = load_text_yaml(path)
     return describe(content.data, path, content.where)
+
+
+def _description_in(folder: Path) -> Path:
+    """The YAML file of a data set's folder: data.yaml, else the only one.
+
+    Raises:
+        DatasetError: if there is none, or which of several is open.
+    """
+    found = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
+    if named := [file for file in found if file.name == "data.yaml"] or (found if len(found) == 1 else []):
+        return named[0]
+    several = f"holds several YAML files ({', '.join(file.name for file in found[:4])}); give the path of one"
+    raise DatasetError(f"{folder}: {several if found else 'holds no YAML file; give the path of a data-set YAML'}")
 
 
 def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:

@@ -193,6 +193,20 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
                        "meant")
 
 
+def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:
+    """Refuse labels whose classes look counted from 1: none is 0, and some are as high as the number of classes.
+
+    Raises:
+        DatasetError: with the first row whose class is that high.
+    """
+    number = len(index.names)
+    words = tuple(f"has the class {spelled}, but" for spelled in (number, float(number)))
+    beyond = next((finding for finding in index.findings if finding.what.startswith(words)), None)
+    if beyond and len(index.classes) and index.classes.min() > 0:
+        raise DatasetError(f"{description.file}: the classes of the labels look counted from 1: none is 0, and "
+                           f"{beyond.where} has {number}; YOLO labels count from 0, so subtract 1 from each class")
+
+
 def first_places(looked_for: Sequence[str]) -> str:
     """Places in one line, the first of many."""
     more = len(looked_for) - 4

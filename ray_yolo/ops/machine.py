@@ -40,6 +40,14 @@ def own_process() -> Process:
     return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
 
 
+def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor multiplies bf16 itself (avx512_bf16, amx_bf16); emulated it is slower than fp32."""
+    with suppress(OSError):
+        flags = next((line for line in processor.read_text().splitlines() if line.startswith("flags")), "")
+        return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())
+    return False
+
+
 def cores() -> int:
     """Cores that this process may use at once, at least 1: its affinity, or its cgroups' quota if that is less."""
     quotas = [quota for folder in _cgroups("cpu") for quota in _quotas(folder)]

@@ -7,7 +7,9 @@ out is below the confidence, suppressed by a better box, or beyond the two state
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,16 +93,22 @@ def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: boo
 
 @cache
 def _kernel() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """torchvision's greedy suppression (boxes, scores, iou) -> kept, from its library: the whole package takes seconds.
+    """torchvision's greedy suppression (boxes, scores, iou) -> kept.
+
+    Its library alone registers the operator. `import torchvision` registers it too, but also loads torch's compiler,
+    which takes as many CPU seconds (2) as torch itself: that is for where the library lies elsewhere.
 
     Raises:
-        ImportError: if torchvision is not there, or has no such library.
+        ImportError: if torchvision is not there, or was built without its operators.
     """
     package = find_spec("torchvision")
-    libraries = [file for folder in (package and package.submodule_search_locations) or ()
-                 for file in sorted(Path(folder).glob("_C*.so"))]
-    if not libraries:
+    for folder in (package and package.submodule_search_locations) or ():
+        for library in sorted(Path(folder).glob("_C*.so")):
+            torch.ops.load_library(str(library))
+    if not hasattr(torch.ops.torchvision, "nms"):
+        with suppress(ImportError):
+            import_module("torchvision.ops")
+    if not hasattr(torch.ops.torchvision, "nms"):
         raise ImportError("torchvision is not installed, or was built without its operators; install it for this torch")
-    torch.ops.load_library(str(libraries[0]))
     kernel: Callable[[Tensor, Tensor, float], Tensor] = torch.ops.torchvision.nms
     return kernel

@@ -41,7 +41,7 @@ from ray_yolo.runlog.registry import Registry
 from ray_yolo.runlog.results_files import ResultsCsv, write_options
 from ray_yolo.runlog.run_dir import Run
 from ray_yolo.runlog.stored_run import Stored, StoredRun, hold
-from ray_yolo.runlog.tensorboard import TensorBoard
+from ray_yolo.runlog.tensorboard import TensorBoard, is_installed
 from ray_yolo.structures import AnnotationIndex
 
 
@@ -74,7 +74,7 @@ class Bookkeeping:
         system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and is_asked_for(os.environ) else []
         # MLflow takes the files along, and the console tells what the others warn of
         self._projections = Projections(log, [
-            ResultsCsv(run.folder), TensorBoard(run.folder),
+            ResultsCsv(run.folder), *([TensorBoard(run.folder)] if is_installed() else []),
             *([] if placement.noplots else [Pictures(run.folder, job, self.warn)]), *system, *mlflow,
             *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
             Console(run.folder, stream, notes=lambda: [note for projection in mlflow for note in projection.notes]),
@@ -145,7 +145,7 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
     recorder = LocalRecorder(str(log))
     recorder.emit(_end_event(log, "stopped", "stopped early"))
     flush_recorder(recorder)
-    Projections(log, [ResultsCsv(run_dir), TensorBoard(run_dir),
+    Projections(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
                       *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
                 lambda text: recorder.emit(WarningEvent(message=text))).finish()
     close_recorder(recorder)

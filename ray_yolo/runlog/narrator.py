@@ -31,6 +31,7 @@ from ray_yolo.runlog.event_log import best_row, epoch_rows, surviving
 from ray_yolo.runlog.interruptions import interruptions
 from ray_yolo.runlog.mlflow_client import read_run_file
 from ray_yolo.runlog.spool import address_of
+from ray_yolo.runlog.tensorboard import is_installed
 
 CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
@@ -219,7 +220,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
 def settings_line(recipe: Recipe) -> str:
     """What decides a step, in one line; settings that are still open say what decides them."""
     rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
-    precision = f"precision {recipe.precision}{' (bf16 on GPU, fp32 on CPU)' if recipe.precision == 'auto' else ''}"
+    precision = f"precision {recipe.precision}" + " (bf16 where it is fast, else fp32)" * (recipe.precision == "auto")
     if recipe.microbatch is None:
         return f"batch as large as the GPUs' memory holds, {precision}, {rate}"
     batch, micro = resolved_batch(recipe)
@@ -264,7 +265,8 @@ def _places(run_dir: Path) -> list[str]:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
     if (run_dir / "results.png").exists():
         lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
-    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}" if is_installed() else
+                 "tensorboard  no files: pip install tensorboard")
     about = read_run_file(run_dir)
     if about is None:
         return lines

@@ -47,6 +47,8 @@ class RunRecord(Frozen):
     """Digest of the training labels."""
     command: str
     provenance: dict[str, Any]
+    num_workers: int | tuple[int, int] | None = None
+    """Of the first start: a start that leaves them open has them, too. None: of a run that did not record them."""
     origin: dict[str, Any] | None = None
     """Of a trial that goes on from another one's checkpoint: which one, and by which genes."""
     genes: dict[str, Any] | None = None

@@ -243,7 +243,7 @@ def _go_on_from(folder: Path) -> str:
 def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True
                 ) -> Iterator[Run]:
     """Sweeps, or trainings, that are wanted, have begun, not ended, and that nobody holds, newest first by their
-    records' order. Each is locked. One that cannot be opened is passed over with a warning.
+    records' order. Each is locked. One that is in use, or cannot be opened, is passed over with a warning.
     """
     begun = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
     for folder in sorted(begun, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
@@ -257,6 +257,9 @@ def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool]
             continue
         if run is not None:
             yield run
+        else:
+            _logger.warning("%s of the same settings is in use by another process; this command does not wait for it, "
+                            "and takes another run (--name chooses which)", folder)
 
 
 def _try_open(folder: Path) -> Run | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,11 @@ from ray_yolo.runlog.projections import Projection
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
+
+
+def is_installed() -> bool:
+    """Whether the files can be written."""
+    return find_spec("tensorboard") is not None
 
 
 class TensorBoard(Projection):

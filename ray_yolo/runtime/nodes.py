@@ -30,6 +30,7 @@ from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.data.mirror import WAIT_SECONDS, mirror
 from ray_yolo.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.formatting import format_size
+from ray_yolo.ops.machine import multiplies_bf16
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
@@ -185,6 +186,11 @@ def bring_everywhere(*indices: AnnotationIndex) -> None:
                 raise InputError(f"node {name}: {refused}")
             for line in lines:
                 _log.warning("node %s: %s", name, line)
+
+
+def all_multiply_bf16() -> bool:
+    """Whether the processors of the other nodes multiply bf16."""
+    return all(does for does, _ in _ask(other_nodes(), multiplies_bf16).values())
 
 
 def describe_cluster(address: str) -> tuple[list[str], bool]:

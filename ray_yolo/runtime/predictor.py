@@ -72,6 +72,9 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         with closing(detect(output=output)) as found:
             predictions = _collect(found, media, trained.names, quiet=quiet)
         write_tables(output, predictions, trained.names)
+        if all(one.error for one in predictions):
+            raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
+                             f"{predictions[0].error}")
     finally:  # what an interrupted one has left, too
         put_results(folder, address)
     if not quiet:

@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,9 +25,17 @@ import torch
 from ray_yolo import __version__
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.resources import workers_here, workers_on
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
-from ray_yolo.data.index import drawn, label_sizes, only_classes, read_index, require_boxes
+from ray_yolo.data.index import (
+    drawn,
+    label_sizes,
+    only_classes,
+    read_index,
+    refuse_count_from_one,
+    require_boxes,
+)
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, local_device
 from ray_yolo.engine.foreign_weights import read_weights
@@ -36,6 +45,7 @@ from ray_yolo.errors import ConfigError, DatasetError
 from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.yaml_rows import read_architecture
+from ray_yolo.ops.machine import multiplies_bf16
 from ray_yolo.redact import redact
 from ray_yolo.runlog.callbacks import Hooks, load_callbacks
 from ray_yolo.runlog.folders import storage_probe
@@ -66,6 +76,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
                   for split in ("train", "val"))
+    refuse_count_from_one(train, description)
     if recipe.classes is not None:
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
@@ -115,7 +126,8 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     """
     if asked.weights:  # workers have working folders of their own
         asked = asked.model_copy(update={"weights": anywhere(asked.weights)})
-    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, num_images=len(train))
+    bf16 = asked.precision == "auto" and not gpus and _all_multiply_bf16(placement)
+    decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
     recipe = decided()
     if asked.batch_size != AUTO_BATCH or asked.microbatch:
         return recipe
@@ -127,14 +139,73 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
     return decided(images_per_worker=min(cluster.ask_every_worker(_room_here, question, placement, gpus)))
 
 
+def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
+    """The configuration with a number of workers, and why where that was open; a cluster that was asked for decides.
+
+    A run goes on with the number of its first start. No more are chosen than a step of the recipe has parts.
+    """
+    placement = config.placement
+    if placement.num_workers != "auto":
+        return config, ""
+    number: int | tuple[int, int]
+    if run and run.training.num_workers is not None:
+        number, why = run.training.num_workers, "as at the first start"
+    else:
+        if cluster_asked_for(placement):
+            from ray_yolo.runtime import cluster  # here: Ray takes seconds
+
+            gpus = cluster.connect(placement)
+            number, why = workers_on(cluster.free_nodes(placement), gpus, placement.cpus)
+        else:
+            number, why = workers_here(torch.cuda.device_count(), placement.gpus_per_worker)
+        recipe = run.training.recipe if run else config.recipe
+        number = next((few for few in range(number, 1, -1) if _can_share(recipe, few, len(train))), min(number, 1))
+    given = placement.model_copy(update={"num_workers": number})
+    return config.model_copy(update={"placement": given}), f"--num-workers auto: {number}, {why}"
+
+
+def cluster_asked_for(placement: Placement) -> bool:
+    """Whether there is a cluster to train on: by flag, by environment (as in a job), or by connection."""
+    ray = sys.modules.get("ray")
+    return bool(placement.address or os.environ.get("RAY_ADDRESS") or (ray and ray.is_initialized()))
+
+
+def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
+    try:
+        resolve(recipe, num_workers, gpu=False, num_images=num_images)
+    except ConfigError:
+        return False
+    return True
+
+
+def _all_multiply_bf16(placement: Placement) -> bool:
+    """Whether the processors of this machine and of all nodes do."""
+    if placement.num_workers == 0 or not multiplies_bf16():
+        return multiplies_bf16()
+    from ray_yolo.runtime import nodes
+
+    return nodes.all_multiply_bf16()
+
+
+def slower_precision(run: Run, gpus: float) -> str:
+    """What to say of a run whose precision this machine's processor does not multiply; '': nothing."""
+    if run.training.recipe.precision != "bf16" or gpus or multiplies_bf16():
+        return ""
+    return (f"{run.folder} trains in bf16, which this processor does not multiply: its steps are slower and round "
+            "differently; a new run (--name, --precision fp32) has fp32")
+
+
 def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
-    `gpus` of each worker are None where that is not known yet.
+    `gpus` of each worker are None where that is not known yet. With `auto` workers the batch stays open, too.
     """
-    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), num_images=len(train))
+    recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16(), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
-    left_open = [*(("batch_size", "microbatch") if measured else ()), *(("precision",) if gpus is None else ())]
+    undecided = measured or placement.num_workers == "auto"
+    other_processors = not gpus and placement.num_workers != 0 and multiplies_bf16() and cluster_asked_for(placement)
+    left_open = [*(("batch_size", "microbatch") if undecided else ()),
+                 *(("precision",) if gpus is None or other_processors else ())]
     return recipe.model_copy(update={name: getattr(asked, name) for name in left_open})
 
 
@@ -166,7 +237,8 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     return RunRecord(
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
-        command=redact(shlex.join(command)), provenance=provenance())
+        command=redact(shlex.join(command)), provenance=provenance(),
+        num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
 def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:

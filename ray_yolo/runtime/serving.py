@@ -75,6 +75,11 @@ def app(args: Mapping[str, Any]) -> serve.Application:
     return door.bind(config.model_dump(), model.bind(config.model_dump()))
 
 
+def run(config: ServeConfig) -> None:
+    """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on one of its own."""
+    serve.run(app(config.model_dump()), blocking=True)
+
+
 class Model:
     """A replica: the weights, ready to be used.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +32,17 @@ from ray_yolo.runlog.notices import warnings_told
 from ray_yolo.runlog.projections import Projection, Projections
 from ray_yolo.runlog.run_dir import Run, begin_run, find_run
 from ray_yolo.runlog.stored_run import StoredRun
-from ray_yolo.runtime.preflight import check_cluster, check_early, first_record, foreseen, job_of, read_dataset
+from ray_yolo.runtime.preflight import (
+    check_cluster,
+    check_early,
+    cluster_asked_for,
+    first_record,
+    foreseen,
+    job_of,
+    read_dataset,
+    slower_precision,
+    with_workers,
+)
 from ray_yolo.runtime.stopping import signals_ask
 from ray_yolo.structures import AnnotationIndex
 
@@ -69,15 +79,20 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         TrainingError: if training fails for good (exit 3).
         KeyboardInterrupt: if it was told to stop.
     """
-    placement, local = config.placement, config.placement.num_workers == 0
     hooks = check_early(config)
     run = _find(config)
     try:
         _, train, val = read_dataset(_read_by(config, run))
+        config, why = with_workers(config, run, train)
+        placement, local = config.placement, config.placement.num_workers == 0
         gpus = _join(placement, run, crew, train, val)
+        if run and (slower := slower_precision(run, gpus)):
+            _complain(f"warning: {slower}")
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
         job = job_of(run, placement.max_workers, train, val)
         resources = _share_out(placement, gpus, job)
+        if why:
+            resources = replace(resources, reasons=(why, *resources.reasons))
         placement = resources.placement
         callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
         told = [*([callbacks] if hooks else []), *_metrics(run, local)]
@@ -102,21 +117,25 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
-def foresee(config: RunConfig) -> Recipe:
-    """The recipe that a start would train by, after all its checks; nothing is started, and no run is made or changed.
+def foresee(config: RunConfig) -> RunConfig:
+    """What a start would train, and on how many workers, after all its checks. It starts nothing and changes no run.
 
-    What only the GPUs of a running cluster decide stays open. What cannot be used is refused as by `fit`.
+    What only a running cluster decides stays open. What cannot be used is refused as by `fit`.
     """
-    placement = config.placement
     check_early(config)
     if run := _find(config):
         run.release()
     _, train, val = read_dataset(_read_by(config, run))
+    if (run and run.training.num_workers is not None) or not cluster_asked_for(config.placement):
+        config, _ = with_workers(config, run, train)
+    placement = config.placement
     if run:
-        return job_of(run, placement.max_workers, train, val).recipe
-    from ray_yolo.runtime import cluster
+        recipe = job_of(run, placement.max_workers, train, val).recipe
+    else:
+        from ray_yolo.runtime import cluster
 
-    return foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
+        recipe = foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
+    return config.model_copy(update={"recipe": recipe})
 
 
 def _find(config: RunConfig) -> Run | None:

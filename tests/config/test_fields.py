@@ -53,7 +53,9 @@ def test_paths_leave_out_recipe_and_placement() -> None:
     ("sync_bn", "true or false"),
     ("project", "text"),
     ("gpus_per_worker", "a number or auto"),
-    ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), or 0 to train in this process without Ray"),
+    ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or "
+                    "auto: one per GPU or, without GPUs, per node of the cluster that was asked for; without one, and "
+                    "with at most one GPU here, 0"),
 ])
 def test_what_is_expected_is_said_in_words(path: str, words: str) -> None:
     assert FIELDS[path].expected == words

@@ -31,31 +31,33 @@ TRAIN_FLAGS = frozenset([
     "--evolve",
     "--resume_evolve", "--evolve_population", "--local_rank", "--entity",
     "--upload_dataset", "--bbox_interval", "--artifact_alias", "--config", "--hyp", "--set", "--dry-run", "--device",
-    "--help",
+    "--version", "--help",
 ])
 
 VAL_FLAGS = frozenset([
     "--weights", "--data", "--split", "--task", "--imgsz", "--img", "--img-size", "--precision", "--single-cls",
-    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf-thres", "--iou-thres", "--iou", "--max-det",
+    "--allow-empty", "--coco", "--batch-size", "--batch", "--conf", "--conf-thres", "--iou-thres", "--iou", "--max-det",
     "--classes", "--save-txt", "--save-conf", "--save-json", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--workers", "--project", "--name", "--exist-ok", "--storage-path", "--noplots", "--half", "--config",
-    "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--mlflow-uri", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
 PREDICT_FLAGS = frozenset([
-    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf-thres", "--iou", "--iou-thres",
+    "--weights", "--source", "--imgsz", "--img", "--img-size", "--confidence", "--conf", "--conf-thres", "--iou",
+    "--iou-thres",
     "--max-detections", "--max-det", "--agnostic-nms", "--classes", "--precision", "--save-txt", "--save-conf",
     "--save-json", "--save-csv", "--save-crop", "--square", "--batch-size", "--batch", "--vid-stride", "--hide-labels",
     "--hide-conf", "--line-thickness", "--nosave", "--num-workers", "--gpus-per-worker", "--cpus-per-worker",
     "--address", "--project", "--name", "--exist-ok", "--storage-path", "--half", "--data", "--view-img", "--augment",
-    "--config", "--hyp", "--set", "--dry-run", "--device", "--help",
+    "--config", "--hyp", "--set", "--dry-run", "--device", "--version", "--help",
 ])
 
 EXPORT_FLAGS = frozenset([
     "--weights", "--format", "--include", "--imgsz", "--img", "--img-size", "--batch-size", "--batch", "--dynamic",
-    "--nms", "--opset", "--confidence", "--conf-thres", "--iou", "--iou-thres", "--max-detections", "--max-det",
+    "--nms", "--opset", "--confidence", "--conf", "--conf-thres", "--iou", "--iou-thres", "--max-detections",
+    "--max-det",
     "--agnostic-nms", "--data", "--half", "--simplify", "--config", "--hyp", "--set", "--dry-run", "--device",
-    "--help",
+    "--version", "--help",
 ])
 
 COMMANDS: list[Command[Any]] = [TRAIN, VAL, PREDICT, EXPORT]
@@ -212,7 +214,8 @@ REFUSED = {
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
                                  "legal: 1, 2, 5, 10",
     "--rect --quad": "--rect, --quad: quad and rect exclude each other; drop one of them",
-    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",
+    "--num-workers 5000": "--num-workers: got '5000': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
+                          "or auto",
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
@@ -250,7 +253,8 @@ def test_validation_needs_weights() -> None:
 
 
 WORDS = st.sampled_from([
-    *sorted(TRAIN_FLAGS - {"--help"}), "-", "--", "-x", "", "0", "-1", "1e-3", "nan", "9" * 400, "ten", "yes", "null",
+    *sorted(TRAIN_FLAGS - {"--help", "--version"}),
+    "-", "--", "-x", "", "0", "-1", "1e-3", "nan", "9" * 400, "ten", "yes", "null",
     "auto", "2-4", "²-3", "640", "10", "cpu", "lr0=0.1", "epochs=3", "optimizer=SGD", "=", "a\0b", "\udc80", "%s",
 ]) | st.text(st.characters(exclude_characters="h"), max_size=6)
 

@@ -9,8 +9,8 @@ from ray_yolo.config.placement import Placement
 
 
 @pytest.mark.parametrize(("given", "read", "most"), [
-    (0, 0, 1), (3, 3, 3), ("2-8", (2, 8), 8), ([1, 4], (1, 4), 4)])
-def test_workers_are_a_number_or_a_range(given: object, read: object, most: int) -> None:
+    ("auto", "auto", 1), (0, 0, 1), (3, 3, 3), ("2-8", (2, 8), 8), ([1, 4], (1, 4), 4)])
+def test_workers_are_a_number_a_range_or_auto(given: object, read: object, most: int) -> None:
     placement = Placement.model_validate({"num_workers": given})
     assert (placement.num_workers, placement.max_workers) == (read, most)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.resources import Images, Node, most_cpus, share_out
+from ray_yolo.config.resources import Images, Node, most_cpus, share_out, workers_here, workers_on
 
 GB = 10**9
 FITS, TOO_LARGE = Images(2 * GB, 2 * GB), Images(2 * GB + 1, 2 * GB)
@@ -78,3 +80,25 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     assert told.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, memory spares 2")
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [Node(4)], 0, FITS).event.reasons == ()
+
+
+@pytest.mark.parametrize(("gpus", "each", "workers"), [
+    (0, "auto", 0), (1, "auto", 0), (2, "auto", 2), (8, "auto", 8), (8, 0.0, 0), (8, 2.0, 4), (2, 2.0, 0), (1, 0.5, 2)])
+def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus(gpus: int, each: Any, workers: int) -> None:
+    number, why = workers_here(gpus, each)
+    assert number == workers
+    assert why == (f"{gpus} GPUs here" if workers else
+                   "in this process: no cluster was asked for, and no more than one GPU")
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "cpus", "workers", "why"), [
+    ([GPU_NODE, Node(4, 1)], 1, 1, 9, "free GPUs: 9"),
+    ([GPU_NODE], 2, 1, 4, "free GPUs: 8"),
+    ([Node(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
+    ([Node(16), Node(2), Node(0)], 0, 1, 2, "nodes with free CPUs: 2"),
+    ([Node(16), Node(2), Node(0)], 0, 4, 1, "nodes with free CPUs: 1"),
+    ([], 0, 1, 1, "nodes with free CPUs: 0"),
+])
+def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node(nodes: list[Node], gpus: float, cpus: float, workers: int,
+                                                            why: str) -> None:
+    assert workers_on(nodes, gpus, cpus) == (workers, why)

@@ -142,9 +142,11 @@ REFUSED = {
     "cache: no": "1: cache: got 'no'; expected one of auto, none, ram, disk",
     "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number or auto",
     "gpus_per_worker: -1": "1: gpus_per_worker: got '-1': must be 0 or more, or auto",
-    "num_workers: 8-2": "1: num_workers: got '8-2': must be 0 (no Ray), a number up to 4096, or a range such as 2-8",
+    "num_workers: 8-2": "1: num_workers: got '8-2': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
+                        "or auto",
     "num_workers: many": "1: num_workers: got 'many'; expected Ray workers: a number, a range 'low-high' (elastic), "
-                         "or 0 to train in this process without Ray",
+                         "0 to train in this process without Ray, or auto: one per GPU or, without GPUs, per node of "
+                         "the cluster that was asked for; without one, and with at most one GPU here, 0",
     "name:": "1: name: got nothing; expected text",
     "name: a/b": "1: name: got 'a/b': a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter "
                  "or digit; folders go into --project",

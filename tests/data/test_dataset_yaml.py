@@ -5,6 +5,7 @@ import pytest
 
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
 from ray_yolo.errors import DatasetError, InputError
+from tests.support.jobs import make_dataset
 
 
 @pytest.fixture
@@ -27,6 +28,19 @@ def test_splits_are_absolute_and_names_in_order(root: Path) -> None:
     assert description.val == (str(root / "images/val"),)
     assert description.test == ()
     assert description.names == ("cat", "dog")
+
+
+def test_a_folder_stands_for_the_one_description_in_it(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set", 3).parent
+    (folder / "data.yaml").rename(folder / "blood.yaml")
+    assert read_description(folder).file == str(folder / "blood.yaml")
+    (folder / "other.yml").touch()
+    with pytest.raises(DatasetError, match=r"holds several YAML files \(blood\.yaml, other\.yml\); give the path"):
+        read_description(folder)
+    (folder / "blood.yaml").rename(folder / "data.yaml")
+    assert read_description(folder).file == str(folder / "data.yaml")
+    with pytest.raises(DatasetError, match="holds no YAML file"):
+        read_description(folder / "images")
 
 
 @pytest.mark.parametrize("names", [

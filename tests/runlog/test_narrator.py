@@ -31,8 +31,8 @@ class TestEpochLines:
         assert settings_line(Recipe(batch_size=-1, precision="bf16")) == (
             "batch as large as the GPUs' memory holds, precision bf16, learning rate 0.01 (SGD)")
         assert settings_line(Recipe(batch_size=96, microbatch=48)) == (
-            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 on GPU, fp32 on CPU), "
-            "learning rate 0.01 (SGD)")
+            "batch 96, microbatch 48, accumulation 1 (96 images per step), precision auto (bf16 where it is fast, else "
+            "fp32), learning rate 0.01 (SGD)")
 
     def test_an_epoch_is_one_line(self):
         (*_, line), _ = lines([*BEGIN, run_log.epoch(0)], live=False)
@@ -195,6 +195,10 @@ class TestClosingMessage:
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
             "             (and open http://127.0.0.1:5000/#/experiments/7/runs/r1/model-metrics)"]
+
+    def test_without_tensorboard_it_names_what_to_install(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("ray_yolo.runlog.tensorboard.find_spec", lambda name: None)
+        assert self.message(tmp_path, run_log.end(30))[-1] == "tensorboard  no files: pip install tensorboard"
 
     def test_its_commands_can_be_copied_whatever_folders_are_called(self, tmp_path):
         folder = tmp_path / "Ann's runs"

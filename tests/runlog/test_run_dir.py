@@ -369,3 +369,15 @@ def test_a_folder_that_holds_a_source_or_a_training_is_not_moved_aside(tmp_path:
     with pytest.raises(InputError, match=r"holds run\.json"):
         output_folder(placement)
     assert source.exists()
+
+
+def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
+        start: Open, caplog: pytest.LogCaptureFixture) -> None:
+    first = start()
+    assert not caplog.messages
+    second = start()
+    [warning] = caplog.messages
+    assert warning.startswith(f"{first.folder} of the same settings is in use by another process; ")
+    assert second.folder != first.folder
+    second.release()
+    first.release()

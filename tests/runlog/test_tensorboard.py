@@ -13,8 +13,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ray_yolo.events import Event
 from ray_yolo.runlog.tensorboard import TensorBoard
+from ray_yolo.runtime.trainer import fit
 from tests.runlog.test_metrics import HEADER
 from tests.support import run_log
+from tests.support.jobs import make_config
 
 TWO = [*run_log.trained_epoch(0), *run_log.trained_epoch(1)]
 
@@ -107,3 +109,12 @@ def test_what_was_not_measured_has_no_point(tmp_path: Path) -> None:
     assert "metrics/recall" not in found
     assert "val/box_loss" not in found
     assert not any(math.isnan(value) for points in found.values() for _, value in points)
+
+
+def test_a_training_without_tensorboard_writes_all_but_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                 ) -> None:
+    monkeypatch.setattr("ray_yolo.runlog.tensorboard.find_spec", lambda name: None)
+    result = fit(make_config(tmp_path, 0, epochs=1), quiet=True)
+    assert (result.run_dir / "results.csv").exists()
+    assert not list(result.run_dir.glob("events.out.tfevents.*"))
+    assert not run_log.messages(result.run_dir)

@@ -160,6 +160,16 @@ def test_results_that_cannot_be_stored_stay_where_they_are(weights: Path, source
     assert list((tmp_path / "cache").rglob("p/exp/predictions.json"))
 
 
+def test_a_prediction_that_could_read_nothing_has_failed(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / "pictures" / name).write_text("not a picture")
+    config = PredictConfig.model_validate({"weights": str(weights), "source": str(tmp_path / "pictures"),
+                                           "placement": {"storage_path": str(tmp_path)}})
+    with pytest.raises(InputError, match=r"source: none of 2 files could be read; the first, a\.jpg, "):
+        predict(config, quiet=True)
+
+
 def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^classes: 2 "):
         run(weights, source, tmp_path, "x", classes=(2,))

@@ -9,16 +9,72 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.errors import CheckpointError, ConfigError
+from ray_yolo.errors import CheckpointError, ConfigError, DatasetError
 from ray_yolo.families import build_model
-from ray_yolo.runtime import cluster
+from ray_yolo.ops.machine import multiplies_bf16
+from ray_yolo.runlog.run_dir import begin_run
+from ray_yolo.runtime import cluster, preflight
 from ray_yolo.runtime.preflight import check_early, check_model, decide, first_record, read_dataset
 from ray_yolo.runtime.trainer import fit
-from tests.support.jobs import make_config
+from tests.support.jobs import make_config, make_dataset
+
+
+@pytest.mark.parametrize(("shift", "names", "refused"), [
+    (1, "[dark, bright]", True),  # 1 and 2 of 2
+    (1, "[dark, bright, third]", False),  # 1 and 2 of 3: 0 has no label
+    (0, "[dark]", False),  # 0 and 1 of 1: a name is missing, which the findings say
+])
+def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int, names: str, refused: bool) -> None:
+    data = make_dataset(tmp_path, 8)
+    for file in tmp_path.glob("labels/*/*.txt"):
+        rows = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+        file.write_text("\n".join(f"{int(kind) + shift} {box}" for kind, box in rows))
+    data.write_text(f"train: images/train\nval: images/val\nnames: {names}\n")
+    recipe = Recipe(data=str(data))
+    if not refused:
+        read_dataset(recipe)
+        return
+    with pytest.raises(DatasetError, match=r"look counted from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
+        read_dataset(recipe)
+
+
+@pytest.mark.parametrize(("flags", "known"), [
+    ("fpu avx512f avx512_bf16", True), ("fpu amx_bf16 amx_tile", True), ("fpu avx512f avx512_bf16x", False),
+    ("", False)])
+def test_a_processor_multiplies_bf16_if_it_says_so(tmp_path: Path, flags: str, known: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: {flags}\n\n")
+    assert multiplies_bf16(tmp_path / "cpuinfo") is known
+    assert not multiplies_bf16(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("here", "others", "gpus", "asked", "decided"), [
+    (True, True, 0.0, "auto", "bf16"), (False, True, 0.0, "auto", "fp32"), (True, False, 0.0, "auto", "fp32"),
+    (False, False, 1.0, "auto", "bf16"), (True, True, 0.0, "fp32", "fp32")])
+def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, others: bool, gpus: float, asked: str,
+        decided: str) -> None:
+    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: here)
+    monkeypatch.setattr("ray_yolo.runtime.nodes.all_multiply_bf16", lambda: others)
+    config = make_config(tmp_path, 2, precision=asked)
+    _, train, _ = read_dataset(config.recipe)
+    assert first_record(config, train, gpus, ["train"]).recipe.precision == decided
+
+
+def test_a_run_in_bf16_on_a_processor_that_lacks_it_is_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: True)
+    config = make_config(tmp_path, 0, precision="auto", epochs=1)
+    _, train, _ = read_dataset(config.recipe)
+    begin_run(config.placement, first_record(config, train, 0.0, ["train"])).release()
+    monkeypatch.setattr(preflight, "multiplies_bf16", lambda: False)
+    result = fit(config, quiet=True)
+    assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["recipe"]["precision"] == "bf16"
+    assert "trains in bf16, which this processor does not multiply" in capsys.readouterr().err
 
 
 def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

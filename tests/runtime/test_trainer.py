@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.resources import Node
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.engine import checkpoint, state_files
@@ -41,8 +43,9 @@ from ray_yolo.events import (
 )
 from ray_yolo.ops.machine import cores
 from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runlog.run_dir import begin_run
 from ray_yolo.runtime import cluster, nodes, ray_train, trainer, worker
-from ray_yolo.runtime.preflight import job_of
+from ray_yolo.runtime.preflight import first_record, job_of, read_dataset, with_workers
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.runtime.worker import train_worker
@@ -118,6 +121,43 @@ def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_
     assert [reason.split()[1] for reason in told.reasons] == ["CPUs", "GB"]
     options = yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]
     assert (options["cpus_per_worker"], options["workers"], options["cache"]) == (cores(), 0, "ram")
+
+
+def test_auto_workers_are_chosen_once_and_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = make_config(tmp_path, 0, {"num_workers": "auto"}, epochs=1)
+    monkeypatch.setitem(sys.modules, "ray", None)  # nothing of it is imported
+    result = fit(config, quiet=True)
+    (told,) = run_log.told(result.run_dir, ResourcesEvent)
+    assert told.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was asked for, and no more than one "
+                               "GPU")
+    assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]["num_workers"] == 0
+    assert json.loads((result.run_dir / "run.json").read_bytes())["num_workers"] == 0
+
+
+@pytest.mark.parametrize(("asked", "trained"), [("auto", 2), (1, 1)])
+def test_a_run_goes_on_with_the_workers_of_its_first_start_unless_others_are_asked_for(
+        tmp_path: Path, asked: Any, trained: int) -> None:
+    begun = make_config(tmp_path, 2, epochs=1)
+    _, train, _ = read_dataset(begun.recipe)
+    run = begin_run(begun.placement, first_record(begun, train, 0.0, ["train"]))
+    given = make_config(tmp_path, 0, {"num_workers": asked}, epochs=1)
+    assert with_workers(given, run, train)[0].placement.num_workers == trained
+    run.release()
+
+
+def test_a_cluster_decides_but_no_step_has_fewer_parts_than_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                    ) -> None:
+    monkeypatch.setattr("ray_yolo.runtime.cluster.connect", lambda placement: 1.0)
+    monkeypatch.setattr("ray_yolo.runtime.cluster.free_nodes", lambda placement: [Node(64, 6.0)])
+    given = {"num_workers": "auto", "address": "10.0.0.1:6379"}
+    for batch, workers in ((None, 6), (4, 4)):
+        config = make_config(tmp_path, 0, given, epochs=1, batch_size=batch, microbatch=None,
+                             optimizer={"nominal_batch": 4})
+        _, train, _ = read_dataset(config.recipe)
+        chosen, why = with_workers(config, None, train)
+        assert (chosen.placement.num_workers, why) == (
+            workers, f"--num-workers auto: {workers}, free GPUs: 6")
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_well(
@@ -469,8 +509,11 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     assert prepared == [(loader, {"move_to_device": False})]
 
 
-def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(calm: TrainResult) -> None:
-    record = json.loads((calm.run_dir / "run.json").read_text())
+def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
+    result = fit(make_config(tmp_path, 0, epochs=1, precision="auto"), quiet=True)
+    record = json.loads((result.run_dir / "run.json").read_text())
     assert record["asked"]["precision"] == "auto"
     assert record["recipe"]["precision"] == "fp32"
     assert record["architecture"]["nc"] == 2

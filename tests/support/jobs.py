@@ -29,7 +29,8 @@ TINY = {
 # Settings under which a difference between runs is a difference of the algorithm. CIoU has kinks where edges of two
 # boxes meet, which is where training drives them: at larger learning rates the last bit decides on which side a box
 # ends up, and any two runs that round differently drift apart (measured at 0.01: to 2e-2 of the way in 200 steps).
-STEADY = {"imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
+STEADY = {"precision": "fp32",
+          "imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
           "optimizer": {"nominal_batch": 16, "clip_norm": 0.3, "lr0": 3e-4}, "schedule": {"warmup_epochs": 0},
           "augment": {"scale": 0.2, "mosaic": 0.5}}
 

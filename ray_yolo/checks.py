@@ -1,0 +1,9 @@
+"""`python -m ray_yolo.checks`: versions, devices, cluster and storage on one page, for a bug report."""
+
+import sys
+
+from ray_yolo.cli import checks as main
+from ray_yolo.exits import run
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,72 @@
+"""What a bug report needs on one page: versions, devices, cluster and storage, each looked at now."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+import ray_yolo
+from ray_yolo.config.placement import Placement
+from ray_yolo.errors import RayYoloError
+from ray_yolo.ops.machine import available_memory, cores
+from ray_yolo.redact import redact
+from ray_yolo.runlog.folders import storage_folder, storage_probe
+from ray_yolo.runlog.mlflow_client import tracking_uri
+from ray_yolo.runtime.preflight import cluster_asked_for
+
+LIBRARIES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pydantic", "opencv-python-headless", "opencv-python",
+             "pillow", "matplotlib", "tensorboard", "onnx", "onnxruntime", "optuna", "safetensors", "obstore")
+
+
+def describe(placement: Placement) -> tuple[list[str], list[str]]:
+    """The page, line by line, and what is wrong: with the cluster that was asked for, or with storage."""
+    cluster, storage = _cluster(placement), _storage(placement)
+    lines = [*_versions(), *_devices(), *cluster[0], *storage[0]]
+    return lines, [*cluster[1], *storage[1]]
+
+
+def _versions() -> Iterator[str]:
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} -")
+    yield f"ray_yolo     {ray_yolo.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"libraries    {', '.join(found)}"
+
+
+def _devices() -> Iterator[str]:
+    yield (f"CPU          {cores()} cores, {available_memory() / 1e9:.1f} GB of memory free, "
+           f"{torch.backends.cpu.get_cpu_capability()}")
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    yield f"GPU          {', '.join(names) or 'none that torch can use'} (torch built for CUDA {torch.version.cuda})"
+
+
+def _cluster(placement: Placement) -> tuple[list[str], list[str]]:
+    if not cluster_asked_for(placement):
+        return ["cluster      none was asked for (--address, RAY_ADDRESS)"], []
+    from ray_yolo.runtime.nodes import describe_cluster
+
+    try:
+        lines, fit = describe_cluster(placement.address)
+    except RayYoloError as error:
+        return [f"cluster      {redact(str(error))}"], [str(error)]
+    return [f"cluster      {line}" for line in lines], [] if fit else ["a node is not fit for training"]
+
+
+def _storage(placement: Placement) -> tuple[list[str], list[str]]:
+    uri = tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ)
+    try:
+        with storage_probe(placement) as place:
+            free = "" if placement.storage_path.partition("://")[1] else (
+                f", {shutil.disk_usage(place).free / 1e9:.1f} GB free")
+            lines, wrong = [f"storage      {placement.storage_path or storage_folder(placement)}: writable{free}"], []
+    except RayYoloError as error:
+        lines, wrong = [f"storage      {redact(str(error))}"], [str(error)]
+    return [*lines, f"mlflow       {redact(uri) if uri else 'off'}"], wrong
