@@ -234,7 +234,7 @@ def test_a_fixed_onnx_finds_what_predict_finds_in_squares(weights: Path) -> None
     result = run(weights, nms=True, confidence=0.1)
     assert "squares of 64 px" in str(result)
     picture = smooth_picture(30, 60, seed=5)
-    pixels, ratio, pad = to_network(picture, 64, rect=False)
+    pixels, ratio, pad = to_network(picture, 64, 32, rect=False)
     assert (pixels.shape, pad) == ((64, 64, 3), (16, 0))
     assert (pixels[0] == 114).all()
     rows = onnx_says(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))
