@@ -72,7 +72,8 @@ _ONNX_TOP_TEXT = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
 best (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
 <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
- int64[1] axis = {{2}}, int64[2] rows = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}, float none = {{0}}>
+ int64[1] axis = {{2}}, int64[2] rows = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}, float
+ none = {{0}}>
 {{
     corners = Slice (predictions, zero, four, axis)
     scores = Slice (predictions, four, end, axis)
@@ -267,8 +268,15 @@ def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, 
 def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
     """`_difference` from `select` on boxes in heaps, which is where suppression has something to do."""
     predictions = random_predictions()
-    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
-                   iou=settings.iou if suppress else None, max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+    found = select(
+        predictions[..., :4],
+        predictions[..., 4:],
+        confidence=settings.confidence,
+        iou=settings.iou if suppress else None,
+        max_detections=settings.max_detections,
+        multi_label=False,
+        agnostic=settings.agnostic_nms,
+    )
     expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(found)])
     return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
 

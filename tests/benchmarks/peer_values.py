@@ -3,9 +3,12 @@ an environment in which the peer is installed. This file imports nothing of the 
 
     python peer_values.py IN.pt OUT.pt
 
-IN: the model's name, images (B, 3, H, W) in 0..1, targets (n, 6) rows [image, class, x1, y1, x2, y2] in pixels, seed. OUT: its
-tensors by name, its predictions (B, 4 + classes, N) as centre, size and scores in evaluation, and its three loss terms. Of two heads
-the predictions are the one-to-many head's; `first` are the weighted terms of both in the first epoch, the terms the one-to-one head's.
+IN: the model's name, images (B, 3, H, W) in 0..1, targets (n, 6) rows [image, class, x1, y1, x2, y2] in pixels, seed.
+OUT: its
+tensors by name, its predictions (B, 4 + classes, N) as centre, size and scores in evaluation, and its three loss terms.
+Of two heads
+the predictions are the one-to-many head's; `first` are the weighted terms of both in the first epoch, the terms the
+one-to-one head's.
 """
 
 from __future__ import annotations

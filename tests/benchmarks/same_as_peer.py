@@ -2,7 +2,8 @@
 
     python tests/benchmarks/run.py same_as_peer --python ENVIRONMENT/bin/python [--model yolov5nu] [--seed 0]
 
-The peer (ultralytics; yolov5 for its P6 models) is called in an environment of its own through its public interface (`peer_values.py`); weights
+The peer (ultralytics; yolov5 for its P6 models) is called in an environment of its own through its public interface
+(`peer_values.py`); weights
 go from its `state_dict` into ours. Prints one JSON line of the largest relative differences.
 """
 
