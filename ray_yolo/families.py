@@ -17,6 +17,7 @@ from ray_yolo.losses.criterion import Criterion
 from ray_yolo.models import zoo
 from ray_yolo.models.detector import Architecture, Detector
 from ray_yolo.models.heads import AnchorFree, Anchors, Detect, Predictions, decode_anchors, decode_distances
+from ray_yolo.models.rows import AnchorFreeRow, DetectRow, EndToEndRow, LightAnchorFreeRow
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
 
@@ -28,6 +29,7 @@ class Family(NamedTuple):
     fit: Callable[[Any, np.ndarray, LossConfig, int], Anchors | None]  # (head, label sizes, gains, seed)
     build_loss: Callable[[Any, LossConfig, int, int], Criterion]  # (head, gains, number of classes, image size)
     decode: Callable[[Any, Sequence[Tensor]], Predictions]  # (head, what the detector gave)
+    suppress: bool = True  # whether boxes that overlap a better one are dropped
 
 
 def fit_head(head: Detect, sizes: np.ndarray, loss: LossConfig, seed: int) -> Anchors | None:
@@ -45,9 +47,12 @@ FAMILIES = {
     "yolov5": Family(zoo.YOLOV5, fit_head, anchor_based.build_loss, decode_anchors),
     "yolov3": Family(zoo.YOLOV3, fit_head, anchor_based.build_loss, decode_anchors),
     "yolov8": Family(zoo.YOLOV8, fit_nothing, anchor_free.build_loss, decode_distances),
+    "yolo11": Family(zoo.YOLO11, fit_nothing, anchor_free.build_loss, decode_distances),
+    "yolo12": Family(zoo.YOLO12, fit_nothing, anchor_free.build_loss, decode_distances),
+    "yolo26": Family(zoo.YOLO26, fit_nothing, anchor_free.build_end_to_end_loss, decode_distances, suppress=False),
 }
 FAMILY_OF = {name: family for family in FAMILIES.values() for name in family.models}
-YAML_FAMILY = FAMILIES["yolov5"]  # what a user's own table of rows belongs to
+FAMILY_OF_HEAD = {DetectRow: "yolov5", AnchorFreeRow: "yolov8", LightAnchorFreeRow: "yolo11", EndToEndRow: "yolo26"}
 
 
 class Transfer(NamedTuple):
@@ -59,13 +64,13 @@ class Transfer(NamedTuple):
 
 
 def find_family(model: str | Mapping[str, object]) -> Family:
-    """The family of a model.
+    """The family of a model; of a YAML mapping, that of its head.
 
     Raises:
         ConfigError: for an unknown name, with the nearest known one.
     """
     if not isinstance(model, str):
-        return YAML_FAMILY
+        return FAMILIES[FAMILY_OF_HEAD[type(read_architecture(model).head)]]
     if model in FAMILY_OF:
         return FAMILY_OF[model]
     near = difflib.get_close_matches(model, FAMILY_OF, n=1, cutoff=0.0)[0]

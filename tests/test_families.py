@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.errors import CheckpointError, ConfigError
 from ray_yolo.families import FAMILIES, build_model, find_family, load_weights
@@ -22,10 +23,14 @@ def small(seed: int, num_classes: int = 2, anchors: list[list[tuple[float, float
 
 
 def test_known_models() -> None:
-    assert [name for family in FAMILIES.values() for name in family.models] == [
-        "yolov5n", "yolov5s", "yolov5m", "yolov5l", "yolov5x", "yolov3", "yolov3-spp", "yolov3-tiny",
-        "yolov8n", "yolov8s", "yolov8m", "yolov8l", "yolov8x",
-        "yolov5nu", "yolov5su", "yolov5mu", "yolov5lu", "yolov5xu"]
+    assert {name: facts.family for name, facts in MODELS.items()} == {
+        name: key for key, family in FAMILIES.items() for name in family.models}
+
+
+@pytest.mark.parametrize("name", ["yolov5n", "yolov5n6", "yolov3-tiny", "yolov8n", "yolov5n6u", "yolo11n", "yolo26n"])
+def test_facts_agree_with_the_model_that_is_built(name: str) -> None:
+    with torch.device("meta"):
+        assert build_model(name, 3).grid == MODELS[name].grid
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(wrong: str, near
 
 @pytest.mark.parametrize(("name", "terms", "boxes_per_cell"), [
     ("yolov5n", ("box", "obj", "cls"), 3), ("yolov5nu", ("box", "cls", "dfl"), 1),
-    ("yolov8n", ("box", "cls", "dfl"), 1)])
+    ("yolov8n", ("box", "cls", "dfl"), 1), ("yolo11n", ("box", "cls", "dfl"), 1), ("yolo12n", ("box", "cls", "dfl"), 1),
+    ("yolo26n", ("box", "cls", "l1"), 1)])
 def test_a_family_trains_and_decodes_what_it_builds(name: str, terms: tuple[str, ...], boxes_per_cell: int) -> None:
     family, model = find_family(name), build_model(name, 3)
     levels = model(torch.rand(2, 3, 64, 64))

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import STRIDE
 from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
 
-ImageSize = Annotated[int | None, Field(ge=2 * STRIDE, multiple_of=STRIDE)]
+ImageSize = Annotated[int | None, Field(ge=2 * GRID, multiple_of=GRID)]
 
 
 class ResultsPlacement(Placement):

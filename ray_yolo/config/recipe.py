@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import re
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
@@ -18,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from ray_yolo.config import sections
 from ray_yolo.config.changes import Change
+from ray_yolo.config.model_facts import GRID, facts_of, off_grid
 from ray_yolo.config.sections import Frozen
 from ray_yolo.errors import ConfigError
 
@@ -25,11 +24,8 @@ MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
-STRIDE = 32  # largest stride of every model family; image sizes are multiples of it
 
 _REMOVED = {"augment": {"mosaic_window": 0}}  # settings of earlier recipes, by section, and what they did nothing at
-_WITHOUT_ANCHORS = re.compile(r"(?:yolov8[nsmlx]|yolov5[nsmlx]u)(?:\.ya?ml)?")
-_THEIR_GAINS = {"box": 7.5}  # where it is not that of LossConfig
 
 
 def _freeze_list(value: object) -> object:
@@ -44,8 +40,8 @@ class Recipe(Frozen):
     """Data set: a YAML file, the address of one (s3://bucket/coco/data.yaml, gs://, az://), or a built-in one (shapes,
     shapes8, shapes1k)."""
     model: str = "yolov5s"
-    """Architecture: yolov5{n,s,m,l,x}, yolov5{n,s,m,l,x}u, yolov8{n,s,m,l,x}, yolov3, yolov3-spp, yolov3-tiny, or a
-    YOLOv5-style YAML file."""
+    """Architecture: yolov5{n,s,m,l,x}, the same with 6, u or 6u behind it, yolov3, yolov3-spp, yolov3-tiny,
+    {yolov8,yolo11,yolo12,yolo26}{n,s,m,l,x}, or a YAML file as YOLOv5 and Ultralytics write them."""
     weights: str = ""
     """Initial weights: best.pt of a run, what YOLOv5 or Ultralytics have released, .safetensors; '': from scratch."""
     epochs: int = Field(100, ge=1)
@@ -56,8 +52,8 @@ class Recipe(Frozen):
     microbatch: int | None = Field(None, ge=1, le=2**17)
     """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
     Left out: the largest divisor of batch_size that gives every worker one at the first start."""
-    imgsz: int = Field(640, ge=2 * STRIDE, le=8192)
-    """Long side of the network input in pixels; a multiple of 32."""
+    imgsz: int = Field(640, ge=2 * GRID, le=8192)
+    """Long side of the network input in pixels; a multiple of 32, of 64 for models with a 6."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Decides initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -120,11 +116,11 @@ class Recipe(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _gains_of_the_family(cls, tree: object) -> object:
-        """A model without anchors has gains of its own where the user has not given any."""
-        if not isinstance(tree, dict) or not _WITHOUT_ANCHORS.fullmatch(os.path.basename(str(tree.get("model", "")))):
+        """A family has gains of its own where the user has not given any."""
+        if not isinstance(tree, dict) or not (facts := facts_of(str(tree.get("model", "")))) or not facts.gains:
             return tree
         loss = tree.get("loss", {})
-        return {**tree, "loss": {**_THEIR_GAINS, **loss}} if isinstance(loss, dict) else tree
+        return {**tree, "loss": {**facts.gains, **loss}} if isinstance(loss, dict) else tree
 
     @field_validator("batch_size")
     @classmethod
@@ -136,10 +132,16 @@ class Recipe(Frozen):
     @field_validator("imgsz")
     @classmethod
     def _on_the_grid(cls, value: int) -> int:
-        if value % STRIDE:
-            low = value // STRIDE * STRIDE
-            raise ValueError(f"must be a multiple of {STRIDE}; nearest: {low} or {low + STRIDE}")
+        if reason := off_grid(value, GRID):
+            raise ValueError(reason)
         return value
+
+    @model_validator(mode="after")
+    def _on_the_grid_of_the_model(self) -> Recipe:
+        facts = facts_of(self.model)
+        if facts and (reason := off_grid(self.imgsz, facts.grid)):
+            raise ValueError(f"imgsz {self.imgsz} {reason} ({self.model} has cells of {facts.grid} px)")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:

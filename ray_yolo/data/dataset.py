@@ -220,20 +220,20 @@ class ValBatch(NamedTuple):
     shape: tuple[int, int]  # (height, width)
 
 
-def padded_shapes(sizes: np.ndarray, imgsz: int, stride: int = 32, pad: float = 0.5) -> np.ndarray:
+def padded_shapes(sizes: np.ndarray, imgsz: int, grid: int, pad: float = 0.5) -> np.ndarray:
     """Network input (height, width) of each image, (n, 2) int64, from its own size alone.
 
-    ceil(side x imgsz / long side / stride + pad) x stride.
+    ceil(side x imgsz / long side / grid + pad) x grid.
     """
     ratios = imgsz / sizes.max(axis=1, keepdims=True)
-    return (np.ceil(np.round(sizes * ratios / stride + pad, 9)) * stride).astype(np.int64)
+    return (np.ceil(np.round(sizes * ratios / grid + pad, 9)) * grid).astype(np.int64)
 
 
-def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, stride: int = 32,
+def cut_batches(index: AnnotationIndex, imgsz: int, batch_size: int, grid: int,
                 pad: float = 0.5) -> tuple[ValBatch, ...]:
     """All images in batches of equal padded shape and at most `batch_size`; shapes and images in ascending order."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, stride, pad).tolist()):
+    for image, (height, width) in enumerate(padded_shapes(index.sizes, imgsz, grid, pad).tolist()):
         groups[height, width].append(image)
     return tuple(ValBatch(tuple(images[first:first + batch_size]), shape)
                  for shape, images in sorted(groups.items()) for first in range(0, len(images), batch_size))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ray_yolo.config.recipe import BATCH_PER_WORKER, STRIDE, Recipe
+from ray_yolo.config.recipe import BATCH_PER_WORKER, Recipe
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.families import build_model, find_family
 from ray_yolo.losses.criterion import Criterion
@@ -62,7 +62,8 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
 def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int) -> int:
     """Highest GPU memory while so many images of the largest size go forward and backward."""
     device = next(network.parameters()).device
-    side = math.floor(LARGEST_SCALE * recipe.imgsz / STRIDE + 1) * STRIDE if recipe.multi_scale else recipe.imgsz
+    grid = network.grid
+    side = math.floor(LARGEST_SCALE * recipe.imgsz / grid + 1) * grid if recipe.multi_scale else recipe.imgsz
     torch.cuda.reset_peak_memory_stats(device)
     images = torch.zeros(num_images, 3, side, side, device=device).to(memory_format=torch.channels_last)
     targets = torch.tensor([[image, 0, 0.0, 0.0, side / 4, side / 4] for image in range(num_images)], device=device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
 from ray_yolo.data.dataset import (
     TrainDataset,
@@ -141,7 +142,7 @@ def build(job: Job, host: Host) -> Parts:
         optimizer=build_optimizer(model, recipe), stores=stores,
         scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
         loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
-        **shared, **_loaders(job, host, stores))
+        **shared, **_loaders(job, host, stores, model.grid))
 
 
 def ungroup(parts: Parts) -> None:
@@ -157,7 +158,8 @@ def ungroup(parts: Parts) -> None:
 def regroup(parts: Parts, replicas: Replicas) -> Parts:
     """The same training on this worker as one of other replicas, between two steps. Collective."""
     host = replace(parts.host, replicas=replicas)
-    return replace(parts, **_shared_parts(parts.job, host, parts.model), **_loaders(parts.job, host, parts.stores))
+    return replace(parts, **_shared_parts(parts.job, host, parts.model),
+                   **_loaders(parts.job, host, parts.stores, parts.model.grid))
 
 
 def _shared_parts(job: Job, host: Host, model: Detector) -> dict[str, Any]:
@@ -176,17 +178,18 @@ def rebuild(parts: Parts, recipe: Recipe) -> Parts:
     optimizer.load_state_dict({**optimizer.state_dict(), "state": parts.optimizer.state_dict()["state"]})
     parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
     loss = parts.family.build_loss(parts.model.head, recipe.loss, len(job.names), recipe.imgsz)
-    return replace(parts, optimizer=optimizer, loss=loss, **_loaders(job, parts.host, parts.stores))
+    return replace(parts, optimizer=optimizer, loss=loss,
+                   **_loaders(job, parts.host, parts.stores, parts.model.grid))
 
 
-def _loaders(job: Job, host: Host, stores: tuple[ImageStore, ImageStore]) -> dict[str, Any]:
+def _loaders(job: Job, host: Host, stores: tuple[ImageStore, ImageStore], grid: int) -> dict[str, Any]:
     """The parts, by name, that bring this worker its shard of a job."""
     recipe, plan, order = job.recipe, Plan(job.recipe, len(job.train)), _rect_order(job)
     sampler = ShardSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
     return {
         "job": job, "plan": plan, "sampler": sampler,
-        "loader": _train_loader(train_dataset(job, stores[0], _rect_shapes(job, order)), host, plan, sampler),
-        "val_batches": val_loader(job.val, stores[1], recipe.imgsz, recipe.evaluate.batch_size, host),
+        "loader": _train_loader(train_dataset(job, stores[0], _rect_shapes(job, order, grid)), host, plan, sampler),
+        "val_batches": val_loader(job.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, host),
     }
 
 
@@ -208,11 +211,11 @@ def _rect_order(job: Job) -> np.ndarray | None:
     return np.argsort(job.train.sizes[:, 0] / job.train.sizes[:, 1], kind="stable")
 
 
-def _rect_shapes(job: Job, order: np.ndarray | None) -> np.ndarray | None:
+def _rect_shapes(job: Job, order: np.ndarray | None, grid: int) -> np.ndarray | None:
     """Under `rect`, each image's (height, width): the smallest that holds every image of its microbatch."""
     if order is None:
         return None
-    shapes = padded_shapes(job.train.sizes, job.recipe.imgsz, pad=0.0)
+    shapes = padded_shapes(job.train.sizes, job.recipe.imgsz, grid, pad=0.0)
     _, size = resolved_batch(job.recipe)
     for first in range(0, len(order), size):
         microbatch = order[first : first + size]
@@ -232,7 +235,8 @@ def first_batches(job: Job) -> Batches:
     order, plan = _rect_order(job), Plan(job.recipe, len(job.train))
     sampler = ShardSampler(plan, ALONE.worker, ALONE.num_workers, order)
     sampler.start(0, weights=draw_weights(job, ()))
-    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz), _rect_shapes(job, order))
+    shapes = _rect_shapes(job, order, GRID if order is None else build_network(job).grid)
+    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz), shapes)
     return _train_loader(dataset, Host(), plan, sampler)
 
 
@@ -249,10 +253,11 @@ def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShardS
         collate_fn=as_it_is, **_processes(host)))
 
 
-def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, batch_size: int, host: Host) -> Batches:
+def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, host: Host
+               ) -> Batches:
     """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers. Each
     worker has about as many pixels."""
-    batches = cut_batches(index, imgsz, batch_size)
+    batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
     mine = sharding.balanced_shard(pixels, host.replicas.worker, host.replicas.num_workers)
     return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(host))

@@ -111,7 +111,7 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         clock.lap(None)
         if len(index.names) == 1:  # whatever the model tells apart
             scores = scores.amax(-1, keepdim=True)
-        found = select(boxes, scores, confidence=config.confidence, iou=config.iou,
+        found = select(boxes, scores, confidence=config.confidence, iou=config.iou if family.suppress else None,
                        max_detections=config.max_detections, multi_label=model.num_classes > 1)
         clock.lap(2)
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]

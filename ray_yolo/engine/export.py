@@ -23,7 +23,7 @@ from torchvision.ops import batched_nms
 
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.files import replacing
-from ray_yolo.engine.predict import Trained, load_trained
+from ray_yolo.engine.predict import Trained, input_size, load_trained
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import Family
 from ray_yolo.models.detector import Detector, fuse
@@ -69,6 +69,46 @@ suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detecti
 }}
 """
 
+_ONNX_TOP_TEXT = """
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+best (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
+<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
+ int64[1] axis = {{2}}, int64[2] rows = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}, float
+ none = {{0}}>
+{{
+    corners = Slice (predictions, zero, four, axis)
+    scores = Slice (predictions, four, end, axis)
+    highest, label = TopK <axis = 2> (scores, one)
+    other = Less (scores, highest)
+    own = Where (other, none, scores)
+    entered = Identity ({entered})
+    flat = Reshape (entered, rows)
+    flat_shape = Shape (flat)
+    entries = Gather (flat_shape, one)
+    count = Min (limit, entries)
+    best, place = TopK <axis = 1> (flat, count)
+    entered_shape = Shape (entered)
+    classes = Gather (entered_shape, two)
+    box_row = Div (place, classes)
+    column = Mod (place, classes)
+    above = Greater (best, score)
+    where = NonZero (above)
+    chosen = Transpose <perm = [1, 0]> (where)
+    chance = GatherND (best, chosen)
+    chosen_row = GatherND (box_row, chosen)
+    chosen_column = GatherND (column, chosen)
+    image = Gather <axis = 1> (chosen, zero)
+    row = Unsqueeze (chosen_row, one)
+    at = Concat <axis = 1> (image, row)
+    box = GatherND (corners, at)
+    image_number = Cast <to = 1> (image)
+    score_column = Unsqueeze (chance, one)
+    class_number = Cast <to = 1> (chosen_column)
+    class_column = Unsqueeze (class_number, one)
+    detections = Concat <axis = 1> (image_number, box, score_column, class_column)
+}}
+"""
+
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -92,7 +132,7 @@ class Decoded(nn.Module):
     def __init__(self, detector: Detector, family: Family) -> None:
         super().__init__()
         self.detector = detector
-        self._decode = family.decode
+        self._decode, self.suppress = family.decode, family.suppress
 
     def forward(self, images: Tensor) -> Tensor:
         """Predictions of images (B, 3, H, W) in 0..1."""
@@ -108,7 +148,7 @@ def export(config: ExportConfig) -> ExportResult:
     """
     config, trained = check(config)
     path = Path(config.weights).with_suffix(f".{config.format}")
-    imgsz = config.imgsz or trained.recipe.imgsz
+    imgsz = input_size(trained, config.imgsz)
     metadata = {  # YOLOv5's keys; `names` reads as a Python dict
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
         "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
@@ -116,15 +156,16 @@ def export(config: ExportConfig) -> ExportResult:
     write = _write_onnx if config.format == "onnx" else _write_torchscript
     with replacing(path) as temporary, _quiet():
         difference = write(model, config, imgsz, metadata, temporary)
-    return ExportResult(path, metadata, difference, _takes(imgsz, fixed=config.format == "onnx" and not config.dynamic))
+    fixed = config.format == "onnx" and not config.dynamic
+    return ExportResult(path, metadata, difference, _takes(imgsz, model.detector.grid, fixed=fixed))
 
 
-def _takes(imgsz: int, *, fixed: bool) -> str:
+def _takes(imgsz: int, grid: int, *, fixed: bool) -> str:
     """How an image gets into the file's model, and which prediction of ours that is equal to."""
     if fixed:
         return (f"it takes squares of {imgsz} px: scale an image to fit and put it into the middle of grey 114; so it "
                 "finds what predict --square does (predict alone pads less; for that, export with --dynamic)")
-    return "it takes sides in multiples of 32 px; in images padded as predict pads them it finds what that does"
+    return f"it takes sides in multiples of {grid} px; in images padded as predict pads them it finds what that does"
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
@@ -137,7 +178,7 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
     trained = load_trained(Path(config.weights))
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to where the export may lie")
-    return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained
+    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained
 
 
 def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
@@ -145,7 +186,8 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
     from onnx import compose, helper
 
     example = torch.zeros(max(config.batch_size, 2 if config.dynamic else 1), 3, imgsz, imgsz)  # 1 would be fixed
-    sides = {0: torch.export.Dim("batch"), 2: 32 * torch.export.Dim("h"), 3: 32 * torch.export.Dim("w")}
+    grid = model.detector.grid
+    sides = {0: torch.export.Dim("batch"), 2: grid * torch.export.Dim("h"), 3: grid * torch.export.Dim("w")}
     program = torch.onnx.export(
         model, (example,), input_names=["images"], output_names=["predictions"], dynamo=True, verbose=False,
         opset_version=config.opset, dynamic_shapes={"images": sides} if config.dynamic else None)
@@ -158,9 +200,9 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
     onnx.save(graph, path)
     difference = _compare_predictions(model, _onnx_run(path), config.batch_size, imgsz, dynamic=config.dynamic)
     if config.nms:
-        suppression = onnx_suppression(config, graph.ir_version, opset)
+        suppression = onnx_selection(config, graph.ir_version, opset, suppress=model.suppress)
         onnx.save(suppression, path)
-        difference = max(difference, _compare_suppression(_onnx_run(path), config))
+        difference = max(difference, _compare_selection(_onnx_run(path), config, suppress=model.suppress))
         graph = compose.merge_models(graph, suppression, io_map=[("predictions", "predictions")])
         onnx.checker.check_model(graph)
         onnx.save(graph, path)
@@ -174,8 +216,9 @@ def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadat
     difference = _compare_predictions(model, lambda images: traced(images).numpy(), config.batch_size, imgsz,
                                       dynamic=True)
     if config.nms:
-        suppression = _trace(Suppression(config), random_predictions())
-        difference = max(difference, _compare_suppression(lambda boxes: suppression(boxes).numpy(), config))
+        suppression = _trace(Selection(config, suppress=model.suppress), random_predictions())
+        difference = max(difference, _compare_selection(
+            lambda boxes: suppression(boxes).numpy(), config, suppress=model.suppress))
         traced = _trace(nn.Sequential(traced, suppression), torch.zeros(config.batch_size, 3, imgsz, imgsz))
     torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
@@ -206,19 +249,26 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _compare_predictions(model: nn.Module, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
+def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
     """`_difference` over a batch of noise, and over a batch of another shape where that is allowed."""
-    shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + 32)] * dynamic
+    shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + model.detector.grid)] * dynamic
     generator = torch.Generator().manual_seed(0)
     noise = [torch.rand(shape, generator=generator) for shape in shapes]
     return max(_difference(model(images).numpy(), run(images), slice(0, 4), imgsz) for images in noise)
 
 
-def _compare_suppression(run: Run, settings: NmsConfig) -> float:
+def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
     """`_difference` from `select` on boxes in heaps, which is where suppression has something to do."""
     predictions = random_predictions()
-    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence, iou=settings.iou,
-                   max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+    found = select(
+        predictions[..., :4],
+        predictions[..., 4:],
+        confidence=settings.confidence,
+        iou=settings.iou if suppress else None,
+        max_detections=settings.max_detections,
+        multi_label=False,
+        agnostic=settings.agnostic_nms,
+    )
     expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(found)])
     return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
 
@@ -246,7 +296,7 @@ def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int)
     return worst
 
 
-def onnx_suppression(settings: NmsConfig, ir_version: int, opset: int) -> ModelProto:
+def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress: bool) -> ModelProto:
     """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
 
     These are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and falling score.
@@ -255,21 +305,27 @@ def onnx_suppression(settings: NmsConfig, ir_version: int, opset: int) -> ModelP
     """
     from onnx import parser
 
+    if not suppress:
+        return parser.parse_model(_ONNX_TOP_TEXT.format(
+            ir=ir_version, opset=opset, limit=settings.max_detections, confidence=settings.confidence,
+            entered="own" if settings.agnostic_nms else "scores"))
     return parser.parse_model(_ONNX_TEXT.format(
         ir=ir_version, opset=opset, limit=settings.max_detections, iou=settings.iou, confidence=settings.confidence,
         competing="best" if settings.agnostic_nms else "own"))
 
 
-class Suppression(nn.Module):
-    """The same for TorchScript; the file needs torchvision where it is loaded."""
+class Selection(nn.Module):
+    """The same for TorchScript; a file with suppression needs torchvision where it is loaded."""
 
-    def __init__(self, settings: NmsConfig) -> None:
+    def __init__(self, settings: NmsConfig, *, suppress: bool) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.suppress = settings, suppress
 
     def forward(self, predictions: Tensor) -> Tensor:
         """Detections of `predictions` (B, N, 4 + classes)."""
         limits = self.settings
+        if not self.suppress:
+            return _best(predictions, limits.confidence, limits.max_detections, limits.agnostic_nms)
         return _suppress(predictions, limits.confidence, limits.iou, limits.max_detections, limits.agnostic_nms)
 
 
@@ -284,4 +340,20 @@ def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, ag
         kept = batched_nms(boxes, scores, rivals, iou)[:limit]
         number = torch.full((kept.shape[0], 1), float(image), device=predictions.device)
         found.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
+    return torch.cat(found)
+
+
+@torch.jit.script_if_tracing
+def _best(predictions: Tensor, confidence: float, limit: int, agnostic: bool) -> Tensor:
+    found = [torch.zeros((0, 7), device=predictions.device)]
+    for image in range(predictions.shape[0]):
+        scores = predictions[image, :, 4:]
+        if agnostic:
+            scores = torch.where(scores < scores.max(dim=1, keepdim=True)[0], torch.zeros_like(scores), scores)
+        best, place = scores.flatten().sort(descending=True, stable=True)
+        best, place = best[:limit], place[:limit]
+        best, place = best[best > confidence], place[best > confidence]
+        boxes = predictions[image, torch.div(place, scores.shape[1], rounding_mode="floor"), :4]
+        number = torch.full((place.shape[0], 1), float(image), device=predictions.device)
+        found.append(torch.cat([number, boxes, best[:, None], (place % scores.shape[1])[:, None].float()], 1))
     return torch.cat(found)

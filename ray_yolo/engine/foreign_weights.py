@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ray_yolo.config.model_facts import MODELS
 from ray_yolo.engine.state_files import CONVERT_HINT, check_file, kind_of_file, load_plain
 from ray_yolo.errors import CheckpointError
 
@@ -26,11 +27,6 @@ _MODEL_CODE = re.compile(r"(models|utils|ultralytics|yolov5|torch\.nn|numpy|path
                          r"builtins\.(getattr|object)$")
 _MODEL_KEYS = ("ema", "model", "model_state_dict", "state_dict")  # where the weights are, the better ones first
 _MOST_MODULES, _LONGEST_NAME = 20_000, 300
-_RELEASES = (
-    (r"yolov5[nsmlx]\.pt", "https://github.com/ultralytics/yolov5/releases"),
-    (r"yolov3(-spp|-tiny)?\.pt", "https://github.com/ultralytics/yolov3/releases"),
-    (r"yolov(8[nsmlx]|5[nsmlx]u)\.pt", "https://github.com/ultralytics/assets/releases"),
-)
 _reading = Lock()  # torch's list of allowed names is the process's
 
 
@@ -105,10 +101,10 @@ def _own(text: str, tensors: dict[str, Any], path: Path) -> Weights:
 
 
 def _where_from(path: Path) -> str:
-    page = next((page for pattern, page in _RELEASES if re.fullmatch(pattern, path.name)), None)
-    if page is None:
+    facts = MODELS.get(path.stem) if path.suffix == ".pt" else None
+    if facts is None:
         return "give a .pt file of a run, of YOLOv5 or of Ultralytics, or a .safetensors file"
-    return (f"nothing is downloaded here: fetch {path.name} from {page} (under their licence) and put it at "
+    return (f"nothing is downloaded here: fetch {path.name} from {facts.releases} (under their licence) and put it at "
             f"{path.absolute()}, or say where it lies")
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ray_yolo.config.recipe import STRIDE
 from ray_yolo.engine.build import Parts, draw_weights
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
@@ -139,7 +138,7 @@ def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     counts = parts.plan.shard_sizes(step, replicas.num_workers)
     parts.model.train()
     parts.gradients.start(counts)
-    size = image_size(recipe.seed, number, recipe.imgsz, STRIDE) if recipe.multi_scale else None
+    size = image_size(recipe.seed, number, recipe.imgsz, parts.model.grid) if recipe.multi_scale else None
     rows, waited = forward_backward(parts, step, batches, size)
     statistics = parts.gradients.finish()
     losses, whole, wishes = gather_measurements(parts, rows, counts, listen(), number)
@@ -162,7 +161,8 @@ def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
         waited += time.perf_counter() - began
         pulse.enter("computing")
         with parts.gradients.microbatch(last=last):
-            loss, terms = forward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size)
+            loss, terms = forward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size,
+                                  parts.plan.share_trained(step))
             statistics = parts.statistics.recorded(count - 1 - microbatch.number)
             if last:  # from here on others are waited for
                 pulse.enter("exchanging")
@@ -174,21 +174,23 @@ def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Te
     return rows, waited
 
 
-def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None) -> tuple[Tensor, Tensor]:
+def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None, trained: float
+            ) -> tuple[Tensor, Tensor]:
     """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
 
     Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
     before the loss. Boxes are assigned image by image, by anchors alone or by the image's own predictions, so that no
-    count depends on how the images are shared out; counts carry no gradient.
+    count depends on how the images are shared out; counts carry no gradient. `trained` is the share
+    of training that is done.
     """
     precision, replicas = parts.plan.recipe.precision, parts.host.replicas
-    images, targets = to_network_input(batch, parts.host.device, size)
+    images, targets = to_network_input(batch, parts.host.device, size, parts.model.grid)
     parts.statistics.clear()
     with autocast(parts.host.device, precision):
         levels = parts.replica(images)
     measured = parts.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
     counts = replicas.global_sum(measured.counts) if parts.plan.recipe.sync_bn else measured.counts
-    terms = parts.loss.terms(measured.numerators, counts) * num_images
+    terms = parts.loss.terms(measured.numerators, counts, trained) * num_images
     return parts.scaler.scale(terms.sum()), terms.detach()
 
 
@@ -197,7 +199,7 @@ def blank_loss(parts: Parts) -> Tensor:
 
     What the blank image does to the statistics is not recorded.
     """
-    images, _ = to_network_input(blank_batch(1, 2 * STRIDE), parts.host.device, None)
+    images, _ = to_network_input(blank_batch(1, 2 * parts.model.grid), parts.host.device)
     return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
 
 
@@ -292,13 +294,16 @@ def finish_step(parts: Parts, launched: Launched) -> StepResult:
                       Wishes(bool(stop), bool(regroup), bool(save)))
 
 
-def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None) -> tuple[Tensor, Tensor]:
-    """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets; resized to a long side of `size` pixels."""
+def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1
+                     ) -> tuple[Tensor, Tensor]:
+    """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets; resized to a long side of `size` pixels and
+    to
+    sides in multiples of `grid`."""
     images = batch["images"].to(device, non_blocking=True).float().div_(255)
     targets = batch["targets"].to(device, non_blocking=True)
     if size is not None and len(images) and size != max(images.shape[2:]):
         factor, (height, width) = size / max(images.shape[2:]), images.shape[2:]
-        shape = [math.ceil(side * factor / STRIDE) * STRIDE for side in (height, width)]
+        shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]
         images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)
         targets = targets.clone()
         targets[:, 2::2].mul_(shape[1] / width)  # numbers, not a tensor of them: its copy to the device would wait

@@ -69,6 +69,10 @@ class Plan:
                 first, held = end, 0
         return steps
 
+    def share_trained(self, step: Step) -> float:
+        """e / (E - 1) in epoch e of E, from 0 to 1; constant within an epoch."""
+        return step.batch // self.batches / max(self.recipe.epochs - 1, 1)
+
     def microbatches(self, step: Step) -> int:
         """Number of microbatches of a step; the epoch's last one may be short."""
         return math.ceil(len(step.images) / resolved_batch(self.recipe)[1])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.model_facts import off_grid
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
@@ -27,7 +28,7 @@ from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.engine.build import CPU
 from ray_yolo.engine.evaluate import STAGES, autocast
 from ray_yolo.engine.foreign_weights import Weights, read_weights
-from ray_yolo.errors import CheckpointError, InputError
+from ray_yolo.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.heads import Predictions
@@ -70,7 +71,10 @@ def _recognise(weights: Weights, path: Path) -> Trained:
     """The known model whose tensors have these names and shapes."""
     given = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
     shapes = {name: tensor.shape for name, tensor in given.items()}
-    for (name, family), num_classes in product(FAMILY_OF.items(), _class_counts(shapes)):
+    layers = 1 + max((int(name.split(".")[1]) for name in shapes if re.match(r"model\.\d+\.", name)), default=-1)
+    key = layers, shapes.get("model.0.conv.weight", torch.Size([0]))[0]
+    fitting = [(name, family) for name, family in FAMILY_OF.items() if family.models[name].key == key]
+    for (name, family), num_classes in product(fitting, _class_counts(shapes)):
         with torch.device("meta"):
             wanted = build_model(name, num_classes).state_dict()
         if shapes == {key: tensor.shape for key, tensor in wanted.items()}:
@@ -116,7 +120,7 @@ class Predictor:
     def detect(self, images: Sequence[np.ndarray]) -> list[Found]:
         """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
         begun = perf_counter()
-        prepared = [to_network(image, self.imgsz, rect=self.settings.rect) for image in images]
+        prepared = [to_network(image, self.imgsz, self.model.grid, rect=self.settings.rect) for image in images]
         preprocess = (perf_counter() - begun) / len(images)
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
@@ -151,8 +155,15 @@ class Predictor:
         if settings.classes is not None:  # those whose best score is of a class that is looked for
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        [found] = select(boxes, scores, confidence=settings.confidence, iou=settings.iou,
-                         max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)
+        [found] = select(
+            boxes,
+            scores,
+            confidence=settings.confidence,
+            iou=settings.iou if self.family.suppress else None,
+            max_detections=settings.max_detections,
+            multi_label=False,
+            agnostic=settings.agnostic_nms,
+        )
         return found
 
 
@@ -160,7 +171,15 @@ def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | No
                     device: torch.device = CPU) -> Predictor:
     """Trained weights as a predictor; `imgsz` left out is that of the training."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, imgsz or trained.recipe.imgsz, settings, device, precision)
+    return Predictor(model, trained.family, trained.names, input_size(trained, imgsz), settings, device, precision)
+
+
+def input_size(trained: Trained, imgsz: int | None) -> int:
+    """Long side of the network input in pixels; None: that of the training. A ConfigError if it is off the grid."""
+    size = imgsz or trained.recipe.imgsz
+    if reason := off_grid(size, trained.model.grid):
+        raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.model.grid} px)")
+    return size
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
@@ -170,7 +189,7 @@ def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
         raise InputError(f"classes: {unknown[0]} is none of the classes ({known})")
 
 
-def to_network(image: np.ndarray, imgsz: int, *, rect: bool = True
+def to_network(image: np.ndarray, imgsz: int, grid: int, *, rect: bool = True
                ) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
     """An image as the network sees it in validation; or, without `rect`, in the middle of a square of `imgsz`.
 
@@ -180,7 +199,7 @@ def to_network(image: np.ndarray, imgsz: int, *, rect: bool = True
     """
     size = np.array([image.shape[:2]])
     height, width = loaded_sizes(size, imgsz)[0].tolist()
-    tall, wide = padded_shapes(size, imgsz)[0].tolist() if rect else (imgsz, imgsz)
+    tall, wide = padded_shapes(size, imgsz, grid)[0].tolist() if rect else (imgsz, imgsz)
     ratio = height / image.shape[0], width / image.shape[1]
     if ratio != (1, 1):
         method = cv2.INTER_AREA if min(ratio) < 1 else cv2.INTER_LINEAR

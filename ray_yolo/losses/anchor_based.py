@@ -69,7 +69,7 @@ class AnchorLoss:
                     for level, anchors in zip(levels, self.head.anchors.float(), strict=True)]
         return LossSums(torch.stack([n for n, _ in sums], 1), torch.stack([c for _, c in sums], 1))
 
-    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
+    def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
         """(3,) box, objectness and class terms: means per level (0 where the count is 0), weighted, summed."""
         self._weights = self._weights.to(numerators.device)
         return (numerators / counts.clamp(min=1) * self._weights).sum(1)

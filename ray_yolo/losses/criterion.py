@@ -30,5 +30,5 @@ class Criterion(Protocol):
             image_size: (height, width) of the network input.
         """
 
-    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
-        """(terms,) means with their gains."""
+    def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
+        """(terms,) means with their gains, when this share of training (0..1) is done."""

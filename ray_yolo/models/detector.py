@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ray_yolo.config.model_facts import GRID
 from ray_yolo.errors import ConfigError
 from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
 from ray_yolo.models.rows import DetectRow, HeadRow, Row
 
-PROBE_PX = 64  # side of the dummy image that finds channels and strides; a multiple of every stride
+PROBE_PX = 64  # side of the dummy image that finds channels
 
 
 class Detector(nn.Module):
@@ -45,6 +46,11 @@ class Detector(nn.Module):
         return cast(Head, self.model[-1])
 
     @property
+    def grid(self) -> int:
+        """Sides of images are multiples of it: 32, or the largest stride."""
+        return max(GRID, *self.head.strides)
+
+    @property
     def num_classes(self) -> int:
         """Classes that the head tells apart."""
         return self.head.num_classes
@@ -52,7 +58,7 @@ class Detector(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Raw predictions of images (B, 3, H, W) in 0..1, one tensor per level, in the form of the head.
 
-        H and W are multiples of the largest stride. Training and evaluation give the same form.
+        H and W are multiples of the grid. Training and evaluation give the same form.
         """
         x, kept = images, dict[int, Tensor]()
         for index, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
@@ -75,8 +81,12 @@ class Detector(nn.Module):
                 raise ConfigError(f"model row {index}, {row}: cannot take inputs of (channels, height, width) "
                                   f"{shapes}: {error}") from error
             self.model.append(layer)
+        side, levels = PROBE_PX, outputs[-1]
+        while min(level.shape[2] for level in levels) < 2:  # a single cell says nothing of its stride
+            side *= 2
+            levels = self(torch.zeros(1, 3, side, side))
         self.train()
-        return tuple(PROBE_PX // level.shape[2] for level in outputs[-1])
+        return tuple(side // level.shape[2] for level in levels[: len(self._sources[-1])])
 
 
 @dataclass(frozen=True)
@@ -89,15 +99,27 @@ class Architecture:
     width: float = 1.0
     most: int = 2**15  # channels of a row before the width multiple
 
+    @property
+    def head(self) -> HeadRow:
+        """The last row, the only one of a head: a ConfigError if it is none."""
+        *rows, head = self.rows
+        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
+            raise ConfigError("model: exactly one Detect row is needed, and it is the last one")
+        return head
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rows, output channels of the first one): what tells most models apart before they are built."""
+        first = self.rows[0].scaled(self.depth, self.width, self.most)
+        return len(self.rows), getattr(first, "channels", 0)
+
     def build(self, num_classes: int, anchors_px: Anchors | None = None) -> Detector:
         """The model for so many classes, with these anchors or, left out, the table's own.
 
         Raises:
             ConfigError: if rows or anchors do not fit together.
         """
-        *rows, head = self.rows
-        if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
-            raise ConfigError("model: exactly one Detect row is needed, and it is the last one")
+        rows, head = self.rows[:-1], self.head
         anchors = self.anchors_px if anchors_px is None else anchors_px
         head = replace(head, num_classes=num_classes)
         if isinstance(head, DetectRow):
@@ -133,8 +155,10 @@ def _count_anchors(anchors: Anchors, num_levels: int) -> int:
 
 
 def fuse(detector: Detector) -> Detector:
-    """A copy in evaluation mode with every BatchNorm folded into its convolution: the same outputs up to rounding."""
+    """A copy in evaluation mode with every BatchNorm folded into its convolution, and without what only
+    training needs: the same detections up to rounding."""
     fused = copy.deepcopy(detector).eval()
+    fused.head.lighten()
     for block in fused.modules():
         if isinstance(block, Conv) and isinstance(block.bn, nn.BatchNorm2d):
             block.conv, block.bn = fuse_conv_bn_eval(block.conv, block.bn), nn.Identity()

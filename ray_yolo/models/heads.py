@@ -5,6 +5,7 @@ The second: Ge et al. 2021 (YOLOX, arXiv:2107.08430), Li et al. 2020 (Generalize
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
@@ -33,6 +34,9 @@ class Head(Protocol):
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
         """Set strides, anchors if it has them, and the biases from which training starts."""
+
+    def lighten(self) -> None:
+        """Drop what only training needs."""
 
 
 class Detect(nn.Module):
@@ -73,6 +77,9 @@ class Detect(nn.Module):
                 bias[:, 4] += math.log(8 / (640 / stride) ** 2)
                 bias[:, 5:] += math.log(0.6 / (self.num_classes - 0.99999))
 
+    def lighten(self) -> None:
+        """Nothing: all of it is needed to detect."""
+
 
 def set_anchors(head: Detect, anchors_px: Anchors) -> None:
     """Give a head anchors in pixels; levels in the opposite order to the strides are turned around."""
@@ -110,30 +117,87 @@ def decode_anchors(head: Detect, levels: Sequence[Tensor]) -> Predictions:
 
 
 class AnchorFree(nn.Module):
-    """Two branches per level: 4 x `BINS` logits of the distances left, top, right, bottom, and the classes' logits."""
+    """Two branches per level: 4 x `bins` outputs for the distances left, top, right, bottom, and the classes'
+    logits."""
+
+    bins = BINS
+    box_bias = 1.0  # of every bin
 
     def __init__(self, channels: Sequence[int], num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.strides: tuple[int, ...] = ()
-        boxes, scores = max(BINS, channels[0] // 4, 4 * BINS), max(channels[0], min(num_classes, 100))
-        self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * BINS) for c in channels)
-        self.cv3 = nn.ModuleList(_branch(c, scores, num_classes) for c in channels)
-        self.dfl = nn.Module()
-        self.dfl.conv = nn.Conv2d(BINS, 1, 1, bias=False).requires_grad_(False)  # the published files have it
-        self.dfl.conv.weight.data[:] = torch.arange(BINS).view(1, BINS, 1, 1)
+        boxes, scores = max(16, channels[0] // 4, 4 * self.bins), max(channels[0], min(num_classes, 100))
+        self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * self.bins) for c in channels)
+        self.cv3 = nn.ModuleList(self._class_branch(c, scores, num_classes) for c in channels)
+        if self.bins > 1:  # the published files have it
+            self.dfl = nn.Module()
+            self.dfl.conv = nn.Conv2d(self.bins, 1, 1, bias=False).requires_grad_(False)
+            self.dfl.conv.weight.data[:] = torch.arange(self.bins).view(1, self.bins, 1, 1)
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
-        """Raw predictions (B, 4 x BINS + classes, h, w) per level."""
-        return tuple(torch.cat((box(x), score(x)), 1)
-                     for box, score, x in zip(self.cv2, self.cv3, features, strict=True))
+        """Raw predictions (B, 4 x bins + classes, h, w) per level."""
+        return _join(self.cv2, self.cv3, features)
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
         """Set strides and the biases from which training starts: about 5 objects in an image of 640 pixels."""
         self.strides = strides
         for box, score, stride in zip(self.cv2, self.cv3, strides, strict=True):
-            for branch, bias in ((box, 1.0), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
+            for branch, bias in ((box, self.box_bias), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
                 nn.init.constant_(cast(Tensor, cast(nn.Sequential, branch)[-1].bias), bias)
+
+    def lighten(self) -> None:
+        """Nothing: all of it is needed to detect."""
+
+    def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        return _branch(inputs, hidden, outputs)
+
+
+class LightAnchorFree(AnchorFree):
+    """The same with depth-wise convolutions in the branches of the classes."""
+
+    def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Sequential(Conv(inputs, inputs, 3, groups=inputs), Conv(inputs, hidden)),
+                             nn.Sequential(Conv(hidden, hidden, 3, groups=hidden), Conv(hidden, hidden)),
+                             nn.Conv2d(hidden, outputs, 1))
+
+
+class EndToEnd(LightAnchorFree):
+    """Two such heads with one bin, equal at the start (Wang et al. 2024, arXiv:2405.14458).
+
+    The first, one-to-many, teaches the backbone. The second, one-to-one, sees the features without gradient and needs
+    no
+    suppression of its detections.
+    """
+
+    bins = 1
+    box_bias = 2.0  # boxes of 4 x 4 cells
+
+    def __init__(self, channels: Sequence[int], num_classes: int) -> None:
+        super().__init__(channels, num_classes)
+        self.one2one_cv2, self.one2one_cv3 = copy.deepcopy(self.cv2), copy.deepcopy(self.cv3)
+        self.is_light = False
+
+    def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
+        """Raw predictions (B, 4 + classes, h, w): of each level one-to-many, then of each level one-to-one."""
+        second = _join(self.one2one_cv2, self.one2one_cv3, [x.detach() for x in features])
+        return second if self.is_light else (*_join(self.cv2, self.cv3, features), *second)
+
+    def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
+        """Set strides and the biases of both."""
+        super().calibrate(strides, anchors_px)
+        for first, second in ((self.cv2, self.one2one_cv2), (self.cv3, self.one2one_cv3)):
+            second.load_state_dict(first.state_dict())
+
+    def lighten(self) -> None:
+        """Drop the one-to-many head: `forward` gives the levels of the other one."""
+        self.is_light = True
+        del self.cv2, self.cv3
+
+
+def _join(boxes: nn.ModuleList, scores: nn.ModuleList, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The outputs of both branches of each level, joined."""
+    return tuple(torch.cat((box(x), score(x)), 1) for box, score, x in zip(boxes, scores, features, strict=True))
 
 
 def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -141,7 +205,11 @@ def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def decode_distances(head: AnchorFree, levels: Sequence[Tensor]) -> Predictions:
-    """Predictions of `AnchorFree` in words of the image: a class's score is the sigmoid of its logit."""
+    """Predictions of `AnchorFree` in words of the image: a class's score is the sigmoid of its logit.
+
+    Of two heads the last levels count, which are the one-to-one head's.
+    """
+    levels = levels[-len(head.strides):]
     with torch.autocast(levels[0].device.type, enabled=False):
-        distances, classes = flatten_levels(levels)
+        distances, classes = flatten_levels(levels, head.bins)
         return Predictions(expected_boxes(distances, *grid_points(levels, head.strides)), classes.sigmoid())

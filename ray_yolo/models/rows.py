@@ -118,6 +118,37 @@ class C2fRow(C3Row):
 
 
 @dataclass(frozen=True, config=STRICT)
+class C3k2Row(WideRow):
+    """Repeats are blocks inside the block."""
+
+    c3k: bool = False
+    expansion: float = 0.5
+    attention: bool = False
+
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return blocks.C3k2(channels[0], self.channels, self.repeats, self.c3k, self.expansion, self.attention)
+
+
+@dataclass(frozen=True, config=STRICT)
+class C2PSARow(WideRow):
+    """Repeats are attention blocks inside the block."""
+
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return blocks.C2PSA(channels[0], self.channels, self.repeats)
+
+
+@dataclass(frozen=True, config=STRICT)
+class A2C2fRow(WideRow):
+    """Repeats are pairs of attention blocks, in so many areas, or (0) C3 blocks."""
+
+    areas: Padding = 0
+    scaled_residual: bool = False
+
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return blocks.A2C2f(channels[0], self.channels, self.repeats, self.areas, self.scaled_residual)
+
+
+@dataclass(frozen=True, config=STRICT)
 class SPPRow(WideRow):
     """Max-pools of these sizes side by side."""
 
@@ -131,6 +162,7 @@ class SPPFRow(WideRow):
 
     layer = blocks.SPPF
     kernel: Kernel = 5
+    residual: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -185,7 +217,21 @@ class HeadRow(Row):
 class AnchorFreeRow(HeadRow):
     """The decoupled head without anchors."""
 
-    layer = heads.AnchorFree
+    layer: ClassVar[type[nn.Module]] = heads.AnchorFree
+
+
+@dataclass(frozen=True, config=STRICT)
+class LightAnchorFreeRow(AnchorFreeRow):
+    """The same with depth-wise convolutions."""
+
+    layer: ClassVar[type[nn.Module]] = heads.LightAnchorFree
+
+
+@dataclass(frozen=True, config=STRICT)
+class EndToEndRow(AnchorFreeRow):
+    """Two heads, of which the second needs no suppression."""
+
+    layer = heads.EndToEnd
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -13,6 +13,12 @@ ANCHORS_PX = (  # fitted to COCO at 640 pixels; YOLOv3's and YOLOv5's
     ((10, 13), (16, 30), (33, 23)),
     ((30, 61), (62, 45), (59, 119)),
     ((116, 90), (156, 198), (373, 326)),
+)
+P6_ANCHORS_PX = (  # at 1280 pixels
+    ((19, 27), (44, 40), (38, 94)),
+    ((96, 68), (86, 152), (180, 137)),
+    ((140, 301), (303, 264), (238, 542)),
+    ((436, 615), (739, 380), (925, 792)),
 )
 TINY_ANCHORS_PX = (
     ((10, 14), (23, 27), (37, 58)),
@@ -70,36 +76,110 @@ TINY: tuple[rows.Row, ...] = (
 )
 
 
-def _pyramid(stem: rows.Row, block: type[rows.C3Row], p4_repeats: int, head: type[rows.HeadRow], *, reduced: bool
-             ) -> tuple[rows.Row, ...]:
-    """YOLOv5 and its successors: a backbone, a way from coarse to fine and back (path aggregation), a head on P3, P4
-    and P5. `reduced`: there are 1x1 convolutions before upsampling."""
-    table = [stem, *_stages(block, (128, 3), (256, 6), (512, p4_repeats), (1024, 3)), rows.SPPFRow(1024)]
+def _pyramid(stem: rows.Row, block: type[rows.C3Row], backbone: Sequence[tuple[int, int]], head: type[rows.HeadRow], *,
+             reduced: bool) -> tuple[rows.Row, ...]:
+    """YOLOv5 and its successors: a backbone, a way from coarse to fine and back (path aggregation), a head on P3 and
+    all
+    coarser levels.
+
+    Args:
+        backbone: (channels, repeats) of the stages from P2 on.
+        reduced: there are 1x1 convolutions before upsampling.
+    """
+    table = [stem, *_stages(block, *backbone), rows.SPPFRow(backbone[-1][0])]
+    widths = [channels for channels, _ in backbone[1:-1]]  # of P3 and coarser ones, but for the last
     joints = []
-    for channels, level in ((512, 6), (256, 4)):  # joins P4 and P3 of the backbone
+    for level, channels in reversed(list(enumerate(widths, 1))):  # joins a level of the backbone
         if reduced:
             table.append(rows.ConvRow(channels))
         joints.append(len(table) - 1)
-        table += [rows.UpsampleRow(), rows.ConcatRow(source=(-1, level)), block(channels, shortcut=False, repeats=3)]
+        table += [rows.UpsampleRow(), rows.ConcatRow(source=(-1, 2 * level + 2)),
+                  block(channels, shortcut=False, repeats=3)]
     outputs = [len(table) - 1]
-    for channels in (256, 512):
+    for channels, coarser in zip(widths, [*widths[1:], backbone[-1][0]], strict=True):
         table += [rows.ConvRow(channels, kernel=3, stride=2), rows.ConcatRow(source=(-1, joints.pop())),
-                  block(2 * channels, shortcut=False, repeats=3)]
+                  block(coarser, shortcut=False, repeats=3)]
         outputs.append(len(table) - 1)
     return (*table, head(source=tuple(outputs)))
 
 
-_yolov5 = partial(_pyramid, rows.ConvRow(64, kernel=6, stride=2, padding=2), rows.C3Row, 9, reduced=True)
+_STEM = rows.ConvRow(64, kernel=6, stride=2, padding=2)
+_P5 = ((128, 3), (256, 6), (512, 9), (1024, 3))
+_yolov5 = partial(_pyramid, _STEM, rows.C3Row, _P5, reduced=True)
+_yolov5_p6 = partial(_pyramid, _STEM, rows.C3Row, (*_P5[:-1], (768, 3), (1024, 3)), reduced=True)
 V5_SIZES = {"n": (0.33, 0.25), "s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.00, 1.00), "x": (1.33, 1.25)}
 V8_SIZES = {"n": (0.33, 0.25, 1024), "s": (0.33, 0.50, 1024), "m": (0.67, 0.75, 768), "l": (1.00, 1.00, 512),
             "x": (1.00, 1.25, 512)}
+
+SIZES_SINCE_11 = {"n": (0.50, 0.25, 1024), "s": (0.50, 0.50, 1024), "m": (0.50, 1.00, 512), "l": (1.00, 1.00, 512),
+                  "x": (1.00, 1.50, 512)}
+_LARGE = "mlx"  # sizes whose blocks have C3 inside everywhere
+
+
+def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: tuple[int, int, int],
+          head: type[rows.HeadRow]) -> tuple[rows.Row, ...]:
+    """From the finest level of a backbone to the head: joins P4 and P3, then back.
+
+    Args:
+        coarse, fine, last: the blocks of P4, P3 and P5.
+        levels: rows of P3, P4 and P5 in the backbone.
+    """
+    p3, p4, p5 = levels
+    return (rows.UpsampleRow(), rows.ConcatRow(source=(-1, p4)), coarse,
+            rows.UpsampleRow(), rows.ConcatRow(source=(-1, p3)), fine,
+            rows.ConvRow(256, kernel=3, stride=2), rows.ConcatRow(source=(-1, p5 + 3)), coarse,
+            rows.ConvRow(512, kernel=3, stride=2), rows.ConcatRow(source=(-1, p5)), last,
+            head(source=(p5 + 6, p5 + 9, p5 + 12)))
+
+
+def _backbone_since_11(size: str) -> tuple[rows.Row, ...]:
+    """Rows 0 to 5 of YOLO11 and its successors."""
+    large = size in _LARGE
+    return (rows.ConvRow(64, kernel=3, stride=2), rows.ConvRow(128, kernel=3, stride=2),
+            rows.C3k2Row(256, large, 0.25, repeats=2), rows.ConvRow(256, kernel=3, stride=2),
+            rows.C3k2Row(512, large, 0.25, repeats=2), rows.ConvRow(512, kernel=3, stride=2))  # 4: P3
+
+
+def _yolo11(size: str) -> tuple[rows.Row, ...]:
+    large, deep = size in _LARGE, rows.C3k2Row(1024, True, repeats=2)
+    deep = rows.C3k2Row(1024, True, repeats=2)
+    return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2), deep,
+            rows.SPPFRow(1024), rows.C2PSARow(1024, repeats=2),
+            *_neck(rows.C3k2Row(512, large, repeats=2), rows.C3k2Row(256, large, repeats=2), deep, (4, 6, 10),
+                   rows.LightAnchorFreeRow))
+
+
+def _yolo12(size: str) -> tuple[rows.Row, ...]:
+    """Attention in areas of the picture in place of convolutions on P4 and P5."""
+    scaled = size in "lx"
+    return (*_backbone_since_11(size), rows.A2C2fRow(512, 4, scaled, repeats=4), rows.ConvRow(1024, kernel=3, stride=2),
+            rows.A2C2fRow(1024, 1, scaled, repeats=4),
+            *_neck(rows.A2C2fRow(512, repeats=2), rows.A2C2fRow(256, repeats=2), rows.C3k2Row(1024, True, repeats=2),
+                   (4, 6, 8), rows.LightAnchorFreeRow))
+
+
+def _yolo26(size: str) -> tuple[rows.Row, ...]:
+    """YOLO11 with C3 inside the neck's blocks, attention in the last one, and two heads."""
+    return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2),
+            rows.C3k2Row(1024, True, repeats=2), rows.SPPFRow(1024, residual=True), rows.C2PSARow(1024, repeats=2),
+            *_neck(rows.C3k2Row(512, True, repeats=2), rows.C3k2Row(256, True, repeats=2),
+                   rows.C3k2Row(1024, attention=True), (4, 6, 10), rows.EndToEndRow))
+
+
+def _since_11(name: str, table: Callable[[str], tuple[rows.Row, ...]]) -> dict[str, Architecture]:
+    return {f"{name}{size}": Architecture(table(size), None, *by) for size, by in SIZES_SINCE_11.items()}
+
 
 YOLOV3 = {
     "yolov3": Architecture(_yolov3(rows.ConvRow(512)), ANCHORS_PX),
     "yolov3-spp": Architecture(_yolov3(rows.SPPRow(512)), ANCHORS_PX),
     "yolov3-tiny": Architecture(TINY, TINY_ANCHORS_PX),
 }
-YOLOV5 = {f"yolov5{size}": Architecture(_yolov5(rows.DetectRow), ANCHORS_PX, *by) for size, by in V5_SIZES.items()}
-_V8_ROWS = _pyramid(rows.ConvRow(64, kernel=3, stride=2), rows.C2fRow, 6, rows.AnchorFreeRow, reduced=False)
+YOLOV5 = {f"yolov5{size}": Architecture(_yolov5(rows.DetectRow), ANCHORS_PX, *by) for size, by in V5_SIZES.items()} | {
+    f"yolov5{size}6": Architecture(_yolov5_p6(rows.DetectRow), P6_ANCHORS_PX, *by) for size, by in V5_SIZES.items()}
+_V8_ROWS = _pyramid(rows.ConvRow(64, kernel=3, stride=2), rows.C2fRow, ((128, 3), (256, 6), (512, 6), (1024, 3)),
+                    rows.AnchorFreeRow, reduced=False)
 YOLOV8 = {f"yolov8{size}": Architecture(_V8_ROWS, None, *by) for size, by in V8_SIZES.items()} | {
-    f"yolov5{size}u": Architecture(_yolov5(rows.AnchorFreeRow), None, *by) for size, by in V5_SIZES.items()}
+    f"yolov5{size}{tail}": Architecture(table(rows.AnchorFreeRow), None, *by)
+    for tail, table in (("u", _yolov5), ("6u", _yolov5_p6)) for size, by in V5_SIZES.items()}
+YOLO11, YOLO12, YOLO26 = _since_11("yolo11", _yolo11), _since_11("yolo12", _yolo12), _since_11("yolo26", _yolo26)

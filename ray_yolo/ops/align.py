@@ -19,6 +19,17 @@ INSIDE = 1e-9  # px from a label's edge at which a point counts as inside
 EPSILON = 1e-9
 
 
+class AlignRule(NamedTuple):
+    """How many points a label takes."""
+
+    top: int = TOP
+    keep: int = 0  # of those; 0: all
+    floor: float = 0.0  # pixels
+
+
+ONE_TO_MANY = AlignRule()
+
+
 class Alignment(NamedTuple):
     """For each of N points of B images, the label it answers for."""
 
@@ -27,13 +38,15 @@ class Alignment(NamedTuple):
 
 
 @torch.no_grad()
-def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Alignment:
+def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor, rule: AlignRule = ONE_TO_MANY) -> Alignment:
     """The task-aligned assignment of a batch.
 
     With s the score that a point gives a label's class and u the CIoU of its box with the label's, not below 0, a point
-    inside of a label's box is aligned with it by t = s^0.5 u^6. Each label takes its `TOP` best aligned points; a
-    point that several take goes to the label of largest u, which may be one that has not taken it. With T and U the
-    largest t and u of a label's points, the target score of a point is t U / (T + 1e-9).
+    inside of a label's box is aligned with it by t = s^0.5 u^6. Each label takes its `top` best aligned points; a
+    point that several take goes to the label of largest u, which may be one that has not taken it. Then each label
+    keeps
+    the `keep` points of largest t. With T and U the largest t and u of a label's points, the target score of a point is
+    t U / (T + 1e-9). For the test whether a point is inside, sides under `floor` pixels count as `floor`.
 
     Args:
         boxes: (B, N, 4) predicted, xyxy pixels.
@@ -45,10 +58,12 @@ def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Ali
     if len(targets) == 0:
         return Alignment(boxes.new_zeros(images, points, dtype=torch.long), boxes.new_zeros(images, points))
     image, kind, truth = targets[:, 0].long(), targets[:, 1].long(), targets[:, 2:]
-    inside = torch.cat((places - truth[:, None, :2], truth[:, None, 2:] - places), 2).amin(2) > INSIDE  # (n, N)
+    margin = ((rule.floor - (truth[:, 2:] - truth[:, :2])) / 2).clamp(min=0)  # (n, 2)
+    low, high = truth[:, :2] - margin, truth[:, 2:] + margin
+    inside = torch.cat((places - low[:, None], high[:, None] - places), 2).amin(2) > INSIDE  # (n, N)
     overlap, aligned = _measure(boxes, scores, image, kind, truth, inside)
 
-    best = aligned.topk(min(TOP, points), dim=1).indices
+    best = aligned.topk(min(rule.top, points), dim=1).indices
     taken = torch.zeros_like(inside).scatter_(1, best, True) & inside
     place = image[:, None].expand_as(taken)
     rows = torch.arange(len(targets), device=boxes.device)[:, None].expand_as(taken)
@@ -64,6 +79,9 @@ def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor) -> Ali
     wins = claims & (claim == of_points(-1.0, claim, "amax")[image])
     owner = of_points(len(targets), torch.where(wins, rows, len(targets)), "amin")  # of equal overlaps the first label
     wins = owner[image] == rows
+    if rule.keep:
+        kept = torch.where(wins, aligned, -1.0).topk(min(rule.keep, points), dim=1).indices
+        wins &= torch.zeros_like(wins).scatter_(1, kept, True)
 
     top_aligned, top_overlap = ((value * wins).amax(1, keepdim=True) for value in (aligned, overlap))
     weights = aligned * wins * top_overlap / (top_aligned + EPSILON)  # (n, N)

@@ -102,15 +102,21 @@ def grid_points(levels: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tenso
             torch.cat([torch.full_like(cells[:, :1], float(stride), dtype=torch.float32) for cells, stride in parts]))
 
 
-def flatten_levels(levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits in float32 of all points of levels (B, 4 x BINS + classes, h, w): of the distances left, top, right,
-    bottom, (B, N, 4, BINS), and of the classes, (B, N, classes)."""
+def flatten_levels(levels: Sequence[Tensor], bins: int = BINS) -> tuple[Tensor, Tensor]:
+    """Outputs in float32 of all points of levels (B, 4 x bins + classes, h, w): for the distances left, top, right,
+    bottom, (B, N, 4, bins), and for the classes, (B, N, classes)."""
     points = torch.cat([level.float().permute(0, 2, 3, 1).flatten(1, 2) for level in levels], 1)
-    return points[..., : 4 * BINS].unflatten(2, (4, BINS)), points[..., 4 * BINS:]
+    return points[..., : 4 * bins].unflatten(2, (4, bins)), points[..., 4 * bins:]
 
 
 def expected_boxes(distances: Tensor, places: Tensor, strides: Tensor) -> Tensor:
-    """Boxes (B, N, 4), xyxy in pixels: each point -/+ the expectation of its distances' distributions x stride."""
-    bins = torch.arange(BINS, device=distances.device, dtype=distances.dtype)
-    expected = (distances.softmax(3) * bins).sum(3) * strides
+    """Boxes (B, N, 4), xyxy in pixels: each point -/+ its distances x stride.
+
+    A distance, in cells, is the expectation of its bins' distribution; with one bin it is the output itself.
+    """
+    if distances.shape[3] == 1:
+        expected = distances[..., 0] * strides
+    else:
+        bins = torch.arange(distances.shape[3], device=distances.device, dtype=distances.dtype)
+        expected = (distances.softmax(3) * bins).sum(3) * strides
     return torch.cat((places - expected[..., :2], places + expected[..., 2:]), 2)

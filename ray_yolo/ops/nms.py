@@ -24,7 +24,7 @@ def select(
     scores: Tensor,
     *,
     confidence: float,
-    iou: float,
+    iou: float | None,
     max_detections: int,
     multi_label: bool,
     agnostic: bool = False,
@@ -33,6 +33,7 @@ def select(
 
     A prediction detects its best class, or every class under `multi_label`, whose score exceeds `confidence`. A
     detection is dropped if it overlaps a better, kept one of its class (of any class if `agnostic`) by more than `iou`.
+    With `iou` None nothing is dropped, and a prediction detects every class unless `agnostic`.
     The first `max_detections` of what remains are given back.
 
     Args:
@@ -44,7 +45,10 @@ def select(
     """
     detections = []
     for image in zip(boxes, scores, strict=True):
-        candidates = _best_first(*image, confidence, multi_label)
+        candidates = _best_first(*image, confidence, multi_label if iou is not None else not agnostic)
+        if iou is None:
+            detections.append(candidates[:max_detections])
+            continue
         detections.append(candidates[_suppress(candidates, iou, max_detections, agnostic)])
     return detections
 

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
+from ray_yolo.config.model_facts import off_grid
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.recipe import AUTO_BATCH, STRIDE, Recipe, check_workers, recipe_digest, resolve
+from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.resources import workers_here, workers_on
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
@@ -96,7 +97,7 @@ def check_model(recipe: Recipe) -> None:
     if recipe.weights:
         read_weights(local_file(recipe.weights))
     if architecture is not None:
-        _check_model_file(name, architecture)
+        _check_model_file(name, architecture, recipe.imgsz)
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
@@ -107,16 +108,15 @@ def check_model(recipe: Recipe) -> None:
         raise ConfigError(f"freeze: no layer would be trained; {there}")
 
 
-def _check_model_file(path: str, architecture: Mapping[str, Any]) -> None:
+def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) -> None:
     """Build it once, so that what is wrong with it is told with its place."""
     rows = read_architecture(architecture, load_yaml(path).where)
     try:
-        strides = rows.build(1).head.strides
+        grid = rows.build(1).grid
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix('model: ')}") from error
-    if unfit := [stride for stride in strides if STRIDE % stride]:
-        raise ConfigError(f"{path}: the head has a level of stride {unfit[0]}, but images have sides in multiples of "
-                          f"{STRIDE}; give levels of strides that divide {STRIDE} (8, 16, 32)")
+    if reason := off_grid(imgsz, grid):
+        raise ConfigError(f"imgsz: {imgsz} {reason} (the head of {path} has cells of {grid} px)")
 
 
 def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:

@@ -24,7 +24,7 @@ from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.data.mirror import at_hand
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
-from ray_yolo.engine.predict import Trained, check_classes, load_trained
+from ray_yolo.engine.predict import Trained, check_classes, input_size, load_trained
 from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.val_files import coco_results, write_label_files
 from ray_yolo.engine.weights_file import anywhere, local_file
@@ -124,7 +124,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
     trained = load_trained(local_file(config.weights))
     recipe = trained.recipe
     decided = config.model_copy(update={
-        "data": config.data or recipe.data, "imgsz": config.imgsz or recipe.imgsz,
+        "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz),
         "precision": next((p for p in (config.precision, recipe.precision) if p != "auto"), "fp32")})
     description = read_description(decided.data)
     index = read_index(description, config.split, single_cls=config.single_cls)
@@ -167,7 +167,8 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, repli
     keep_freed_memory()
     imgsz = config.imgsz or trained.recipe.imgsz
     host = Host(replicas=replicas, device=device, loader_processes=config.placement.loader_processes)
-    loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, config.evaluate.batch_size, host)
+    loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, trained.model.grid,
+                        config.evaluate.batch_size, host)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently

@@ -1,8 +1,9 @@
-"""Is our yolov5nu the peer's? The same tensors by name and shape, the same predictions and the same loss of one batch.
+"""Is our model the peer's? The same tensors by name and shape, the same predictions and the same loss of one batch.
 
-    python tests/benchmarks/run.py same_as_peer --python ENVIRONMENT/bin/python [--seed 0]
+    python tests/benchmarks/run.py same_as_peer --python ENVIRONMENT/bin/python [--model yolov5nu] [--seed 0]
 
-The peer (ultralytics) is called in an environment of its own through its public interface (`peer_values.py`); weights
+The peer (ultralytics; yolov5 for its P6 models) is called in an environment of its own through its public interface
+(`peer_values.py`); weights
 go from its `state_dict` into ours. Prints one JSON line of the largest relative differences.
 """
 
@@ -19,37 +20,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_yolo.config.sections import LossConfig
+from ray_yolo.config.recipe import Recipe
 from ray_yolo.families import build_model, find_family
+from ray_yolo.losses.criterion import LossSums
 from ray_yolo.ops.boxes import corners
 
-MODEL, SIZE, IMAGES, LABELS, CLASSES = "yolov5nu", (160, 224), 3, 12, 80
-GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
+SIZE, IMAGES, LABELS, CLASSES = (192, 256), 3, 12, 80
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="run.py same_as_peer")
     parser.add_argument("--python", required=True, help="of the environment that the peer is installed in")
+    parser.add_argument("--model", default="yolov5nu")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     images, targets = draw(given.seed)
-    peer = ask(given.python, {"images": images, "targets": targets, "seed": given.seed})
-    family, model = find_family(MODEL), build_model(MODEL, CLASSES)
+    peer = ask(given.python, {"model": given.model, "images": images, "targets": targets, "seed": given.seed})
+    family, model = find_family(given.model), build_model(given.model, CLASSES)
     own = model.state_dict()
-    assert {name: value.shape for name, value in own.items()} == {n: v.shape for n, v in peer["state"].items()}
-    model.load_state_dict(peer["state"])
+    assert {name: value.shape for name, value in own.items()} == {
+        n: v.shape for n, v in peer["state"].items() if not n.endswith("anchor_grid")}
+    model.load_state_dict({name: peer["state"][name] for name in own})
     with torch.no_grad():
-        boxes, scores = family.decode(model.head, model.eval()(images))
-        loss = family.build_loss(model.head, GAINS, CLASSES, max(SIZE))
-        terms = loss.terms(*loss.measure(model.train()(images), targets, SIZE))
+        levels = model.eval()(images)
+        boxes, scores = family.decode(model.head, levels[: len(model.head.strides)])
+        loss = family.build_loss(model.head, Recipe(model=given.model).loss, CLASSES, max(SIZE))
+        sums = loss.measure(model.train()(images), targets, SIZE)
+    last = LossSums(*(part[:, -1:] * torch.ones(loss.num_counts) for part in sums)) if not family.suppress else sums
+    terms, first = loss.terms(*last), loss.terms(*sums, 0.0)
     expected = torch.tensor([next(value for key, value in peer["terms"].items() if name in key) for name in loss.names])
-    theirs = peer["predictions"].transpose(1, 2)
+    theirs = peer["predictions"] if given.model.endswith("6") else peer["predictions"].transpose(1, 2)
+    their_scores = theirs[..., 4:5] * theirs[..., 5:] if given.model.endswith("6") else theirs[..., 4:]
     print(json.dumps({
-        "id": "same_as_peer", "tensors": len(own), "points": boxes.shape[1],
+        "id": "same_as_peer", "model": given.model, "tensors": len(own), "points": boxes.shape[1],
         "boxes_px": float((boxes - corners(theirs[..., :4])).abs().max()),
-        "scores": float((scores / theirs[..., 4:] - 1).abs().max()), "highest_score": float(scores.max()),
+        "scores": float((scores / their_scores - 1).abs().max()), "highest_score": float(scores.max()),
         "names": loss.names, "ours": terms.tolist(),
-        "theirs": expected.tolist(), "loss": float((terms / expected - 1).abs().max())}))
+        "theirs": expected.tolist(), "loss": float((terms / expected - 1).abs().max()),
+        "first_epoch": float((first.sum() / peer["first"].sum() - 1).abs())}))
 
 
 def draw(seed: int) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ def answer(given: argparse.Namespace) -> None:
     loss = family.build_loss(model.head, LossConfig(box=7.5), CLASSES, given.imgsz)
 
     def validate(_: Any) -> int:
-        batches = val_loader(index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, BATCH, Host())
+        batches = val_loader(index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, 32, BATCH, Host())
         found = evaluate(model, family, loss, batches, index, EvaluateConfig(), "fp32", ALONE, CPU)
         return len(found.detections)
 

@@ -40,14 +40,14 @@ def test_the_picture_always_fits_its_padded_shape(shapes: list[tuple[int, int]],
 @given(sizes, st.integers(1, 7))
 def test_batches_hold_every_image_once_with_its_own_shape(shapes: list[tuple[int, int]], batch_size: int) -> None:
     index = index_of(shapes)
-    batches = cut_batches(index, 320, batch_size)
+    batches = cut_batches(index, 320, batch_size, 32)
     assert sorted(image for batch in batches for image in batch.indices) == list(range(len(shapes)))
     short: dict[tuple[int, int], int] = defaultdict(int)
     for batch in batches:
         assert 1 <= len(batch.indices) <= batch_size
         short[batch.shape] += len(batch.indices) < batch_size
         for image in batch.indices:
-            assert padded_shapes(index.sizes[[image]], 320).tolist() == [list(batch.shape)]
+            assert padded_shapes(index.sizes[[image]], 320, 32).tolist() == [list(batch.shape)]
     assert max(short.values()) <= 1
 
 
@@ -60,7 +60,7 @@ def index(tmp_path: Path) -> AnnotationIndex:
 
 
 def test_a_validation_batch_maps_back_to_the_original_pixels(index: AnnotationIndex) -> None:
-    batches = cut_batches(index, 64, 8)
+    batches = cut_batches(index, 64, 8, 32)
     data = ValDataset(index, ImageStore(index, 64, smooth=True), batches)
     seen = []
     for number in range(len(data)):
@@ -79,7 +79,7 @@ def test_a_validation_batch_maps_back_to_the_original_pixels(index: AnnotationIn
 
 def test_the_picture_lies_centred_on_grey(index: AnnotationIndex) -> None:
     store = ImageStore(index, 64, smooth=True)
-    batch = ValDataset(index, store, cut_batches(index, 64, 8))[0]  # 48 x 64 in 64 x 96
+    batch = ValDataset(index, store, cut_batches(index, 64, 8, 32))[0]  # 48 x 64 in 64 x 96
     image = batch["images"][0].permute(1, 2, 0).numpy()
     assert image.shape == (64, 96, 3)
     assert batch["pads"][0].tolist() == [8, 16]
@@ -91,7 +91,7 @@ def test_the_picture_lies_centred_on_grey(index: AnnotationIndex) -> None:
 def test_a_batch_never_depends_on_who_else_is_in_it(index: AnnotationIndex) -> None:
     store = ImageStore(index, 64, smooth=True)
     alone = {}
-    for data in (ValDataset(index, store, cut_batches(index, 64, size)) for size in (1, 8)):
+    for data in (ValDataset(index, store, cut_batches(index, 64, size, 32)) for size in (1, 8)):
         for number in range(len(data)):
             batch = data[number]
             for row, image in enumerate(batch["indices"].tolist()):
@@ -101,7 +101,7 @@ def test_a_batch_never_depends_on_who_else_is_in_it(index: AnnotationIndex) -> N
 def test_a_picture_that_broke_after_the_check_is_grey_and_its_labels_stay(index: AnnotationIndex,
                                                                          caplog: pytest.LogCaptureFixture) -> None:
     Path(index.paths[0]).write_bytes(b"broken")
-    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 8))[0]
+    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 8, 32))[0]
     assert (batch["images"][0] == 114).all()
     assert (batch["targets"][:, 0] == 0).sum() == 2
     assert index.paths[0] in caplog.text

@@ -78,7 +78,7 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_batches_for_a_gpu_are_pinned_whoever_reads_them(tmp_path: Path, processes: int, device: str) -> None:
     index, host = make_index(tmp_path, 3), Host(device=torch.device(device), loader_processes=processes)
-    assert val_loader(index, ImageStore(index, 64), 64, 2, host).pin_memory is (device == "cuda")
+    assert val_loader(index, ImageStore(index, 64), 64, 32, 2, host).pin_memory is (device == "cuda")
 
 
 def test_a_group_that_was_never_whole_is_let_go_of_too(tmp_path: Path) -> None:

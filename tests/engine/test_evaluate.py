@@ -109,7 +109,7 @@ class TwoMinded(Seer):
 
 def run(replicas: Replicas, scenes: Scenes, seer: type[Seer] = Seer) -> Evaluation:
     host, index = Host(replicas=replicas), scenes.index
-    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, scenes.config.batch_size, host)
+    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, scenes.config.batch_size, host)
     family = Family({}, fit_nothing, lambda *_: KnownLoss(),
                     lambda head, levels: Predictions(levels[0][..., :4], levels[0][..., 4:]))
     return evaluate(seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", replicas, CPU)
@@ -170,7 +170,7 @@ def test_numbers_worked_by_hand_on_one_worker_and_on_two_over_three_batches(five
 def test_every_image_is_in_one_batch_of_one_worker(five: Scenes, workers: int, batch_size: int) -> None:
     index = five.index
     store = ImageStore(index, IMGSZ, smooth=True)
-    shares = [val_loader(index, store, IMGSZ, batch_size, Host(replicas=Replicas(worker, workers)))
+    shares = [val_loader(index, store, IMGSZ, 32, batch_size, Host(replicas=Replicas(worker, workers)))
               for worker in range(workers)]
     seen = [image for share in shares for batch in share for image in batch["indices"].tolist()]
     assert sorted(seen) == [0, 1, 2, 3, 4]

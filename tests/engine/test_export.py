@@ -23,7 +23,7 @@ from torch import Tensor
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.engine import export as module
-from ray_yolo.engine.export import ExportResult, Suppression, export, onnx_suppression, random_predictions
+from ray_yolo.engine.export import ExportResult, Selection, export, onnx_selection, random_predictions
 from ray_yolo.engine.predict import load_trained, to_network
 from ray_yolo.errors import InputError, RayYoloError
 from ray_yolo.families import FAMILIES, FAMILY_OF, build_model
@@ -195,7 +195,7 @@ def test_a_failure_on_the_way_leaves_the_file_of_before(weights: Path, monkeypat
 
 
 def test_a_wrong_suppression_is_an_error(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Suppression", lambda settings: torch.nn.Flatten(0, 1))
+    monkeypatch.setattr(module, "Selection", lambda settings, *, suppress: torch.nn.Flatten(0, 1))
     with pytest.raises(RayYoloError, match="where torch gives"):
         run(weights, format="torchscript", nms=True)
 
@@ -215,22 +215,24 @@ def test_a_folder_that_cannot_be_written_is_refused(weights: Path, monkeypatch: 
         run(weights, format="torchscript")
 
 
-def in_onnx(settings: NmsConfig, opset: int = 20) -> Suppress:
-    model = onnx_suppression(settings, ir_version=10, opset=opset)
+def in_onnx(settings: NmsConfig, opset: int = 20, *, suppress: bool = True) -> Suppress:
+    model = onnx_selection(settings, ir_version=10, opset=opset, suppress=suppress)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda predictions: np.asarray(session.run(None, {"predictions": predictions.numpy()})[0])
 
 
-def in_torchscript(settings: NmsConfig) -> Suppress:
+def in_torchscript(settings: NmsConfig, *, suppress: bool = True) -> Suppress:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces TorchScript's end
-        traced = torch.jit.trace(Suppression(settings), random_predictions(num_images=1), check_trace=False)
+        traced = torch.jit.trace(
+            Selection(settings, suppress=suppress), random_predictions(num_images=1), check_trace=False
+        )
     return lambda predictions: traced(predictions).numpy()
 
 
-def expected(predictions: Tensor, settings: NmsConfig) -> np.ndarray:
+def expected(predictions: Tensor, settings: NmsConfig, *, suppress: bool = True) -> np.ndarray:
     found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
-                   iou=settings.iou, max_detections=settings.max_detections, multi_label=False,
+                   iou=settings.iou if suppress else None, max_detections=settings.max_detections, multi_label=False,
                    agnostic=settings.agnostic_nms)
     return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
 
@@ -251,6 +253,15 @@ def test_the_cases_have_something_to_suppress() -> None:
     assert sizes[0] > sizes[4] > sizes[5] == 2
     assert sizes[1] > sizes[0] > sizes[3] == 14
     assert sizes[6] < 20
+
+
+@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_detections_without_suppression_are_those_of_select(
+        build: Callable[..., Suppress], settings: NmsConfig) -> None:
+    predictions = random_predictions()
+    found = build(settings, suppress=False)(predictions)
+    assert found == pytest.approx(expected(predictions, settings, suppress=False), abs=1e-5)
 
 
 @pytest.mark.parametrize("build", [in_onnx, in_torchscript])
@@ -275,7 +286,7 @@ def test_a_fixed_onnx_finds_what_predict_finds_in_squares(weights: Path) -> None
     result = run(weights, nms=True, confidence=0.1)
     assert "squares of 64 px" in str(result)
     picture = smooth_picture(30, 60, seed=5)
-    pixels, ratio, pad = to_network(picture, 64, rect=False)
+    pixels, ratio, pad = to_network(picture, 64, 32, rect=False)
     assert (pixels.shape, pad) == ((64, 64, 3), (16, 0))
     assert (pixels[0] == 114).all()
     rows = onnx_says(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))

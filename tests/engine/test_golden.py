@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_yolo.config.model_facts import MODELS as MODEL_FACTS
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.data.dataset_yaml import read_description
@@ -28,7 +29,7 @@ from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MODELS = ("yolov5n", "yolov5nu")  # one of each family
+MODELS = ("yolov5n", "yolov5nu", "yolov5n6", "yolo11n", "yolo26n")  # one of each family
 # Small steps, because kinds of processors differ in the last bits of a sum: at YOLOv5's own rates these decide what a
 # gradient is ten steps later (measured: nearly all of its norm).
 RECIPE = {"data": "shapes8", "imgsz": 64, "batch_size": 8, "microbatch": 4, "epochs": 20,
@@ -42,7 +43,9 @@ SAME, SAME_NORM = 1e-4, 2e-3
 
 def trained(model: str, folder: Path) -> dict[str, Any]:
     """What each step told, how far weights and statistics came, and the losses of the average on other images."""
-    recipe = resolve(Recipe.model_validate({**RECIPE, "model": model}), 1, gpu=False)
+    recipe = resolve(
+        Recipe.model_validate({**RECIPE, "model": model, "imgsz": 2 * MODEL_FACTS[model].grid}), 1, gpu=False
+    )
     description = read_description(recipe.data)
     indices = [read_index(description, split) for split in ("train", "val")]
     job = Job(recipe, recipe_digest(recipe), description.names, None, None, *indices, run_dir=folder)

@@ -295,7 +295,7 @@ def test_boxes_are_resized_with_their_images(size: int | None, shape: tuple[int,
     images = torch.zeros(1, 3, 64, 96, dtype=torch.uint8)
     images[:, :, 16:48, 24:72] = 255
     batch = {"images": images, "targets": torch.tensor([[0.0, 1, 24, 16, 72, 48]])}
-    resized, targets = loop.to_network_input(batch, CPU, size)
+    resized, targets = loop.to_network_input(batch, CPU, size, 32)
     assert resized.shape[2:] == shape
     assert resized.max() == 1
     assert targets[0, :2].tolist() == [0, 1]

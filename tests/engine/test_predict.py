@@ -44,8 +44,8 @@ def test_the_network_sees_an_image_as_in_validation(tmp_path: Path, size: tuple[
     nothing = np.zeros(0, np.int64)
     index = AnnotationIndex((str(path),), np.array([size], np.int32), np.zeros(2, np.int64), nothing,
                             np.zeros((0, 4), np.float32), ("a",))
-    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 1))[0]
-    pixels, ratio, pad = to_network(picture, 64)
+    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 1, 32))[0]
+    pixels, ratio, pad = to_network(picture, 64, 32)
     assert np.array_equal(batch["images"][0].permute(1, 2, 0).numpy(), pixels)
     assert batch["ratios"][0].tolist() == pytest.approx(ratio)
     assert batch["pads"][0].tolist() == list(pad)
@@ -54,7 +54,7 @@ def test_the_network_sees_an_image_as_in_validation(tmp_path: Path, size: tuple[
 def test_what_is_found_is_what_validation_finds(trained: Trained, tmp_path: Path) -> None:
     index = make_index(tmp_path, 5)
     store = ImageStore(index, 64, smooth=True)
-    batches = ValDataset(index, store, cut_batches(index, 64, 5))
+    batches = ValDataset(index, store, cut_batches(index, 64, 5, 32))
     loss = trained.family.build_loss(trained.model.head, trained.recipe.loss, 2, 64)
     config = EvaluateConfig(confidence=0.25, iou=0.45, max_detections=1000)
     found = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Replicas(),

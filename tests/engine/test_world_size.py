@@ -216,7 +216,7 @@ def distance(result: dict[str, Any], calm: dict[str, Any]) -> float:
 
 
 
-MODELS = ("yolov5n", "yolov5nu")
+MODELS = ("yolov5n", "yolov5nu", "yolo11n", "yolo26n")
 PRECISIONS = ("fp32", "bf16")
 # 8, 8, 8 and 6 images a step in microbatches of two: four, which three workers share unevenly, and three, which two do
 # and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at 64 or 96 pixels.

@@ -21,6 +21,7 @@ GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
 @dataclass
 class Head:
     strides: tuple[int, ...]
+    bins: int = 16
 
 
 def build(*strides: int, num_classes: int = 3) -> AnchorFreeLoss:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.models.batch_norm import BatchNorm
-from ray_yolo.models.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, avoid_slow_convolutions
+from ray_yolo.models.blocks import C3, SPP, SPPF, Attention, Bottleneck, Concat, Conv, avoid_slow_convolutions
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
@@ -111,3 +111,73 @@ def computed(avoid: bool) -> tuple[set[str], list[Tensor]]:
         y = block(x)
         y.square().mean().backward()
     return {event.name for event in profile.function_events}, [y, x.grad, *(p.grad for p in block.parameters())]
+
+
+def plain_attention(channels: int, heads: int, key_share: float = 0.5, kernel: int = 3) -> Attention:
+    """Attention whose convolutions add nothing of their own: no norm, `proj` passes on, `pe` gives nothing."""
+    block = Attention(channels, heads, key_share, kernel).eval()
+    for convolve in (block.qkv, block.proj, block.pe):
+        convolve.bn = nn.Identity()
+    with torch.no_grad():
+        block.proj.conv.weight.copy_(torch.eye(channels)[..., None, None])
+        block.pe.conv.weight.zero_()
+    return block
+
+
+def test_attention_of_two_cells_by_hand() -> None:
+    """One head: query and key are the first channel, values are both."""
+    block = plain_attention(2, 1)
+    assert block.widths == (1, 1, 2)
+    with torch.no_grad():
+        block.qkv.conv.weight.copy_(torch.tensor([[1.0, 0], [1, 0], [1, 0], [0, 1]])[..., None, None])
+    x = torch.tensor([[[[1.0, 2.0]], [[10.0, 20.0]]]])
+    first, second = torch.tensor([1.0, 2.0]).softmax(0), torch.tensor([2.0, 4.0]).softmax(0)  # scale 1 / sqrt(1)
+    values = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
+    torch.testing.assert_close(block(x)[0, :, 0], torch.stack((values @ first, values @ second), 1))
+
+
+def test_heads_hold_their_queries_keys_and_values_side_by_side() -> None:
+    """The second of two heads has nothing but zeros: its half of the channels is the mean of its values, 0."""
+    block = plain_attention(8, 2)
+    with torch.no_grad():
+        block.qkv.conv.weight[8:].zero_()
+    y = block(torch.randn(1, 8, 3, 2))
+    assert y[:, 4:].eq(0).all()
+    assert y[:, :4].ne(0).all()
+
+
+def test_attention_adds_a_convolution_of_the_values_and_not_of_the_input() -> None:
+    block = plain_attention(2, 1)
+    with torch.no_grad():
+        block.qkv.conv.weight.zero_()
+        block.qkv.conv.weight[3, 0] = 5.0  # values of the second channel; the others are 0
+        block.pe.conv.weight[:, 0, 1, 1] = 1.0
+    x = torch.randn(1, 2, 3, 4)
+    y = block(x)
+    assert y[:, 0].eq(0).all()
+    torch.testing.assert_close(y[:, 1], 5 * x[:, 0] + (5 * x[:, 0]).mean())
+
+
+def test_cells_of_other_areas_are_not_seen() -> None:
+    block = plain_attention(32, 1, key_share=1.0, kernel=7)
+    x = torch.randn(1, 32, 4, 4)
+    changed = x.clone()
+    changed[:, :, 2:] += 1.0  # the second of two areas
+    assert torch.equal(block(x, 2)[:, :, :2], block(changed, 2)[:, :, :2])
+    assert not torch.equal(block(x, 1)[:, :, :2], block(changed, 1)[:, :, :2])
+
+
+def test_attention_keeps_rows_and_columns_apart_in_any_memory_order() -> None:
+    block, x = Attention(64, 1).eval(), torch.randn(2, 64, 3, 2)
+    torch.testing.assert_close(block(x.contiguous(memory_format=torch.channels_last)), block(x), rtol=1e-4, atol=1e-5)
+    shifted = block(x.flip(3)).flip(3) - block(x)
+    assert block(x).shape == x.shape
+    assert shifted.abs().max() > 0  # `pe` sees where a cell is
+
+
+def test_a_pooling_block_with_a_residual_adds_its_input_and_is_linear_at_first() -> None:
+    block, x = SPPF(4, 4, residual=True).eval(), torch.randn(1, 4, 6, 6)
+    plain = SPPF(4, 4).eval()
+    plain.load_state_dict(block.state_dict())
+    plain.cv1.active = False
+    torch.testing.assert_close(block(x), x + plain(x))

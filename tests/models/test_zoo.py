@@ -17,7 +17,22 @@ PARAMETERS = {  # with 80 and with 3 classes
     "yolov5nu": (2_654_816, 2_509_049), "yolov5su": (9_153_152, 9_123_353), "yolov5mu": (25_111_456, 25_066_873),
     "yolov5lu": (53_225_024, 53_165_657), "yolov5xu": (97_276_448, 97_202_297),
     "yolov8n": (3_157_200, 3_011_433), "yolov8s": (11_166_560, 11_136_761), "yolov8m": (25_902_640, 25_858_057),
-    "yolov8l": (43_691_520, 43_632_153), "yolov8x": (68_229_648, 68_155_497)}
+    "yolov8l": (43_691_520, 43_632_153), "yolov8x": (68_229_648, 68_155_497),
+    "yolov5n6": (3_246_940, 3_098_176), "yolov5s6": (12_626_620, 12_330_016), "yolov5m6": (35_731_932, 35_287_488),
+    "yolov5l6": (76_770_172, 76_177_888), "yolov5x6": (140_794_780, 140_054_656),
+    "yolov5n6u": (4_334_896, 4_134_396), "yolov5s6u": (15_309_328, 15_269_596), "yolov5m6u": (41_222_064, 41_162_620),
+    "yolov5l6u": (86_099_920, 86_020_764), "yolov5x6u": (155_544_432, 155_445_564),
+    "yolo11n": (2_624_080, 2_590_425), "yolo11s": (9_458_752, 9_428_953), "yolo11m": (20_114_688, 20_055_321),
+    "yolo11l": (25_372_160, 25_312_793), "yolo11x": (56_966_176, 56_877_241),
+    "yolo12n": (2_602_288, 2_568_633), "yolo12s": (9_284_096, 9_254_297), "yolo12m": (20_199_168, 20_139_801),
+    "yolo12l": (26_450_784, 26_391_417), "yolo12x": (59_210_784, 59_121_849),
+    "yolo26n": (2_572_280, 2_504_970), "yolo26s": (10_009_784, 9_950_186), "yolo26m": (21_896_248, 21_777_514),
+    "yolo26l": (26_299_704, 26_180_970), "yolo26x": (58_993_368, 58_815_498)}
+TENSORS = {"yolov5n6": 459, "yolov5m6": 627, "yolov5n6u": 563, "yolov5m6u": 731, "yolo11n": 499, "yolo11m": 649,
+           "yolo11l": 1015, "yolo12n": 691, "yolo26n": 708, "yolo26m": 768, "yolo26l": 1092}
+ROWS_11N = [464, 4672, 6640, 36992, 26080, 147712, 87040, 295424, 346112, 164608, 249728, 0, 0, 111296, 0, 0, 32096,
+            36992, 0, 86720, 147712, 0, 378880, 464912]
+ROWS_26N = {13: 119808, 16: 34304, 19: 95232, 22: 463104, 23: 309656}  # where they differ
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -25,7 +40,34 @@ PARAMETERS = {  # with 80 and with 3 classes
 def test_parameter_counts_without_anchors_are_the_published_ones(name: str, place: int, num_classes: int,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, **_: tensor)  # most of the time
-    assert count_parameters(build_model(name, num_classes)) == PARAMETERS[name][place]
+    monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **_: tensor)
+    with torch.device("meta"):
+        assert count_parameters(build_model(name, num_classes)) == PARAMETERS[name][place]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_are_as_many_as_published(name: str) -> None:
+    with torch.device("meta"):
+        assert len(build_model(name, 80).state_dict()) == TENSORS[name]
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("yolo11n", ROWS_11N), ("yolo26n", [ROWS_26N.get(row, count) for row, count in enumerate(ROWS_11N)])])
+def test_each_row_has_the_published_parameters(name: str, expected: list[int]) -> None:
+    assert [count_parameters(layer) for layer in build_model(name, 80).model] == expected
+
+
+@pytest.mark.parametrize(("name", "fused"), [
+    ("yolo11n", 2_616_248), ("yolo11m", 20_091_712), ("yolo26n", 2_408_932), ("yolo26m", 20_411_132)])
+def test_a_fused_model_has_the_published_parameters(name: str, fused: int) -> None:
+    with torch.device("meta"):
+        assert count_parameters(fuse(build_model(name, 80))) == fused
+
+
+@pytest.mark.parametrize(("name", "cost"), [("yolo11n", 6.54), ("yolo26n", 5.48), ("yolov5n6", 4.56)])
+def test_the_cost_is_the_published_one(name: str, cost: float) -> None:
+    with torch.device("meta"):
+        assert gflops(build_model(name, 80)) == pytest.approx(cost, rel=0.015)
 
 
 def test_tensor_names_without_anchors_are_the_published_ones() -> None:
@@ -75,7 +117,9 @@ def test_fewer_classes_make_a_smaller_head(num_classes: int, parameters: int) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_strides_and_anchors_per_level(name: str) -> None:
     head = without_memory(name).head
-    assert head.strides == ((16, 32) if name == "yolov3-tiny" else (8, 16, 32))
+    assert head.strides == (
+        (16, 32) if name == "yolov3-tiny" else (8, 16, 32, 64) if name.endswith("6") else (8, 16, 32)
+    )
     assert head.anchors.shape == (len(head.strides), 3, 2)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_yolo.ops.align import align
+from ray_yolo.ops.align import AlignRule, align
 from ray_yolo.ops.boxes import complete_iou
 
 
@@ -138,3 +138,28 @@ def test_a_point_that_two_labels_take_goes_to_a_third_that_it_overlaps_more() ->
     taken = align(boxes, scores, places, targets[2:]).weight[0, 0]
     assert taken == 0  # alone, it does not
     assert weight[0, 0] > 0
+
+
+def test_a_label_keeps_the_best_aligned_of_its_points() -> None:
+    """Two labels want the same point; the loser has its next best among those that it took."""
+    places = grid(1, 3)
+    boxes = torch.tensor([[[0.0, 0, 24, 8], [0, 0, 22, 8], [0, 0, 20, 8]]])
+    scores = torch.tensor([[[0.9, 0.9], [0.8, 0.8], [0.7, 0.7]]])
+    targets = torch.tensor([[0.0, 0, 0, 0, 24, 8], [0, 1, 0, 0, 23, 8]])
+    label, weight = align(boxes, scores, places, targets, AlignRule(top=7, keep=1))
+    kept = {int(label[0, point]): point for point in range(3) if weight[0, point] > 0}
+    assert kept == {0: 0, 1: 1}
+    assert (align(boxes, scores, places, targets).weight > 0).sum() == 3
+
+
+@pytest.mark.parametrize(("floor", "points"), [(0.0, 0), (16.0, 4)])
+def test_a_small_label_has_points_of_the_size_that_it_counts_as(floor: float, points: int) -> None:
+    """A label of 6 px where four cells of 8 px meet; its overlap is that of its true box."""
+    places = grid(4, 4)
+    boxes = torch.cat((places - 6, places + 6), 1)[None]
+    target = torch.tensor([[0.0, 0, 13, 13, 19, 19]])
+    _, weight = align(boxes, torch.ones(1, 16, 1), places, target, AlignRule(floor=floor))
+    assert int((weight > 0).sum()) == points
+    near = torch.cat((places[5] - 6, places[5] + 6))[None]
+    expected = float(complete_iou(near, target[:, 2:]).clamp(min=0)) if points else 0.0
+    assert float(weight.max()) == pytest.approx(expected, abs=1e-6)

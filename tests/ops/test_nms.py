@@ -167,3 +167,18 @@ print(len(select(box, torch.tensor([[[0.9], [0.8]]]), confidence=0.1, iou=0.5, m
 def test_where_torchvisions_library_is_not_found_the_package_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_LIBRARY], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), limit=st.integers(1, 40), agnostic=st.booleans())
+def test_without_suppression_the_best_pairs_of_a_box_and_a_class_are_detected(
+        seed: int, limit: int, agnostic: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    boxes, scores = torch.rand(1, 12, 4, generator=generator), torch.rand(1, 12, 3, generator=generator)
+    [found] = select(boxes, scores, confidence=0.3, iou=None, max_detections=limit, multi_label=False,
+                     agnostic=agnostic)
+    pairs = [(float(scores[0, box, kind]), box, kind) for box in range(12) for kind in range(3)
+             if scores[0, box, kind] > 0.3 and (not agnostic or kind == int(scores[0, box].argmax()))]
+    best = sorted(pairs, key=lambda pair: -pair[0])[:limit]
+    assert [[*row[:4], row[4], row[5]] for row in found.tolist()] == [
+        [*boxes[0, box].tolist(), score, kind] for score, box, kind in best]
