@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from pydantic import BaseModel
 
+from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
-from ray_yolo.config.fields import config_fields
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.sources import given_by_keyword, resolve_config
+from ray_yolo.config.settings import config_fields, given_by_keyword, resolve_config
 from ray_yolo.config.yaml import load_yaml
-from ray_yolo.data.frames import Source, read_source
+from ray_yolo.core.errors import InputError
+from ray_yolo.data.sources import Source, read_source
 from ray_yolo.engine.build import local_device
-from ray_yolo.engine.predict import Predictor, Trained, build_predictor, check_classes, load_trained
-from ray_yolo.engine.predict_files import Output, detect_frames, prediction_of, write_tables
-from ray_yolo.engine.results import Results
-from ray_yolo.engine.weights_file import local_file
-from ray_yolo.errors import InputError
-from ray_yolo.families import build_model
+from ray_yolo.inference.output import Output, detect_frames, prediction_of, write_tables
+from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained
+from ray_yolo.inference.results import Results
 from ray_yolo.models.detector import Detector, count_parameters, gflops
+from ray_yolo.models.families import build_model
 from ray_yolo.tune.search import TuneConfig
 
 if TYPE_CHECKING:
-    from ray_yolo.engine.export import ExportResult
+    from ray_yolo.inference.export import ExportResult
     from ray_yolo.runtime.trainer import TrainResult
     from ray_yolo.runtime.validator import ValResult
     from ray_yolo.tune.tuner import SearchResult
@@ -143,7 +142,7 @@ class YOLO:
         given = read_source(source)
         output = None
         if save or any(settings.get(name) for name in WRITES):
-            from ray_yolo.runlog.folders import output_folder
+            from ray_yolo.runs.folders import output_folder
 
             output = Output(output_folder(config.placement, [media.path for media, _ in given.parts]), config)
         found = _found(predictor, given, config, output)
@@ -153,7 +152,7 @@ class YOLO:
 
     def export(self, **settings: Any) -> ExportResult:
         """Write the weights for other programs; RayYoloError if the new file gives other numbers than torch."""
-        from ray_yolo.engine.export import export
+        from ray_yolo.inference.export import export
 
         return export(self._config(ExportConfig, settings, "export"))
 
@@ -228,8 +227,8 @@ def _found(predictor: Predictor, given: Source, config: PredictConfig, output: O
             yield results
     finally:
         if output:
-            from ray_yolo.runlog.spool import address_of
-            from ray_yolo.runlog.stored_files import put_results
+            from ray_yolo.runs.remote_run import put_results
+            from ray_yolo.runs.working_copy import address_of
 
             write_tables(output, predictions, predictor.names)
             put_results(output.folder, address_of(output.folder))

@@ -6,8 +6,12 @@ What a command calls is imported once its line is read, so that --help and bad f
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import select
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,15 +21,75 @@ from pydantic import BaseModel
 
 import ray_yolo
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ServeConfig, ValConfig
-from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import Command, Parsed, parse
 from ray_yolo.config.placement import Placement, RunConfig
-from ray_yolo.config.sources import describe
-from ray_yolo.errors import InputError, ResourcesError
-from ray_yolo.exits import run
-from ray_yolo.redact import redact
+from ray_yolo.config.settings import config_fields, describe
+from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
+from ray_yolo.core.redact import printable, redact
+from ray_yolo.core.system import SPINS
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
+
+EXIT_FAILED = 3
+EXIT_UNREAD = 128 + signal.SIGPIPE
+# --help exits with 0; a SIGTERM with its number, by our handler and by Ray's, which replaces it on import.
+_EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM}
+_STDOUT = 1
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit status of a command, whatever happens in it.
+
+    Errors raised on purpose end it with one message on stderr and their own status; anything else is a defect and
+    shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that has gone away
+    (`... | head`) with 141; all three after the `finally` blocks on the way.
+    """
+    os.environ.update({**SPINS, **os.environ})
+    signal.signal(signal.SIGTERM, _stop)
+    status = _status(main)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = status or EXIT_UNREAD
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # or Python complains about the rest at its own end
+    return status
+
+
+def _status(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except RayYoloError as error:
+        text = redact(f"{type(error).__name__}: {error}")
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as stop:
+        if stop.code not in _EXITS:
+            raise
+        return _EXITS[stop.code]
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
+            return EXIT_UNREAD
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            place = f"{error.filename}: " if error.filename else ""
+            print(redact(f"{place}{error.strerror}; free or repair the storage and run the same command again"),
+                  file=sys.stderr)
+            return EXIT_FAILED
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise SystemExit(signum)
+
+
+def _has_no_reader(file_number: int) -> bool:
+    """Whether a pipe's other end is closed; a BrokenPipeError alone may be that of any socket."""
+    poll = select.poll()
+    poll.register(file_number, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -132,12 +196,12 @@ def train(argv: Sequence[str] | None = None) -> int:
 def _train_note(config: RunConfig) -> str:
     if config.placement.num_workers == "auto":
         return "# the cluster decides the number of workers, and with it the batch size"
-    from ray_yolo.runlog import narrator
+    from ray_yolo.sinks import report
 
-    settings = f"# {narrator.settings_line(config.recipe)}\n# "
+    settings = f"# {report.settings_line(config.recipe)}\n# "
     if config.placement.num_workers == 0:
         return f"{settings}in this process, without Ray"
-    from ray_yolo.runtime.places import workers_line
+    from ray_yolo.runtime.workers.pool import workers_line
 
     return f"{settings}{workers_line(config.placement)}"
 
@@ -145,10 +209,10 @@ def _train_note(config: RunConfig) -> str:
 def tune(argv: Sequence[str] | None = None) -> int:
     """Search the recipe."""
     parsed = parse_tune(argv)
-    from ray_yolo.runlog import narrator
+    from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
-    return _act(parsed, tuner.search, tuner.foresee, lambda config: f"# {narrator.settings_line(config.recipe)}")
+    return _act(parsed, tuner.search, tuner.foresee, lambda config: f"# {report.settings_line(config.recipe)}")
 
 
 def val(argv: Sequence[str] | None = None) -> int:
@@ -170,7 +234,7 @@ def predict(argv: Sequence[str] | None = None) -> int:
 def export(argv: Sequence[str] | None = None) -> int:
     """Write trained weights for other programs."""
     parsed = parse_export(argv)
-    from ray_yolo.engine.export import check, export
+    from ray_yolo.inference.export import check, export
 
     return _act(parsed, lambda config: print(export(config)), lambda config: check(config)[0])
 
@@ -208,8 +272,8 @@ def sync(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
-    from ray_yolo.runlog.mlflow_client import own_uri, tracking_uri
-    from ray_yolo.runlog.mlflow_run import synchronise
+    from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
+    from ray_yolo.sinks.mlflow_run import synchronise
 
     run_dir = _folder(options.run_dir)
     asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
@@ -228,7 +292,7 @@ def verify(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp, or a .pt file in it")
     parser.add_argument("other", nargs="?", help="the same of another run")
     options = parser.parse_args(argv)
-    from ray_yolo.runlog.verification import check_files, compare_runs
+    from ray_yolo.runs.verification import check_files, compare_runs
 
     run_dir = _folder(options.run_dir)
     findings = check_files(run_dir)
@@ -248,12 +312,12 @@ def status(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
     options = parser.parse_args(argv)
     if options.run_dir is None:
-        from ray_yolo.runtime.nodes import describe_cluster
+        from ray_yolo.runtime.node_checks import describe_cluster
 
         lines, fit = describe_cluster(options.address)
         print("\n".join(lines))
         return 0 if fit else ResourcesError.exit_code
-    from ray_yolo.tune.status import describe_sweep
+    from ray_yolo.tune.console import describe_sweep
 
     print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
     return 0
@@ -263,7 +327,7 @@ def _folder(run: str, *, whole: bool = True) -> Path:
     """The folder of a run or sweep; of one in a store a copy, whole or with its log and record alone."""
     if not is_address(run):
         return Path(run)
-    from ray_yolo.runlog.stored_files import copy_of
+    from ray_yolo.runs.remote_run import copy_of
 
     return copy_of(run, whole=whole)
 

@@ -3,7 +3,7 @@
 import sys
 
 from ray_yolo.cli import export as main
-from ray_yolo.exits import run
+from ray_yolo.cli import run
 
 if __name__ == "__main__":
     sys.exit(run(main))

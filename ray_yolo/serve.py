@@ -4,8 +4,8 @@ cluster/serve.yaml import; see `runtime/serving.py`.
 
 import sys
 
+from ray_yolo.cli import run
 from ray_yolo.cli import serve as main
-from ray_yolo.exits import run
 from ray_yolo.runtime.serving import app
 
 __all__ = ["app"]

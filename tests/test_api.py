@@ -13,7 +13,7 @@ from PIL import Image
 
 from ray_yolo import YOLO
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.runtime.predictor import predict
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video

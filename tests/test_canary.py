@@ -54,7 +54,7 @@ def fails(config):
 
 worker.train_worker = fails
 from ray_yolo.train import main
-from ray_yolo.exits import run
+from ray_yolo.cli import run
 
 raise SystemExit(run(main))
 """

@@ -19,7 +19,7 @@ import yaml
 import ray_yolo
 from ray_yolo import cli
 from ray_yolo.config.flags import build_parser, parse
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from tests.support.jobs import make_config
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import pytest
 
 from ray_yolo.cli import COMMANDS, EXPORT, PREDICT, TRAIN, TUNE, VAL
 from ray_yolo.config.flags import parse
-from ray_yolo.ops.machine import SPINS
+from ray_yolo.core.system import SPINS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -62,8 +62,8 @@ def test_the_command_reference_has_every_command_and_flag(site: Path) -> None:
 @pytest.mark.slow
 def test_the_interface_is_described_from_its_docstrings(site: Path) -> None:
     text = (site / "api.html").read_text()
-    for name in ("ray_yolo.YOLO.train", "ray_yolo.YOLO.predict", "ray_yolo.engine.results.Boxes.xywhn",
-                 "ray_yolo.runtime.trainer.TrainResult.best_epoch", "ray_yolo.errors.ResourcesError"):
+    for name in ("ray_yolo.YOLO.train", "ray_yolo.YOLO.predict", "ray_yolo.inference.results.Boxes.xywhn",
+                 "ray_yolo.runtime.trainer.TrainResult.best_epoch", "ray_yolo.core.errors.ResourcesError"):
         assert f'id="{name}"' in text
     assert "on_epoch_end(event)" in text
 

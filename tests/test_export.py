@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_yolo.config.commands import ExportConfig
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.export import main
 
 
@@ -24,7 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[ExportConfig]:
     def check(config: ExportConfig) -> tuple[ExportConfig]:
         return (config.model_copy(update={"imgsz": 320}),)
 
-    monkeypatch.setitem(sys.modules, "ray_yolo.engine.export", SimpleNamespace(export=export, check=check))
+    monkeypatch.setitem(sys.modules, "ray_yolo.inference.export", SimpleNamespace(export=export, check=check))
     return seen
 
 

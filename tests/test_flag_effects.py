@@ -16,9 +16,10 @@ from ray.train.torch import TorchTrainer
 
 from ray_yolo.cli import TRAIN, TUNE, parse_train
 from ray_yolo.config.flags import ALIASES, build_parser
-from ray_yolo.errors import DatasetError, InputError, ResourcesError
-from ray_yolo.runtime import cluster, ray_train
-from ray_yolo.runtime.restarts import Judge
+from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
+from ray_yolo.runtime import cluster
+from ray_yolo.runtime.workers import torch_trainer
+from ray_yolo.runtime.workers.failures import Judge
 from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
@@ -102,8 +103,8 @@ def test_without_the_flag_there_is_no_such_effect(watch: Watch, words: str) -> N
 def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
-    return ray_train.build_trainer(lambda config: {}, {}, placement, gpus, folder,
-                                   ray_train.Asked(Judge(folder, placement.max_failures, None)))
+    return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder,
+                                   torch_trainer.Asked(Judge(folder, placement.max_failures, None)))
 
 
 @pytest.mark.parametrize("words", ASKED)

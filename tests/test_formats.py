@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
 from ray_yolo.engine.build import Host, build
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.structures import AnnotationIndex
 from tests.support.formats import FORMATS, NAMES
 from tests.support.jobs import TINY, make_job
 from tests.support.snapshot import snapshot

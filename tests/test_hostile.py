@@ -18,12 +18,12 @@ import yaml
 from torch.utils.data import DataLoader
 
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import as_it_is
 from ray_yolo.data.image_cache import SHARED_MEMORY, ImageStore
 from ray_yolo.engine.build import train_dataset
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.runtime import trainer
-from ray_yolo.structures import AnnotationIndex
 from tests.support.corpus import CASES, GOOD_ROW, GOOD_YAML, Case, picture, png_header
 from tests.support.desk import AcceptedError, Desk, Ended
 from tests.support.jobs import make_job

@@ -17,9 +17,9 @@ FLOORS = (  # lowest first; modules of the package that are not named here stand
     SIBLINGS, ("families",), ("engine",), ("runlog",), ("runtime",), ("tune",),
 )
 RAY_IN_TUNE = tuple(f"tune/{name}.py" for name in ("tuner", "trial", "searcher", "slots"))
-DOORS = {"ray": ("runtime/", "runlog/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
-         "torch.distributed": ("engine/replicas.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
-FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.internals", *sys.stdlib_module_names)
+DOORS = {"ray": ("runtime/", "runs/recorder.py", *RAY_IN_TUNE), "mlflow": ("runlog/", "tune/mlflow.py"),
+         "torch.distributed": ("engine/collectives.py", "engine/gradients.py"), "obstore": ("storage/store.py",)}
+FOR_OPS = ("torch", "numpy", "ray_yolo.ops", "ray_yolo.core.internals", *sys.stdlib_module_names)
 RANK_TESTS = {"print0", "is_main_process"}
 
 
@@ -117,7 +117,7 @@ def test_imports_follow_the_rule() -> None:
     ("engine/loop.py", "def f():\n    import ray"),
     ("tune/__main__.py", "from mlflow.tracking import MlflowClient"),
     ("runtime/trainer.py", "import mlflow"),
-    ("runlog/console.py", "import ray"),
+    ("sinks/console.py", "import ray"),
     ("tune/ledger.py", "import ray.tune"),
     ("tune/files.py", "from ray_yolo.tune.trial import train_trial"),
     ("runtime/trainer.py", "from ray_yolo.tune import ledger"),
@@ -125,13 +125,13 @@ def test_imports_follow_the_rule() -> None:
     ("models/heads.py", "from ray_yolo import families"),
     ("data/dataset.py", "import ray_yolo.engine.loop"),
     ("errors.py", "from ray_yolo.cli import run"),
-    ("core/files.py", "from ray_yolo.errors import InputError"),
-    ("losses/anchor_based.py", "from ray_yolo.models.heads import decode"),
+    ("core/files.py", "from ray_yolo.core.errors import InputError"),
+    ("models/loss_anchor_based.py", "from ray_yolo.models.heads import decode"),
     ("ops/nms.py", "import cv2"),
     ("ops/nms.py", "from torchvision.ops import nms"),
-    ("ops/nms.py", "from ray_yolo.structures import Progress"),
+    ("ops/nms.py", "from ray_yolo.core.structures import Progress"),
     ("data/images.py", "from .cache import keep"),
-    ("runlog/run_dir.py", "from obstore.store import from_url"),
+    ("runs/run_dir.py", "from obstore.store import from_url"),
     ("engine/loop.py", "if is_main_process(): pass"),
     ("engine/loop.py", "def print0(): pass"),
 ])
@@ -142,7 +142,7 @@ def test_a_breach_is_caught(path: str, source: str) -> None:
 
 @pytest.mark.parametrize(("path", "source"), [
     ("runtime/trainer.py", "import ray.train\nfrom ray_yolo.engine import loop\nfrom ray_yolo.runlog import events"),
-    ("engine/replicas.py", "import torch\ntorch.distributed.barrier()"),
+    ("engine/collectives.py", "import torch\ntorch.distributed.barrier()"),
     ("data/dataset.py", "from ray_yolo.data.mosaic import snap\nfrom torch.utils.data.distributed import x"),
     ("ops/nms.py", "import math\nfrom torch.nn import functional\nfrom ray_yolo.ops import boxes"),
     ("train.py", "from ray_yolo.runtime import trainer\nfrom ray_yolo import cli"),

@@ -9,7 +9,7 @@ import pytest
 
 import ray_yolo.runtime
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.predict import main
 
 

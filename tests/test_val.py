@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.val import main
 
 

@@ -16,9 +16,17 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from pydantic import BaseModel
 
 from ray_yolo import __version__
-from ray_yolo.config.fields import TRANSPARENT, ConfigField, canonical, config_fields, did_you_mean
-from ray_yolo.config.sources import Given, read_config_file, resolve_config
-from ray_yolo.errors import ConfigError, InputError
+from ray_yolo.config.settings import (
+    TRANSPARENT,
+    ConfigField,
+    Given,
+    canonical,
+    config_fields,
+    did_you_mean,
+    read_config_file,
+    resolve_config,
+)
+from ray_yolo.core.errors import ConfigError, InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 
 KeyPath = tuple[str | int, ...]
 

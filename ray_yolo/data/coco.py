@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import NO_OUTLINE, Box, ImageLabels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
-from ray_yolo.errors import DatasetError
-from ray_yolo.structures import Finding
 
 
 class CocoFile:

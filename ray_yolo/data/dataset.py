@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ray_yolo.config.sections import AugmentConfig
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import AnnotationIndex, SampleKey
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data import augment as effects
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.data.labels import Labels, join, mirror, move, stretch
 from ray_yolo.data.mosaic import Tile, around, corner, look, snap
-from ray_yolo.errors import DatasetError
-from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.ops.seeding import Stream, generator
-from ray_yolo.structures import AnnotationIndex, SampleKey
 
 Sample = dict[str, Any]
 Batch = dict[str, Tensor]

@@ -17,12 +17,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from ray_yolo.data.media import matching
-from ray_yolo.data.mirror import address_parts, mirror
+from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.structures import Finding, Mirror
+from ray_yolo.data.remote import address_parts, mirror
+from ray_yolo.data.sources import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
-from ray_yolo.errors import DatasetError, InputError
 from ray_yolo.storage.store import is_address
-from ray_yolo.structures import Finding, Mirror
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")

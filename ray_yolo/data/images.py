@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from ray_yolo.errors import DatasetError
+from ray_yolo.core.errors import DatasetError
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file is for the caller to tell

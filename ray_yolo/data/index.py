@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.events import SplitCounts
+from ray_yolo.core.structures import AnnotationIndex, Finding
 from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, check_image
 from ray_yolo.data.label_files import Sources
 from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
-from ray_yolo.errors import DatasetError
-from ray_yolo.events import SplitCounts
-from ray_yolo.structures import AnnotationIndex, Finding
 
 _MANY = 4000  # images whose check takes longer than the start of processes
 _PART = 256  # images that a reader takes at once

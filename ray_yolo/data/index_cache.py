@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_yolo.core.files import replacing
-from ray_yolo.structures import AnnotationIndex, Finding
+from ray_yolo.core.structures import AnnotationIndex, Finding
 
 FORMAT = 3  # raise it when a rule of reading or the layout of the copy changes
 _log = logging.getLogger(__name__)

@@ -7,15 +7,15 @@ import stat
 from copy import copy
 from pathlib import Path
 
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import Finding
 from ray_yolo.data import voc
 from ray_yolo.data.coco import CocoFile
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.images import SUFFIXES
 from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
-from ray_yolo.data.media import files_of, suffix
+from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
-from ray_yolo.errors import DatasetError
-from ray_yolo.structures import Finding
 
 MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: no picture has more, and no step could train on them
 

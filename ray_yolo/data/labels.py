@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ray_yolo.structures import Finding
+from ray_yolo.core.structures import Finding
 
 Item = TypeVar("Item")
 Box = tuple[float, float, float, float]  # xyxy in pixels

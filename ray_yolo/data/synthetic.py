@@ -17,9 +17,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from ray_yolo.core.structures import Annotation
 from ray_yolo.data.index_cache import cache_folder, publish
 from ray_yolo.data.labels import covered
-from ray_yolo.structures import Annotation
 
 VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")

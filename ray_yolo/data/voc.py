@@ -8,8 +8,8 @@ from pathlib import Path
 from reprlib import repr as short
 from xml.parsers import expat
 
+from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
-from ray_yolo.structures import Finding
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, labels_of, read_rows
-from ray_yolo.structures import Finding
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped
 

@@ -14,9 +14,9 @@ import torch
 
 from ray_yolo.config.recipe import BATCH_PER_WORKER, Recipe
 from ray_yolo.engine.evaluate import autocast
-from ray_yolo.families import build_model, find_family
-from ray_yolo.losses.criterion import Criterion
+from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
+from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops.seeding import LARGEST_SCALE
 
 SIZES = (1, 2, 4, 8, 16)

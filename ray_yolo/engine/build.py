@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ray_yolo.checkpoints.foreign import read_weights
+from ray_yolo.checkpoints.remote import StoredCheckpoints, local_file
 from ray_yolo.config.model_facts import GRID
-from ray_yolo.config.recipe import Recipe, check_workers, resolved_batch
+from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
+from ray_yolo.core.errors import ResourcesError
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
@@ -26,24 +32,57 @@ from ray_yolo.data.dataset import (
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
-from ray_yolo.engine.foreign_weights import read_weights
+from ray_yolo.engine.collectives import Replicas, bare
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import Pulse
-from ray_yolo.engine.optimizer import build_optimizer
 from ray_yolo.engine.plan import Plan, ShardSampler
-from ray_yolo.engine.replicas import Replicas, bare
-from ray_yolo.engine.stored import StoredCheckpoints
-from ray_yolo.engine.weights_file import local_file
-from ray_yolo.errors import ResourcesError
-from ray_yolo.families import Family, build_model, find_family, load_weights
-from ray_yolo.losses.criterion import Criterion
-from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.blocks import avoid_slow_convolutions
+from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
+from ray_yolo.models.families import Family, build_model, find_family, load_weights
 from ray_yolo.models.heads import Anchors
 from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
-from ray_yolo.structures import AnnotationIndex
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Optimiser over (biases, decayed weights, norm weights), in this order; fused, so that a step can skip itself.
+
+    Weight decay is scaled by batch_size x accumulation / nominal_batch, the part of a nominal step that is taken.
+    """
+    config = recipe.optimizer
+    decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
+    biases: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": biases, "weight_decay": 0.0},  # said for each group: AdamW's own default is not 0
+        {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
+    if config.name == "SGD":
+        sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
+                                      fused=True)
+        if config.momentum:  # a first step that is skipped would leave it uninitialised
+            for parameter in (*biases, *weights, *norms):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
+    kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
+    return _plain(kind)(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
+
+
+@cache
+def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
+    """The same optimiser without wrappers that import torch's compiler, which takes seconds, to be left alone by it."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+
 
 Batches = Iterable[Mapping[str, Tensor]]
 

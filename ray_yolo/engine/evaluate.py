@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.core.events import ClassResult
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.labels import box_areas
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.events import ClassResult
-from ray_yolo.families import Family
-from ray_yolo.losses.criterion import Criterion
+from ray_yolo.engine.collectives import Replicas
+from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
+from ray_yolo.models.families import Family
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS, Metrics, match
 from ray_yolo.ops.average_precision import evaluate as average_precision
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.coco_metrics import Detected, Labelled, coco_metrics
 from ray_yolo.ops.nms import select
-from ray_yolo.structures import AnnotationIndex
 
 STAGES = ("preprocess", "inference", "postprocess")
 BITS = 2 ** np.arange(len(IOU_THRESHOLDS))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import Node, aligned_nodes, parent
 

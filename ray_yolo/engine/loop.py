@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ray_yolo.core.errors import PeerLostError, TrainingError
+from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import Parts, draw_weights
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
-from ray_yolo.errors import PeerLostError, TrainingError
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
-from ray_yolo.structures import Progress
 
 MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before training gives up
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"

@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.saver import WRITE_SECONDS
-from ray_yolo.events import Summary
-from ray_yolo.structures import Progress
+from ray_yolo.checkpoints.writer import WRITE_SECONDS
+from ray_yolo.core.events import Summary
+from ray_yolo.core.structures import Progress
+from ray_yolo.engine.collectives import Replicas
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 

@@ -15,9 +15,9 @@ import numpy as np
 from torch.utils.data import Dataset, DistributedSampler
 
 from ray_yolo.config.recipe import Recipe, batches_per_epoch, resolved_batch, warmup_batches
+from ray_yolo.core.structures import SampleKey
 from ray_yolo.ops import schedule, sharding
 from ray_yolo.ops.seeding import epoch_order
-from ray_yolo.structures import SampleKey
 
 
 class Step(NamedTuple):

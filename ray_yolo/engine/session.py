@@ -8,27 +8,93 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints.writer import Saver, save_interval
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint
+from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.events import Emit, EndEvent, EpochEvent, ShardEvent, StartEvent, StepEvent, Summary, WarningEvent
+from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
-from ray_yolo.engine.clock import Clock
+from ray_yolo.engine.collectives import Replicas, peers_needed
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
 from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
 from ray_yolo.engine.membership import FixedMembers, Generation, Membership
 from ray_yolo.engine.plan import Step
-from ray_yolo.engine.recovery import about, resume, take_over
-from ray_yolo.engine.replicas import Replicas, peers_needed
-from ray_yolo.engine.saver import Saver, save_interval
-from ray_yolo.engine.state import TrainState, capture, fingerprint
-from ray_yolo.errors import PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import Emit, EndEvent, StartEvent, Summary, WarningEvent
+from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, take_over
 from ray_yolo.ops.schedule import Rates
+
+STEP_EVENTS_PER_EPOCH = 100
+
+
+@dataclass
+class Clock:
+    """Of one epoch, or of what is left of it when training goes on inside.
+
+    Args:
+        steps: of the whole epoch; of so many, `STEP_EVENTS_PER_EPOCH` are told.
+    """
+
+    steps: int
+    began: float = field(default_factory=time.perf_counter)
+    last: float = field(default_factory=time.perf_counter)
+    trained: float = 0.0  # when the last step had been taken
+    wait_seconds: float = 0.0
+    images: int = 0  # forwarded by this worker
+    step_images: int = 0  # forwarded by all workers
+
+    def stop_step(self, result: StepResult, images: int) -> float:
+        """A step of so many images has been taken. Returns its seconds."""
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        self.wait_seconds += result.wait_seconds
+        self.images += result.images
+        self.step_images += images
+        return seconds
+
+    def go_on(self) -> None:
+        """There was no training since the last step."""
+        now = time.perf_counter()
+        self.began, self.last = self.began + now - self.last, now
+
+    def stop_training(self) -> None:
+        """The epoch's last step has been taken."""
+        self.trained = time.perf_counter()
+
+    def tells(self, step: int, result: StepResult) -> bool:
+        """Whether there is to be an event of a step."""
+        return step % -(-self.steps // STEP_EVENTS_PER_EPOCH) == 0 or result.skipped
+
+    def step_event(self, progress: Progress, step: Step, rates: Rates, result: StepResult, seconds: float) -> StepEvent:
+        """Of the step just taken."""
+        return StepEvent(
+            step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
+            images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
+            wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped)
+
+    def shard_event(self, progress: Progress, worker: int) -> ShardEvent:
+        """Of this worker's part of the epoch."""
+        return ShardEvent(worker=worker, epoch=progress.epoch, step=progress.step, images=self.images,
+                          wait_seconds=self.wait_seconds, seconds=self.trained - self.began,
+                          node=socket.gethostname(), pid=os.getpid())
+
+    def epoch_event(self, epoch: int, step: int, rates: Rates, device: torch.device, **measured: Any) -> EpochEvent:
+        """Of the epoch, with what was `measured`, by the event's names."""
+        seconds = self.trained - self.began
+        return EpochEvent(
+            epoch=epoch, step=step, lr=rates.lr, images_per_second=self.step_images / seconds,
+            wait_share=self.wait_seconds / seconds, seconds=time.perf_counter() - self.began,
+            memory_gb=torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else 0.0, **measured)
+
 
 DETECTIONS_FILE = "detections.npy"
 STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well

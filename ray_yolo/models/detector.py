@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ray_yolo.config.model_facts import GRID
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
 from ray_yolo.models.rows import DetectRow, HeadRow, Row

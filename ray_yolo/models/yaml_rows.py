@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.models import rows
 from ray_yolo.models.detector import Architecture
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ray_yolo.internals import internal
+from ray_yolo.core.internals import internal
 
 
 def add_(left: Sequence[Tensor], right: Sequence[Tensor] | float) -> None:

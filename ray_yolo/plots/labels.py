@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.plots.style import COLOURS, INK, count_along_x, count_along_y, dress, new_figure, plain, save
-from ray_yolo.structures import AnnotationIndex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_yolo.events import METRICS, EpochEvent, Number
+from ray_yolo.core.events import METRICS, EpochEvent, Number
 from ray_yolo.plots.style import COLOURS, GREY, INK, count_along_x, dress, new_figure, save
 
 if TYPE_CHECKING:

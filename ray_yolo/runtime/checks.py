@@ -12,12 +12,12 @@ import torch
 
 import ray_yolo
 from ray_yolo.config.placement import Placement
-from ray_yolo.errors import RayYoloError
-from ray_yolo.ops.machine import available_memory, cores
-from ray_yolo.redact import redact
-from ray_yolo.runlog.folders import storage_folder, storage_probe
-from ray_yolo.runlog.mlflow_client import tracking_uri
+from ray_yolo.core.errors import RayYoloError
+from ray_yolo.core.redact import redact
+from ray_yolo.core.system import available_memory, cores
+from ray_yolo.runs.folders import storage_folder, storage_probe
 from ray_yolo.runtime.preflight import cluster_asked_for
+from ray_yolo.sinks.mlflow_client import tracking_uri
 
 LIBRARIES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pydantic", "opencv-python-headless", "opencv-python",
              "pillow", "matplotlib", "tensorboard", "onnx", "onnxruntime", "optuna", "safetensors", "obstore")
@@ -51,7 +51,7 @@ def _devices() -> Iterator[str]:
 def _cluster(placement: Placement) -> tuple[list[str], list[str]]:
     if not cluster_asked_for(placement):
         return ["cluster      none was asked for (--address, RAY_ADDRESS)"], []
-    from ray_yolo.runtime.nodes import describe_cluster
+    from ray_yolo.runtime.node_checks import describe_cluster
 
     try:
         lines, fit = describe_cluster(placement.address)

@@ -23,13 +23,12 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ray_yolo.config.placement import Placement
-from ray_yolo.config.resources import Node
+from ray_yolo.config.placement import Node, Placement
+from ray_yolo.core.errors import InputError, ResourcesError
+from ray_yolo.core.events import PlacementEvent
+from ray_yolo.core.system import SPINS, cores
 from ray_yolo.engine.build import local_device
-from ray_yolo.errors import InputError, ResourcesError
-from ray_yolo.events import PlacementEvent
-from ray_yolo.ops.machine import SPINS, cores
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
 from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, available_resources, draining_nodes, local_head
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ray
 
-from ray_yolo.storage.locks import try_lock
+from ray_yolo.storage.lease import try_lock
 
 _PREFIX = "ray_yolo-"
 _LOCK = "lock"

@@ -19,19 +19,19 @@ from typing import Any
 
 import torch
 
+from ray_yolo.checkpoints.remote import anywhere, local_file
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.config.resources import share_out
-from ray_yolo.data.media import Media, find_media
+from ray_yolo.config.placement import share_out
+from ray_yolo.core.errors import InputError, RayYoloError
+from ray_yolo.core.redact import printable
+from ray_yolo.core.system import keep_freed_memory
+from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
-from ray_yolo.engine.predict import Trained, build_predictor, check_classes, load_trained
-from ray_yolo.engine.predict_files import Output, Prediction, detect_files, from_wire, to_wire, write_tables
-from ray_yolo.engine.weights_file import anywhere, local_file
-from ray_yolo.errors import InputError, RayYoloError
-from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.redact import printable
-from ray_yolo.runlog.folders import output_folder
-from ray_yolo.runlog.spool import address_of
-from ray_yolo.runlog.stored_files import put_results
+from ray_yolo.inference.output import Output, Prediction, detect_files, from_wire, to_wire, write_tables
+from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, load_trained
+from ray_yolo.runs.folders import output_folder
+from ray_yolo.runs.remote_run import put_results
+from ray_yolo.runs.working_copy import address_of
 
 _PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
 

@@ -23,11 +23,16 @@ from typing import Any
 import torch
 
 from ray_yolo import __version__
+from ray_yolo.checkpoints.foreign import read_weights
+from ray_yolo.checkpoints.remote import anywhere, local_file
 from ray_yolo.config.model_facts import off_grid
-from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
-from ray_yolo.config.resources import workers_here, workers_on
 from ray_yolo.config.yaml import load_yaml
+from ray_yolo.core.errors import ConfigError, DatasetError
+from ray_yolo.core.redact import redact
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.index import (
     drawn,
@@ -39,20 +44,14 @@ from ray_yolo.data.index import (
 )
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import Job, local_device
-from ray_yolo.engine.foreign_weights import read_weights
-from ray_yolo.engine.predict import check_classes
-from ray_yolo.engine.weights_file import anywhere, local_file
-from ray_yolo.errors import ConfigError, DatasetError
-from ray_yolo.families import FAMILY_OF, build_model, find_family, load_weights
+from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
+from ray_yolo.models.families import FAMILY_OF, build_model, find_family, load_weights
 from ray_yolo.models.yaml_rows import read_architecture
-from ray_yolo.ops.machine import multiplies_bf16
-from ray_yolo.redact import redact
-from ray_yolo.runlog.callbacks import Hooks, load_callbacks
-from ray_yolo.runlog.folders import storage_probe
-from ray_yolo.runlog.record import RunRecord
-from ray_yolo.runlog.run_dir import Run
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.runs.folders import storage_probe
+from ray_yolo.runs.record import RunRecord
+from ray_yolo.runs.run_dir import Run
+from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 
 
 def check_early(config: RunConfig) -> Hooks:
@@ -182,9 +181,9 @@ def _all_multiply_bf16(placement: Placement) -> bool:
     """Whether the processors of this machine and of all nodes do."""
     if placement.num_workers == 0 or not multiplies_bf16():
         return multiplies_bf16()
-    from ray_yolo.runtime import nodes
+    from ray_yolo.runtime import node_checks
 
-    return nodes.all_multiply_bf16()
+    return node_checks.all_multiply_bf16()
 
 
 def slower_precision(run: Run, gpus: float) -> str:
@@ -216,12 +215,12 @@ def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
 
 
 def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationIndex) -> list[str]:
-    """`nodes.check_nodes` of a run, or of where a new one would lie."""
-    from ray_yolo.runtime import nodes
+    """`node_checks.check_nodes` of a run, or of where a new one would lie."""
+    from ray_yolo.runtime import node_checks
 
     at = run and (run.stored.address if run.stored else run.folder)
     with nullcontext(at) if at else storage_probe(placement) as place:
-        return nodes.check_nodes(place, *indices)
+        return node_checks.check_nodes(place, *indices)
 
 
 def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> RunRecord:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from ray_yolo.internals import internal
+from ray_yolo.core.internals import internal
 
 # Read by the driver before Ray starts; what the user has set stands.
 DRIVER_ENVIRONMENT = {

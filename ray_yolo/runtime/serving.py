@@ -31,12 +31,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ServeConfig
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.engine.build import local_device
-from ray_yolo.engine.predict import build_predictor, check_classes, load_trained
-from ray_yolo.engine.weights_file import local_file
-from ray_yolo.errors import ConfigError
+from ray_yolo.inference.predictor import build_predictor, check_classes, load_trained
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 VARIABLE = "RAY_YOLO_"

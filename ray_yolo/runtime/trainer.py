@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ray_yolo.config.placement import Placement, RunConfig
+from ray_yolo.checkpoints.local import check_weights, slim_weights
+from ray_yolo.config.placement import Images, Node, Placement, Resources, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.resources import Images, Node, Resources, share_out
+from ray_yolo.core.events import PlacementEvent, Summary, WarningEvent
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
 from ray_yolo.engine.build import Host, Job, local_device
-from ray_yolo.engine.checkpoint import check_weights, slim_weights
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
-from ray_yolo.events import PlacementEvent, Summary, WarningEvent
-from ray_yolo.ops.machine import cores
-from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.runlog.bookkeeping import Bookkeeping, best_epochs
-from ray_yolo.runlog.callbacks import Callbacks
-from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.notices import warnings_told
-from ray_yolo.runlog.projections import Projection, Projections
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.stored_run import StoredRun
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.remote_run import StoredRun
+from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.warnings import warnings_told
+from ray_yolo.runtime.graceful_stop import signals_ask
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
@@ -43,11 +40,12 @@ from ray_yolo.runtime.preflight import (
     slower_precision,
     with_workers,
 )
-from ray_yolo.runtime.stopping import signals_ask
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.sinks.base import Projection, Projections
+from ray_yolo.sinks.callbacks import Callbacks
+from ray_yolo.sinks.run_logger import Bookkeeping, best_epochs
 
 if TYPE_CHECKING:
-    from ray_yolo.runtime.leases import CrewHandle
+    from ray_yolo.runtime.workers.pool_jobs import CrewHandle
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def _share_out(placement: Placement, gpus: float, job: Job) -> Resources:
             placement = placement.model_copy(update={"workers": 0})
     else:
         from ray_yolo.runtime import cluster
-        from ray_yolo.runtime.nodes import least_room_for_images
+        from ray_yolo.runtime.node_checks import least_room_for_images
 
         nodes, room = cluster.free_nodes(placement), least_room_for_images()
     return share_out(placement, gpus, nodes, job.recipe.threads, Images(num_bytes, room))
@@ -204,33 +202,33 @@ def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping, s
 def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None,
                 stored: StoredRun | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
-    from ray_yolo.runtime import leases
-    from ray_yolo.runtime.members import start_here, watched
-    from ray_yolo.runtime.places import has_places, train_in_places
-    from ray_yolo.runtime.restarts import Judge, in_order
-    from ray_yolo.runtime.roster import Roster
-    from ray_yolo.runtime.worker import to_wire, train_in_place, train_worker
+    from ray_yolo.runtime.workers import pool_jobs
+    from ray_yolo.runtime.workers.coordinator import Roster
+    from ray_yolo.runtime.workers.failures import Judge, in_order
+    from ray_yolo.runtime.workers.pool import has_places, train_in_places
+    from ray_yolo.runtime.workers.rendezvous import start_here, watched
+    from ray_yolo.runtime.workers.worker import to_wire, train_in_place, train_worker
 
     in_places = crew is not None or has_places(placement)
     if not in_places:
-        from ray_yolo.runtime import ray_train  # here: it takes seconds, and the others need none of it
+        from ray_yolo.runtime.workers import torch_trainer  # here: it takes seconds, and the others need none of it
     roster: Any = None
     if crew:
-        roster = leases.CrewRoster(crew, placement.min_workers)
-    elif in_places or ray_train.replaces_in_place(placement):
+        roster = pool_jobs.CrewRoster(crew, placement.min_workers)
+    elif in_places or torch_trainer.replaces_in_place(placement):
         roster = start_here(Roster, placement.min_workers)
     config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
               "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
     with watched(roster, job.run_dir, books.warn):
         if crew:
-            return leases.train(config, placement, job)
+            return pool_jobs.train(config, placement, job)
         if in_places:
             judge = Judge(job.run_dir, placement.max_failures, books.recorder)
             return in_order(lambda: train_in_places(
                 train_in_place, config, placement, gpus, judge,
                 lambda group, instead_of: books.emit(PlacementEvent(group=group, instead_of=instead_of))),
                 job.run_dir, judge.tell)
-        summary: Summary = ray_train.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
+        summary: Summary = torch_trainer.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
                                                  books.recorder)
     return summary
 
@@ -239,7 +237,7 @@ def _metrics(run: Run, local: bool) -> list[Projection]:
     """What Ray is told, if it is there."""
     if local:
         return []
-    from ray_yolo.runtime.metrics import RayMetrics
+    from ray_yolo.runtime.prometheus import RayMetrics
 
     return [RayMetrics(run.folder)]
 

@@ -15,37 +15,37 @@ import ray.train
 import ray.train.torch
 import torch
 
+from ray_yolo.checkpoints.remote import anywhere, local_file
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.resources import share_out
+from ray_yolo.config.placement import share_out
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.redact import redact
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
-from ray_yolo.data.mirror import at_hand
+from ray_yolo.data.remote import at_hand
 from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
-from ray_yolo.engine.predict import Trained, check_classes, input_size, load_trained
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.val_files import coco_results, write_label_files
-from ray_yolo.engine.weights_file import anywhere, local_file
-from ray_yolo.errors import DatasetError
+from ray_yolo.inference.output import coco_results, write_label_files
+from ray_yolo.inference.predictor import Trained, check_classes, input_size, load_trained
 from ray_yolo.models.blocks import avoid_slow_convolutions
-from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.redact import redact
-from ray_yolo.runlog.bookkeeping import write_findings
-from ray_yolo.runlog.folders import output_folder, storage_folder
-from ray_yolo.runlog.mlflow_client import tracking_uri
-from ray_yolo.runlog.mlflow_plan import plan_validation
-from ray_yolo.runlog.mlflow_run import Delivery
-from ray_yolo.runlog.narrator import class_table, dataset_table
-from ray_yolo.runlog.plots import Failed, draw_detections
-from ray_yolo.runlog.projections import reason_of
-from ray_yolo.runlog.spool import address_of
-from ray_yolo.runlog.stored_files import put_results
+from ray_yolo.runs.folders import output_folder, storage_folder
+from ray_yolo.runs.remote_run import put_results
+from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.nodes import bring_everywhere
-from ray_yolo.runtime.ray_train import run_workers
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.runtime.node_checks import bring_everywhere
+from ray_yolo.runtime.workers.torch_trainer import run_workers
+from ray_yolo.sinks.base import reason_of
+from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.mlflow_plan import plan_validation
+from ray_yolo.sinks.mlflow_run import Delivery
+from ray_yolo.sinks.pictures import Failed, draw_detections
+from ray_yolo.sinks.report import class_table, dataset_table
+from ray_yolo.sinks.run_logger import write_findings
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ number. Whoever has an object of his own lock on a machine says so by `holder`: 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -17,11 +18,25 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
-from ray_yolo.errors import InputError
-from ray_yolo.redact import redact
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.redact import redact
 from ray_yolo.storage.store import Found, Store
+
+
+def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file until it is closed. False if another process has it.
+
+    Raises:
+        OSError: if its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
 
 EXPIRES = 60.0
 RENEWS = 10.0

@@ -22,9 +22,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import HashingWriter, replacing
-from ray_yolo.errors import InputError
-from ray_yolo.redact import redact
+from ray_yolo.core.redact import redact
 
 READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads 5 MB at most
 RETRY_TIMEOUT = timedelta(seconds=60)  # for which a request that fails is repeated

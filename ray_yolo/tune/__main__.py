@@ -2,8 +2,8 @@
 
 import sys
 
+from ray_yolo.cli import run
 from ray_yolo.cli import tune as main
-from ray_yolo.exits import run
 
 if __name__ == "__main__":
     sys.exit(run(main))

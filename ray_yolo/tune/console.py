@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -21,9 +22,15 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.formatting import format_duration
-from ray_yolo.runlog.console import build_console, print_whole
-from ray_yolo.runlog.spool import address_of
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.formatting import format_duration
+from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
+from ray_yolo.runs.remote_run import copy_of
+from ray_yolo.runs.status import describe_run
+from ray_yolo.runs.working_copy import address_of, is_leased
+from ray_yolo.sinks.console import build_console, print_whole
+from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.trials import State, Trial, best_trial, replay_command
 
 COLUMNS = ("trial", "state", "epoch", "fitness", "best")
@@ -177,3 +184,28 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
             f"repeat it:     {replay_command(recipe, best.past)}")
+
+
+def describe_sweep(folder: Path) -> list[str]:
+    """Line by line. Of a sweep: its trials, and of those that are under way what `describe_run` says.
+
+    Raises:
+        InputError: if the folder is neither's.
+    """
+    if not (folder / LEDGER_FILE).is_file():
+        return describe_run(folder)
+    trials = list(read_trials(read_ledger(folder / LEDGER_FILE)).values())
+    record = read_record(folder)
+    total = record.trials if isinstance(record, SweepRecord) else len(trials)
+    state = "searching" if is_held(folder) or is_leased(folder) else "finished" if (folder / "finished").exists() else (
+        "interrupted: the same command continues it")
+    lines = [f"{address_of(folder) or folder}: {state}; {summary_line(trials, total)}"]
+    lines += [ended_line(trial, trials, total) for trial in trials if trial.state == "failed"]
+    for trial in trials:
+        run_dir = folder / "trials" / trial.folder_name
+        if trial.state == "running" and (address := address_of(run_dir)):
+            with suppress(InputError):  # it has not begun
+                run_dir = copy_of(address, whole=False)
+        if trial.state == "running" and (run_dir / "events.jsonl").is_file():
+            lines += [f"  {line}" for line in describe_run(run_dir)]
+    return lines

@@ -13,18 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.config.fields import GENES
+from ray_yolo.checkpoints.remote import StoredCheckpoints, local_file
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.sources import read_config_file
+from ray_yolo.config.settings import GENES, read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
+from ray_yolo.core.errors import InputError, StorageError
+from ray_yolo.core.events import ANCHOR_TERMS
 from ray_yolo.core.files import atomic_write
 from ray_yolo.engine.session import DETECTIONS_FILE
-from ray_yolo.engine.stored import StoredCheckpoints
-from ray_yolo.engine.weights_file import local_file
-from ray_yolo.errors import InputError, StorageError
-from ray_yolo.events import ANCHOR_TERMS
-from ray_yolo.runlog.metrics import COLUMNS, loss_column
-from ray_yolo.runlog.spool import address_of
+from ray_yolo.runs.working_copy import address_of
+from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
 from ray_yolo.tune.search import Search

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ray_yolo.events import METRICS
-from ray_yolo.redact import redact
-from ray_yolo.runlog.mlflow_client import RUN_FILE, build_client, read_run_file
-from ray_yolo.runlog.mlflow_plan import Point, RunPlan, leaves, source_tags
-from ray_yolo.runlog.mlflow_run import Delivery
-from ray_yolo.runlog.registry import log_model
-from ray_yolo.runlog.spool import address_of
+from ray_yolo.core.events import METRICS
+from ray_yolo.core.redact import redact
+from ray_yolo.runs.working_copy import address_of
+from ray_yolo.sinks.mlflow_client import RUN_FILE, build_client, read_run_file
+from ray_yolo.sinks.mlflow_plan import Point, RunPlan, leaves, source_tags
+from ray_yolo.sinks.mlflow_run import Delivery
+from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial, best_trial, short_name

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ray_yolo.checkpoints.local import save_checkpoint
+from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.config.recipe import Recipe, recipe_digest
-from ray_yolo.engine.checkpoint import save_checkpoint
-from ray_yolo.engine.state_files import read_state
-from ray_yolo.errors import CheckpointError
-from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.mlflow_client import RUN_FILE
-from ray_yolo.runlog.record import RunRecord, read_record, write_record
+from ray_yolo.core.errors import CheckpointError
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.record import RunRecord, read_record, write_record
+from ray_yolo.sinks.mlflow_client import RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import Frozen, ObjectiveConfig, objective_field
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later

@@ -26,12 +26,11 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from ray_yolo.errors import ResourcesError, TrainingError
+from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
-from ray_yolo.tune.ledger import Ledger
-from ray_yolo.tune.ledger_lines import Failed, Judged, Lost
+from ray_yolo.tune.ledger import Failed, Judged, Ledger, Lost
 from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
 from ray_yolo.tune.trial import number_of, read_pointer
 from ray_yolo.tune.trials import Trial, best_trial

@@ -24,13 +24,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from ray_yolo.config.changes import CHANGEABLE
-from ray_yolo.config.fields import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import CHANGEABLE, Recipe
 from ray_yolo.config.sections import Frozen
+from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.config.yaml import load_yaml
-from ray_yolo.errors import ConfigError, InputError
+from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
 from ray_yolo.tune.search import SCHEDULERS, Search
 from ray_yolo.tune.trials import overlay, recipe_value, short_name

@@ -21,16 +21,16 @@ import ray.exceptions
 import ray.tune
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
-from ray_yolo.events import CheckpointEvent, EndEvent, EpochEvent, Event
-from ray_yolo.runlog.event_log import EVENTS_FILE, follow
-from ray_yolo.runlog.folders import is_held, project_folder
-from ray_yolo.runlog.record import LEDGER_FILE
-from ray_yolo.runlog.recorder import STOP_REQUEST
-from ray_yolo.runlog.run_dir import bring_run
-from ray_yolo.runtime.leases import CrewHandle
+from ray_yolo.core.errors import LostWorkersError, ResourcesError, StorageError, TrainingError
+from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event
+from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runs.folders import is_held, project_folder
+from ray_yolo.runs.record import LEDGER_FILE
+from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.run_dir import bring_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
+from ray_yolo.runtime.workers.pool_jobs import CrewHandle
 from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
 from ray_yolo.tune.search import Search

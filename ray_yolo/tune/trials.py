@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ray_yolo.config.changes import Change
-from ray_yolo.config.fields import GENES, canonical, config_fields
-from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.recipe import Change, Recipe
+from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.tune.evolution import Genes, GeneValue, Row, best_rows
 
 State = Literal["proposed", "running", "finished", "failed"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import random
 import sys
@@ -29,22 +30,22 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import recipe_digest, resolve
+from ray_yolo.core.errors import ConfigError, TrainingError
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.errors import ConfigError, TrainingError
-from ray_yolo.runlog.bookkeeping import settle
-from ray_yolo.runlog.folders import storage_folder
-from ray_yolo.runlog.mlflow_client import tracking_uri
-from ray_yolo.runlog.narrator import settings_line
-from ray_yolo.runlog.record import LEDGER_FILE, SweepRecord
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.spool import address_of
+from ray_yolo.runs.folders import storage_folder
+from ray_yolo.runs.record import LEDGER_FILE, SweepRecord
+from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.leases import standing_crew
+from ray_yolo.runtime.graceful_stop import ask_to_stop, run_aside
 from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
 from ray_yolo.runtime.ray_internals import on_node
-from ray_yolo.runtime.stopping import ask_to_stop, run_aside
+from ray_yolo.runtime.workers.pool_jobs import standing_crew
+from ray_yolo.sinks.mlflow_client import tracking_uri
+from ray_yolo.sinks.report import settings_line
+from ray_yolo.sinks.run_logger import settle
 from ray_yolo.storage.store import is_address
-from ray_yolo.structures import AnnotationIndex
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
@@ -53,10 +54,43 @@ from ray_yolo.tune.mlflow import Status, deliver, sweep_run
 from ray_yolo.tune.plots import draw_plots
 from ray_yolo.tune.search import Pbt, Search, TuneConfig
 from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, build_scheduler, tune_config_of
-from ray_yolo.tune.slots import concurrent_trials, room_for_trials, trials_ahead
 from ray_yolo.tune.space import TuneSpace, combinations, load_space
 from ray_yolo.tune.trial import train_trial
 from ray_yolo.tune.trials import Trial, best_trial, overlay
+
+
+def concurrent_trials(config: TuneConfig, gpus: float) -> int:
+    """Trials that fit into the cluster at once.
+
+    Tune does not know what a trial's own workers need: without this limit trials would hold a part of their workers
+    each and wait for each other for ever.
+
+    Raises:
+        ConfigError: if not even one trial fits.
+    """
+    if not (room := room_for_trials(config, gpus)):
+        there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
+        raise ConfigError(f"workers_per_trial: {workers} workers need {config.placement.cpus * workers:g} CPU and "
+                          f"{gpus * workers:g} GPU, the cluster has {there.get('CPU', 0):g} and "
+                          f"{there.get('GPU', 0):g}; use fewer")
+    return room
+
+
+def room_for_trials(config: TuneConfig, gpus: float) -> int:
+    """The same, as the cluster is now; 0: none fits."""
+    there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
+    needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
+    room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+    return room if config.sweep.max_concurrent == "auto" else min(room, config.sweep.max_concurrent)
+
+
+def trials_ahead(slots: int) -> int:
+    """How many trials get ready while others train: as few as keep the slots busy, for proposals know nothing of them.
+
+    Getting ready takes some seconds, the shortest trials some ten. One for each slot of two, as two trials may end
+    together where idle workers have helped; of more slots an eighth ends meanwhile.
+    """
+    return min(slots, max(2, slots // 8))
 
 
 @dataclass(frozen=True)

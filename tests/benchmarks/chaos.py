@@ -30,10 +30,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.events import EpochEvent, StepEvent
-from ray_yolo.runlog.event_log import read_events
-from ray_yolo.runlog.interruptions import interruptions
-from ray_yolo.runtime import trainer, worker
+from ray_yolo.core.events import EpochEvent, StepEvent
+from ray_yolo.runs.event_log import interruptions, read_events
+from ray_yolo.runtime import trainer
+from ray_yolo.runtime.workers import worker
 from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
 from tests.support.run_log import only
 

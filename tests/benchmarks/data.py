@@ -21,11 +21,11 @@ import torch
 
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.yaml import to_yaml
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.build import Host, Job, build
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.engine.collectives import Replicas
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import contestant, report, take_turns
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
 from tests.benchmarks.commands import follow
 from tests.benchmarks.harness import HERE, machine
 

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_yolo.engine.collectives import Replicas, ddp_options
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.replicas import Replicas, ddp_options
-from ray_yolo.families import build_model
 from ray_yolo.models.batch_norm import Statistics
+from ray_yolo.models.families import build_model
 from tests.support.workers import run_workers
 
 IMAGES, MICROBATCHES = 4, 2  # images of a microbatch, microbatches of a worker's step

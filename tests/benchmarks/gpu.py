@@ -43,11 +43,11 @@ from torch.nn.functional import cosine_similarity
 from ray_yolo.config.commands import ExportConfig
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.core.events import Event, StepEvent
+from ray_yolo.core.structures import AnnotationIndex, Progress
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Job, Parts, build
 from ray_yolo.engine.session import run_session
-from ray_yolo.events import Event, StepEvent
-from ray_yolo.structures import AnnotationIndex, Progress
 from tests.support.jobs import make_job
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
@@ -245,7 +245,7 @@ def compare_loops(folder: Path, device: torch.device) -> str:
 
 def export_weights(folder: Path, model: str, device: torch.device) -> str:
     """Weights that were trained on the device, as TorchScript, which `export` compares with torch."""
-    from ray_yolo.engine.export import export  # imports torchvision
+    from ray_yolo.inference.export import export  # imports torchvision
 
     job = exact_job(folder)
     job = replace(job, architecture=None, recipe=job.recipe.model_copy(update={"model": model, "epochs": 1}))

@@ -23,9 +23,9 @@ import numpy as np
 
 from ray_yolo.config.placement import Placement, RunConfig
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.files import atomic_write
-from ray_yolo.errors import TrainingError
-from ray_yolo.runlog.event_log import EventLog, epoch_rows, read_events, read_lines, surviving
+from ray_yolo.runs.event_log import EventLog, epoch_rows, read_events, read_lines, surviving
 from ray_yolo.tune.evolution import Genes, Space, mutate, propose
 from ray_yolo.tune.space import read_space
 from ray_yolo.tune.trials import overlay

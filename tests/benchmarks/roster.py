@@ -13,11 +13,11 @@ import time
 
 import ray
 
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
-from ray_yolo.ops.memory import keep_freed_memory
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.members import RosterMembers, start_here
-from ray_yolo.runtime.roster import Roster
+from ray_yolo.runtime.workers.coordinator import Roster
+from ray_yolo.runtime.workers.rendezvous import RosterMembers, start_here
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import report, take_turns
 from tests.benchmarks.step import draw, parts_of

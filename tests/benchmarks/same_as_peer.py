@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.families import build_model, find_family
-from ray_yolo.losses.criterion import LossSums
+from ray_yolo.models.criterion import LossSums
+from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops.boxes import corners
 
 SIZE, IMAGES, LABELS, CLASSES = (192, 256), 3, 12, 80

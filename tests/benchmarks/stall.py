@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ray_yolo.engine import checkpoint
-from ray_yolo.engine.saver import Saver
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints.writer import Saver
 from ray_yolo.engine.state import TrainState, capture
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import report, take_turns

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Job, Parts, build
-from ray_yolo.ops.memory import keep_freed_memory
-from ray_yolo.structures import AnnotationIndex
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.harness import contestant, report, take_turns
 

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import ray
 
-from ray_yolo.events import EndEvent, Event, StartEvent, StepEvent, WorkerEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.core.events import EndEvent, Event, StartEvent, StepEvent, WorkerEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.cluster import own_token
 from tests.benchmarks.harness import machine
 from tests.support.faults import drain, ray_nodes

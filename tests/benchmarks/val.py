@@ -19,13 +19,13 @@ import torch
 
 from ray_yolo.config.sections import EvaluateConfig, LossConfig
 from ray_yolo.config.yaml import to_yaml
+from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.build import ALONE, CPU, Host, val_loader
 from ray_yolo.engine.evaluate import evaluate
-from ray_yolo.families import build_model, find_family
-from ray_yolo.ops.memory import keep_freed_memory
+from ray_yolo.models.families import build_model, find_family
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.data import write_photos
 from tests.benchmarks.harness import contestant, report, take_turns

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.runlog.event_log import EVENTS_FILE, epoch_rows, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
 from ray_yolo.runtime.trainer import fit
 from tests.benchmarks.harness import report, take_turns
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.events import CheckpointEvent, Event, StartEvent, StepEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.core.events import CheckpointEvent, Event, StartEvent, StepEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from tests.support import machines
 from tests.support.machines import Machines, wait_for
 from tests.support.run_log import only

@@ -21,7 +21,7 @@ WORKER = """
 import socket, sys, time
 from pathlib import Path
 import torch
-from ray_yolo.engine.replicas import form_group, leave_group, offer_store
+from ray_yolo.engine.collectives import form_group, leave_group, offer_store
 
 worker, note = int(sys.argv[1]), Path(sys.argv[2])
 assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"

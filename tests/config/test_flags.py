@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL, parse_export, parse_predict, parse_train, parse_val
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
-from ray_yolo.config.fields import config_fields
 from ray_yolo.config.flags import ALIASES, OPTIONS, SEVERAL, Command, Parsed, build_parser
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.errors import InputError
+from ray_yolo.config.settings import config_fields
+from ray_yolo.core.errors import InputError
 
 TRAIN_FLAGS = frozenset([
     "--data", "--model", "--cfg", "--weights", "--epochs", "--batch-size", "--batch", "--microbatch", "--imgsz",

@@ -16,12 +16,11 @@ import yaml
 
 from ray_yolo.cli import EXPORT, PREDICT, TRAIN, VAL
 from ray_yolo.config import yaml as yaml_files
-from ray_yolo.config.fields import GENES, config_fields
 from ray_yolo.config.flags import Command, parse
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.sources import read_config_file, resolve_config
+from ray_yolo.config.settings import GENES, config_fields, read_config_file, resolve_config
 from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.families import build_model
+from ray_yolo.models.families import build_model
 from tests.support.corpus import GOOD_YAML
 from tests.support.fuzz import NASTY, PLAIN, ROUGH, damage, pick, replace_one, tally
 from tests.support.jobs import TINY

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ray_yolo.config import yaml as yaml_files
 from ray_yolo.config.yaml import MAX_BYTES, MAX_DEPTH, load_text_yaml, load_yaml, to_yaml
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 
 SHARED_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

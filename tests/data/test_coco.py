@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.errors import DatasetError
 from tests.support.pictures import write_dataset
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}]

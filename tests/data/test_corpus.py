@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.config.sections import AugmentConfig
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.structures import SampleKey
 from ray_yolo.data.dataset import TrainDataset
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.errors import InputError
-from ray_yolo.structures import SampleKey
 from tests.support.corpus import CASES, Case
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ray_yolo.config.sections import AugmentConfig
+from ray_yolo.core.structures import AnnotationIndex, SampleKey
 from ray_yolo.data.dataset import Sample, TrainDataset, collate, quad_collate, worker_init
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.structures import AnnotationIndex, SampleKey
 from tests.support.pictures import write_dataset, write_image
 
 STILL = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, translate=0, scale=0, fliplr=0, mosaic=0)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import ValDataset, cut_batches, padded_shapes
 from ray_yolo.data.image_cache import ImageStore, loaded_sizes
 from ray_yolo.data.index import read_index
-from ray_yolo.structures import AnnotationIndex
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 

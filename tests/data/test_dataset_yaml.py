@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
-from ray_yolo.errors import DatasetError, InputError
 from tests.support.jobs import make_dataset
 
 

@@ -11,11 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import image_cache
 from ray_yolo.data.image_cache import ImageStore, loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, read_image
 from ray_yolo.data.index import read_index
-from ray_yolo.structures import AnnotationIndex
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 

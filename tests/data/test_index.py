@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ray_yolo.core.errors import DatasetError
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
 from ray_yolo.data.dataset_yaml import DatasetDescription, describe, read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.errors import DatasetError
-from ray_yolo.structures import AnnotationIndex
 from tests.support.pictures import smooth_picture, write_dataset, write_image
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import (
     class_weights,
@@ -16,7 +17,6 @@ from ray_yolo.data.index import (
     require_boxes,
     survey,
 )
-from ray_yolo.errors import DatasetError
 from tests.support.pictures import write_dataset
 
 ROW = "1 0.5 0.5 0.5 0.5\n"

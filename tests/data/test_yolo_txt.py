@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import Labels, UnreadableLabelsError
 from ray_yolo.data.yolo_txt import label_path, parse_labels
-from ray_yolo.structures import Finding
 
 SIZE = (100, 200)  # (height, width)
 

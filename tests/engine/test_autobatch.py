@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.engine.autobatch import LARGEST, auto_batch, images_that_fit
-from ray_yolo.errors import ConfigError
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ray_yolo.core.errors import CheckpointError
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Host, build, build_network, regroup, ungroup, val_loader
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.errors import CheckpointError
+from ray_yolo.engine.collectives import Replicas
 from tests.support.jobs import make_index, make_job
 
 

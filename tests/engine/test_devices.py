@@ -20,11 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ray_yolo.core.structures import Progress
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Parts, build
-from ray_yolo.families import build_model, find_family
+from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops import nms
-from ray_yolo.structures import Progress
 from tests.support.jobs import make_job
 
 SMALL = {"batch_size": 4, "microbatch": 4, "multi_scale": True, "optimizer": {"nominal_batch": 4}}

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import ANCHOR_TERMS, EpochEvent, Event
 from ray_yolo.engine.build import Host, Job, build
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
-from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session, run_session
-from ray_yolo.events import ANCHOR_TERMS, EpochEvent, Event
 from tests.support import run_log
 from tests.support.jobs import make_job
 

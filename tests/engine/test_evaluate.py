@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.build import Host, val_loader
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.evaluate import BITS, Evaluation, evaluate, per_class
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.families import Family, fit_nothing
-from ray_yolo.losses.criterion import LossSums
+from ray_yolo.models.criterion import LossSums
+from ray_yolo.models.families import Family, fit_nothing
 from ray_yolo.models.heads import Predictions
-from ray_yolo.structures import AnnotationIndex
 from tests.support.workers import run_workers
 
 CPU = torch.device("cpu")

@@ -23,9 +23,9 @@ from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.loop import train
 from ray_yolo.engine.membership import FixedMembers
-from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden"

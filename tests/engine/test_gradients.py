@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine import gradients
+from ray_yolo.engine.collectives import Replicas, ddp_options
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.replicas import Replicas, ddp_options
 from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
 

@@ -15,17 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.structures import Progress
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Parts, build
+from ray_yolo.engine.build import Host, Parts, build, build_optimizer
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.optimizer import build_optimizer
-from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.state import TrainState
-from ray_yolo.errors import TrainingError
-from ray_yolo.losses.criterion import LossSums
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
+from ray_yolo.models.criterion import LossSums
 from ray_yolo.ops.ema import Ema
-from ray_yolo.structures import Progress
 from tests.support.jobs import make_job
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from ray_yolo.core.structures import Progress
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.membership import FixedMembers, Generation, Pulse
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.structures import Progress
 
 
 @pytest.mark.parametrize(("asked", "steps", "phase", "limit"), [

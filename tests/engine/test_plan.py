@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ray_yolo.config.recipe import Recipe, resolve
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.engine.plan import Plan, ShardSampler, Step
-from ray_yolo.errors import ConfigError
 
 
 def make_plan(num_images: int = 37, **recipe: object) -> Plan:

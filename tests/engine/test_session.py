@@ -21,17 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import writer
 from ray_yolo.config.placement import Placement
-from ray_yolo.engine import checkpoint, loop, saver, session
-from ray_yolo.engine import replicas as module
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.membership import FixedMembers, Generation
-from ray_yolo.engine.plan import Plan
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.engine.session import run_session
-from ray_yolo.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.events import (
+from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
+from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
     EpochEvent,
@@ -43,7 +37,15 @@ from ray_yolo.events import (
     WarningEvent,
     parse_event,
 )
-from ray_yolo.structures import Progress
+from ray_yolo.core.structures import Progress
+from ray_yolo.engine import collectives as module
+from ray_yolo.engine import loop, session
+from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.membership import FixedMembers, Generation
+from ray_yolo.engine.plan import Plan
+from ray_yolo.engine.session import run_session
 from tests.support import run_log
 from tests.support.jobs import TINY, make_job
 from tests.support.workers import run_workers, wrap_model
@@ -678,13 +680,13 @@ def test_checkpoints_by_time_are_agreed_on_by_all_workers(
 def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noval: bool) -> None:
     """Others wait for it as long as a save may take, not only for as long as a step."""
-    host, phases, wait = Host(), list[str](), saver.Saver.wait
+    host, phases, wait = Host(), list[str](), writer.Saver.wait
 
-    def note(self: saver.Saver, **how: bool) -> None:
+    def note(self: writer.Saver, **how: bool) -> None:
         phases.append(host.pulse.phase)
         wait(self, **how)
 
-    monkeypatch.setattr(saver.Saver, "wait", note)
+    monkeypatch.setattr(writer.Saver, "wait", note)
     run_session(make_job(tmp_path, **{**EXACT, "epochs": 2, "noval": noval}), host, Placement(), lambda event: None)
     assert set(phases) == {"saving"}
 
@@ -905,7 +907,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", refuse)
-    monkeypatch.setattr(saver, "MISSED_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
         run_session(make_job(tmp_path), Host(), Placement(), events.append)

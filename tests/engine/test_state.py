@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
 from ray_yolo.engine import session
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.membership import FixedMembers
-from ray_yolo.engine.replicas import Replicas
-from ray_yolo.errors import TrainingError
-from ray_yolo.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
 from tests.support import run_log
 from tests.support.jobs import make_job
 

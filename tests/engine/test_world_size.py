@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import Event, ShardEvent
 from ray_yolo.data import dataset
 from ray_yolo.engine import loop
 from ray_yolo.engine.build import Host, Job
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.membership import FixedMembers
-from ray_yolo.engine.replicas import Replicas
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
-from ray_yolo.events import Event, ShardEvent
 from ray_yolo.ops.seeding import generator
 from tests.support import run_log
 from tests.support.jobs import make_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.engine.replicas import Replicas
+from ray_yolo.engine.collectives import Replicas
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from tests.support.workers import run_workers
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.detector import Architecture, Detector, fuse, gflops
 from ray_yolo.models.heads import Anchors
 from ray_yolo.models.rows import C3Row, ConcatRow, ConvRow, DetectRow, MaxPoolRow, UpsampleRow

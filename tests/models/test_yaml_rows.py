@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Bottleneck
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.models.zoo import TINY as TINY_ROWS

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from ray_yolo.families import build_model
 from ray_yolo.models.detector import Detector, count_parameters, fuse, gflops
+from ray_yolo.models.families import build_model
 from ray_yolo.models.zoo import YOLOV3, YOLOV5
 
 MODELS = {**YOLOV5, **YOLOV3}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.plots.labels import plot_labels
-from ray_yolo.structures import AnnotationIndex
 from tests.support.figures import num_colours, rectangles
 
 

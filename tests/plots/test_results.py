@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ray_yolo.events import EpochEvent
+from ray_yolo.core.events import EpochEvent
 from ray_yolo.plots.results import plot_results
 from tests.support import run_log
 from tests.support.figures import num_colours, points

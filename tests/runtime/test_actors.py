@@ -14,8 +14,8 @@ import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
-from ray_yolo.events import StartEvent
-from ray_yolo.runtime import worker
+from ray_yolo.core.events import StartEvent
+from ray_yolo.runtime.workers import worker
 from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 

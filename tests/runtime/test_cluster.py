@@ -15,12 +15,11 @@ import ray
 import ray.exceptions
 import ray.util
 
-from ray_yolo.config.placement import Placement
-from ray_yolo.config.resources import Node
+from ray_yolo.config.placement import Node, Placement
+from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.data.image_cache import room_for_images
-from ray_yolo.errors import InputError, ResourcesError
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.nodes import least_room_for_images
+from ray_yolo.runtime.node_checks import least_room_for_images
 
 
 @pytest.fixture
@@ -107,9 +106,9 @@ KNOCK = """
 import os, subprocess, sys
 import ray
 from ray_yolo.config.placement import Placement
-from ray_yolo.ops.machine import cores
+from ray_yolo.core.system import cores
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.members import own_address
+from ray_yolo.runtime.workers.rendezvous import own_address
 
 cluster.connect(Placement(address="local"))
 print(ray.get(ray.remote(own_address).remote()), own_address() == "127.0.0.1")

@@ -17,9 +17,9 @@ import pytest
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from ray_yolo.errors import LostWorkersError
-from ray_yolo.events import CheckpointEvent, EpochEvent, StacksEvent, StartEvent, WarningEvent
-from ray_yolo.runtime import worker
+from ray_yolo.core.errors import LostWorkersError
+from ray_yolo.core.events import CheckpointEvent, EpochEvent, StacksEvent, StartEvent, WarningEvent
+from ray_yolo.runtime.workers import worker
 from tests.support.faults import (
     CALM_STEPS,
     Training,

@@ -11,8 +11,8 @@ import pytest
 import ray
 import torch
 
-from ray_yolo.events import WorkerEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
+from ray_yolo.core.events import WorkerEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from tests.support.faults import Training, calm_run, check
 from tests.support.run_log import only
 from tests.support.sweeps import assert_equal_rows, crew_sweep

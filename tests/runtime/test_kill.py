@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_yolo.events import CheckpointEvent, EndEvent, StartEvent, StepEvent
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.core.events import CheckpointEvent, EndEvent, StartEvent, StepEvent
+from ray_yolo.runs.event_log import read_events
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import STEADY, TINY, make_dataset

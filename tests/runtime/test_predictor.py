@@ -13,8 +13,8 @@ import pytest
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import PredictConfig
-from ray_yolo.engine.predict_files import Prediction
-from ray_yolo.errors import CheckpointError, InputError, RayYoloError
+from ray_yolo.core.errors import CheckpointError, InputError, RayYoloError
+from ray_yolo.inference.output import Prediction
 from ray_yolo.runtime import cluster, predictor
 from ray_yolo.runtime.predictor import PredictResult, predict
 from ray_yolo.storage.store import FolderStore

@@ -14,10 +14,10 @@ import yaml
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.sections import OptimizerConfig
-from ray_yolo.errors import CheckpointError, ConfigError, DatasetError
-from ray_yolo.families import build_model
-from ray_yolo.ops.machine import multiplies_bf16
-from ray_yolo.runlog.run_dir import begin_run
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError
+from ray_yolo.core.system import multiplies_bf16
+from ray_yolo.models.families import build_model
+from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, preflight
 from ray_yolo.runtime.preflight import check_early, check_model, decide, first_record, read_dataset
 from ray_yolo.runtime.trainer import fit
@@ -59,7 +59,7 @@ def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, others: bool, gpus: float, asked: str,
         decided: str) -> None:
     monkeypatch.setattr(preflight, "multiplies_bf16", lambda: here)
-    monkeypatch.setattr("ray_yolo.runtime.nodes.all_multiply_bf16", lambda: others)
+    monkeypatch.setattr("ray_yolo.runtime.node_checks.all_multiply_bf16", lambda: others)
     config = make_config(tmp_path, 2, precision=asked)
     _, train, _ = read_dataset(config.recipe)
     assert first_record(config, train, gpus, ["train"]).recipe.precision == decided

@@ -15,8 +15,8 @@ import ray
 import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from ray_yolo.errors import InputError
-from ray_yolo.internals import NEEDED
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.internals import NEEDED
 from ray_yolo.runtime import ray_internals
 from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, TRIAL_END_VARIABLE
 

@@ -23,8 +23,8 @@ from starlette.requests import Request
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ServeConfig
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.images import read_image
-from ray_yolo.errors import ConfigError
 from ray_yolo.runtime import serving
 from tests.support.pictures import smooth_picture
 from tests.support.weights import make_weights

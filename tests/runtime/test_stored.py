@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
+from ray_yolo.checkpoints.remote import LEASE
+from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.engine.state_files import digest, read_state
-from ray_yolo.engine.stored import LEASE
-from ray_yolo.errors import TrainingError
-from ray_yolo.events import CheckpointEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runlog.stored_files import read_log
-from ray_yolo.runlog.verification import compare_runs
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.events import CheckpointEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.remote_run import read_log
+from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.storage import lease

@@ -19,17 +19,12 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.resources import Node
-from ray_yolo.data.dataset_yaml import read_description
-from ray_yolo.data.index import read_index
-from ray_yolo.engine import checkpoint, state_files
-from ray_yolo.engine.build import Job
-from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.session import Session
-from ray_yolo.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
-from ray_yolo.events import (
+from ray_yolo.config.placement import Node, RunConfig
+from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
+from ray_yolo.core.events import (
     FORMAT,
     EndEvent,
     FailureEvent,
@@ -41,14 +36,20 @@ from ray_yolo.events import (
     Summary,
     WorkerEvent,
 )
-from ray_yolo.ops.machine import cores
-from ray_yolo.runlog.event_log import read_events
-from ray_yolo.runlog.run_dir import begin_run
-from ray_yolo.runtime import cluster, nodes, ray_train, trainer, worker
+from ray_yolo.core.system import cores
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.engine.build import Job
+from ray_yolo.engine.evaluate import Evaluation
+from ray_yolo.engine.session import Session
+from ray_yolo.runs.event_log import read_events
+from ray_yolo.runs.run_dir import begin_run
+from ray_yolo.runtime import cluster, node_checks, trainer
 from ray_yolo.runtime.preflight import first_record, job_of, read_dataset, with_workers
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
-from ray_yolo.runtime.worker import train_worker
+from ray_yolo.runtime.workers import torch_trainer, worker
+from ray_yolo.runtime.workers.worker import train_worker
 from tests.support import run_log
 from tests.support.checkpoints import newest
 from tests.support.jobs import make_config, make_dataset, make_job
@@ -88,7 +89,7 @@ def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
 def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(calm: TrainResult) -> None:
     whole = newest(calm.run_dir)
     for path in (calm.last, calm.best):
-        state = state_files.read_state(path)
+        state = state_file.read_state(path)
         assert state.keys() == {"meta", "ema"}
         assert json.loads(state["meta"])["names"] == json.loads(whole["meta"])["names"]
         assert path == calm.best or all(torch.equal(value, whole["ema"][name]) for name, value in state["ema"].items())
@@ -103,7 +104,7 @@ def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, mon
 
     monkeypatch.setattr(trainer, "slim_weights", refuse)
     result = fit(make_config(tmp_path, 0, epochs=1), quiet=True)
-    assert state_files.read_state(result.last).keys() > {"model", "optimizer"}
+    assert state_file.read_state(result.last).keys() > {"model", "optimizer"}
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir)[-1].startswith("weights/ still holds whole checkpoints: [Errno 28]")
 
@@ -165,8 +166,8 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     def refuse(*_: Any) -> None:
         raise OSError("no ink")
 
-    monkeypatch.setattr("ray_yolo.runlog.drawing.start_process", refuse)
-    monkeypatch.setattr("ray_yolo.runlog.drawing.Pictures.patience_seconds", 2.0)
+    monkeypatch.setattr("ray_yolo.sinks.pictures.start_process", refuse)
+    monkeypatch.setattr("ray_yolo.sinks.pictures.Pictures.patience_seconds", 2.0)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir) == [
@@ -270,7 +271,7 @@ def slow_to_save(config: dict[str, Any]) -> Summary | None:
                 killed.touch()
                 signal.raise_signal(signal.SIGKILL)
 
-    state_files.os = SimpleNamespace(**{**vars(os), "fsync": slowly})
+    state_file.os = SimpleNamespace(**{**vars(os), "fsync": slowly})
     return train_worker(config)
 
 
@@ -278,12 +279,12 @@ def slow_to_save(config: dict[str, Any]) -> Summary | None:
 @pytest.mark.usefixtures("ray_session")
 def test_the_last_checkpoint_is_written_before_the_end_though_it_takes_long_and_its_worker_is_killed(
         calm: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_train, "_END_SECONDS", 1.0)
+    monkeypatch.setattr(torch_trainer, "_END_SECONDS", 1.0)
     monkeypatch.setattr(worker, "train_worker", slow_to_save)
     result = fit(make_config(tmp_path, 2, **EXACT), quiet=True)
     assert (result.run_dir / "killed").exists()
     assert_same(result, calm)
-    assert json.loads(state_files.read_state(result.last)["meta"])["progress"] == [3, 0, 6]
+    assert json.loads(state_file.read_state(result.last)["meta"])["progress"] == [3, 0, 6]
     assert [event.status for event in run_log.told(result.run_dir, EndEvent)] == ["done"]
     starts = run_log.told(result.run_dir, StartEvent)
     assert [(start.step, start.regrouped) for start in starts] == [(0, False), (6, True)]
@@ -352,8 +353,8 @@ def test_a_start_that_the_cluster_refuses_leaves_nothing(
 
     for passed in ("connect", "wait_for_room"):
         monkeypatch.setattr(cluster, passed, lambda *_: 0.0)
-    monkeypatch.setattr(nodes, "check_nodes", lambda *_: [])
-    monkeypatch.setattr(nodes if check == "check_nodes" else cluster, check, refuse)
+    monkeypatch.setattr(node_checks, "check_nodes", lambda *_: [])
+    monkeypatch.setattr(node_checks if check == "check_nodes" else cluster, check, refuse)
     config = make_config(tmp_path, 2, {"name": name, "mlflow_uri": ""}, batch_size=-1, microbatch=None)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ResourcesError, match=check):
@@ -371,7 +372,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(cluster, "connect", lambda _: 0.0)
     monkeypatch.setattr(cluster, "wait_for_room", lambda *_: None)
-    monkeypatch.setattr(nodes, "check_nodes", look)
+    monkeypatch.setattr(node_checks, "check_nodes", look)
     with pytest.raises(InputError, match="seen"):
         fit(make_config(tmp_path, 1), quiet=True)
     assert tried[0].parent == tmp_path

@@ -18,19 +18,19 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.fields import config_fields
+from ray_yolo.config.settings import config_fields
+from ray_yolo.core.errors import CheckpointError, DatasetError, InputError
+from ray_yolo.core.events import EpochEvent
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import read_index
 from ray_yolo.engine.evaluate import Evaluation, twelve_numbers
-from ray_yolo.engine.val_files import coco_results
-from ray_yolo.errors import CheckpointError, DatasetError, InputError
-from ray_yolo.events import EpochEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events
-from ray_yolo.runlog.metrics import metrics, terms_of
+from ray_yolo.inference.output import coco_results
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.validator import ValResult, validate
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.sinks.metric_names import metrics, terms_of
 from tests.support import run_log
 from tests.support.jobs import make_config, make_dataset
 from tests.support.pictures import smooth_picture, write_image

@@ -16,13 +16,13 @@ from pycocotools.cocoeval import COCOeval
 
 from ray_yolo.api import YOLO
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.engine.predict import Trained, load_trained
-from ray_yolo.errors import CheckpointError, DatasetError
+from ray_yolo.core.errors import CheckpointError, DatasetError
+from ray_yolo.inference.predictor import Trained, load_trained
 from ray_yolo.models.detector import Detector
 from ray_yolo.ops.average_precision import IOU_THRESHOLDS
 from ray_yolo.ops.coco_metrics import Detected, Labelled
-from ray_yolo.runlog.narrator import CLASS_HEADER
 from ray_yolo.runtime.validator import ValResult, validate
+from ray_yolo.sinks.report import CLASS_HEADER
 from tests.support.coco_oracle import reference
 from tests.support.jobs import NAMES
 from tests.support.pictures import smooth_picture, write_image

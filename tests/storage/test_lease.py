@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease, acquire, read_terms
 from ray_yolo.storage.store import FolderStore, open_store

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_yolo.errors import InputError
+from ray_yolo.core.errors import InputError
 from ray_yolo.storage.store import Store, open_store
 
 PIECE = os.urandom(1 << 20)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ray_yolo.engine import checkpoint, state_files
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
 
 
 def state(value: float) -> dict[str, Any]:
@@ -22,12 +23,12 @@ def save(run_dir: Path, step: int, *kinds: str, value: float | None = None) -> P
 
 def newest(run_dir: Path) -> dict[str, Any]:
     """The whole state of a training's newest checkpoint."""
-    return state_files.read_state(next(checkpoint.newest_first(run_dir)) / "state.pt")
+    return state_file.read_state(next(checkpoint.newest_first(run_dir)) / "state.pt")
 
 
 def value(file: Path) -> float:
     """What a file holds, verified."""
-    return json.loads(state_files.read_state(file)["meta"])["value"]
+    return json.loads(state_file.read_state(file)["meta"])["value"]
 
 
 def begin(run_dir: Path) -> Path:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ray_yolo import train
-from ray_yolo.errors import RayYoloError
-from ray_yolo.exits import run
-from ray_yolo.structures import AnnotationIndex
+from ray_yolo.cli import run
+from ray_yolo.core.errors import RayYoloError
+from ray_yolo.core.structures import AnnotationIndex
 from tests.support.audit import Deeds, watched
 from tests.support.jobs import TINY
 from tests.support.snapshot import Snapshot, snapshot

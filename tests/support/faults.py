@@ -22,17 +22,17 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.engine import checkpoint
+from ray_yolo.core.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
 from ray_yolo.engine import session as own_session
 from ray_yolo.engine.session import Session
-from ray_yolo.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
-from ray_yolo.runlog.event_log import read_events, surviving
-from ray_yolo.runlog.recorder import STOP_REQUEST
-from ray_yolo.runlog.verification import compare_runs
+from ray_yolo.runs.event_log import read_events, surviving
+from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.verification import compare_runs
 from ray_yolo.runtime import cluster as own_cluster
 from ray_yolo.runtime import trainer
-from ray_yolo.runtime import worker as own_worker
+from ray_yolo.runtime.workers import worker as own_worker
 from tests.support.jobs import make_config
 from tests.support.run_log import only
 

@@ -10,7 +10,7 @@ import cv2
 import torch
 import yaml
 
-from ray_yolo.families import build_model
+from ray_yolo.models.families import build_model
 from tests.support.jobs import TINY, make_dataset
 
 WIDE, TALL = 16, 16  # pictures of 28 x 64 and 64 x 28 pixels; the other 5 have 48 x 64

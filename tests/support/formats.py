@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from ray_yolo.structures import Annotation, AnnotationIndex
+from ray_yolo.core.structures import Annotation, AnnotationIndex
 from tests.support.jobs import make_index
 
 NAMES = ("dark & dull", "bright <1>")  # which XML has to escape

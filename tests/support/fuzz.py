@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ray_yolo.core.errors import InputError
 from ray_yolo.data.labels import UnreadableLabelsError
-from ray_yolo.errors import InputError
 
 LONGEST_SECONDS = 5.0  # for one case, on a machine that may be busy
 

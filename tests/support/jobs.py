@@ -11,8 +11,8 @@ import numpy as np
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
+from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.engine.build import Job
-from ray_yolo.structures import AnnotationIndex
 
 NAMES = ("dark", "bright")
 

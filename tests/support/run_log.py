@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import (
+from ray_yolo.core.events import (
     ANCHOR_TERMS,
     CheckpointEvent,
     DatasetEvent,
@@ -19,7 +19,7 @@ from ray_yolo.events import (
     StepEvent,
     WarningEvent,
 )
-from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events
 
 STEPS_PER_EPOCH = 10
 NAMES = ("circle", "square")

@@ -11,8 +11,8 @@ from typing import Any
 import ray
 import torch
 
-from ray_yolo.events import StepEvent, WorkerEvent
-from ray_yolo.runlog.event_log import EVENTS_FILE, read_events, surviving
+from ray_yolo.core.events import StepEvent, WorkerEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events, surviving
 from ray_yolo.tune.ledger import read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.tuner import search

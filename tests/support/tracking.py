@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.runlog.event_log import EVENTS_FILE
-from ray_yolo.runlog.mlflow_run import Mlflow
-from ray_yolo.runlog.projections import Projections
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.mlflow_run import Mlflow
 
 
 class Tracking:

@@ -19,9 +19,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ray_yolo.cli import parse_train
-from ray_yolo.events import Event
+from ray_yolo.core.events import Event
 from ray_yolo.models.detector import Detector
-from ray_yolo.runlog.event_log import read_events
+from ray_yolo.runs.event_log import read_events
 from ray_yolo.runtime.trainer import fit
 from tests.support.checkpoints import newest
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ray_yolo.checkpoints.local import save_checkpoint
 from ray_yolo.engine.build import Host, build
-from ray_yolo.engine.checkpoint import save_checkpoint
 from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM, Statistics
 from ray_yolo.models.detector import Detector

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.replicas import LOOPBACK, Replicas, ddp_options, leave_group, use_interface
+from ray_yolo.engine.collectives import LOOPBACK, Replicas, ddp_options, leave_group, use_interface
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])

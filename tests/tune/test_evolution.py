@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.tune import evolution
 from ray_yolo.tune.evolution import (
     Gene,

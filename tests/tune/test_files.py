@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ray_yolo.cli import parse_train
-from ray_yolo.config.fields import GENES
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import InputError
+from ray_yolo.config.settings import GENES
+from ray_yolo.core.errors import InputError
 from ray_yolo.tune.files import (
     drop_weights,
     format_evolve_csv,

@@ -9,11 +9,23 @@ import pytest
 
 from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import InputError
-from ray_yolo.runlog.event_log import read_lines
+from ray_yolo.core.errors import InputError
+from ray_yolo.runs.event_log import read_lines
 from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
-from ray_yolo.tune.ledger_lines import Begun, Failed, Finished, Judged, Lost, Proposed, Started
+from ray_yolo.tune.ledger import (
+    Begun,
+    Failed,
+    Finished,
+    Judged,
+    Ledger,
+    Lost,
+    Proposed,
+    Started,
+    Sweep,
+    read_ledger,
+    read_trials,
+    verify,
+)
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Stage, overlay, trained_recipe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from ray_yolo.runlog.metrics import metrics
+from ray_yolo.sinks.metric_names import metrics
 from ray_yolo.tune.mlflow import Status, SweepRun, deliver, sweep_run
 from ray_yolo.tune.trials import Trial, new_trial
 from tests.support.sweeps import make_sweep

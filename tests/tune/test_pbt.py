@@ -12,9 +12,9 @@ import torch
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import CheckpointError
-from ray_yolo.events import RunEvent, StartEvent, StepEvent
-from ray_yolo.runlog.event_log import read_events, surviving
+from ray_yolo.core.errors import CheckpointError
+from ray_yolo.core.events import RunEvent, StartEvent, StepEvent
+from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, open_fork, run_folder
 from ray_yolo.tune.trials import Origin

@@ -14,11 +14,10 @@ import torch
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.events import EpochEvent, StartEvent
-from ray_yolo.runlog.event_log import read_events, surviving
+from ray_yolo.core.events import EpochEvent, StartEvent
+from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.tune.ledger import read_ledger, verify
-from ray_yolo.tune.ledger_lines import Exploited
+from ray_yolo.tune.ledger import Exploited, read_ledger, verify
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search
 from tests.support import run_log

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from ray_yolo.cli import parse_tune
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ObjectiveConfig
-from ray_yolo.errors import ConfigError
+from ray_yolo.core.errors import ConfigError
 from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
 
 METRICS = {"precision": 0.5, "recall": 0.25, "mAP50": 0.4, "mAP50-95": 0.2}

@@ -20,13 +20,12 @@ from ray.tune.schedulers import (
 )
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import ResourcesError
-from ray_yolo.runlog.record import LEDGER_FILE
+from ray_yolo.core.errors import ResourcesError
+from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune import searcher
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, verify
-from ray_yolo.tune.ledger_lines import Judged
+from ray_yolo.tune.ledger import Judged, Ledger, Sweep, read_ledger, verify
 from ray_yolo.tune.search import Asha, MedianStop, Search
 from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, _clipped, build_scheduler
 

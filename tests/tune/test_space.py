@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ray_yolo.cli import parse_train
-from ray_yolo.config.fields import GENES, canonical, config_fields
 from ray_yolo.config.recipe import Recipe, resolve
-from ray_yolo.errors import ConfigError, InputError
+from ray_yolo.config.settings import GENES, canonical, config_fields
+from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, Row, grid_size, propose
 from ray_yolo.tune.search import Asha, SweepConfig
 from ray_yolo.tune.space import ENTANGLED, load_space, read_space

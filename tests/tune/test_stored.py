@@ -15,26 +15,24 @@ import pytest
 import ray.tune
 
 from ray_yolo import cli
+from ray_yolo.checkpoints.remote import LEASE
+from ray_yolo.checkpoints.state_file import digest, read_state
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.config.yaml import to_yaml
-from ray_yolo.engine.state_files import digest, read_state
-from ray_yolo.engine.stored import LEASE
-from ray_yolo.errors import ConfigError, InputError, TrainingError
-from ray_yolo.events import CheckpointEvent, EndEvent, Event, StartEvent, parse_event
-from ray_yolo.runlog.bookkeeping import settle
-from ray_yolo.runlog.event_log import EVENTS_FILE, EventLog
-from ray_yolo.runlog.record import LEDGER_FILE, RunRecord, SweepRecord
-from ray_yolo.runlog.run_dir import Run, begin_run, find_run
-from ray_yolo.runlog.stored_files import read_log
-from ray_yolo.runlog.stored_run import StoredRun
+from ray_yolo.core.errors import ConfigError, InputError, TrainingError
+from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, StartEvent, parse_event
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runs.record import LEDGER_FILE, RunRecord, SweepRecord
+from ray_yolo.runs.remote_run import StoredRun, read_log
+from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.sinks.run_logger import settle
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.files import drop_weights, keep_best
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, read_trials, verify
-from ray_yolo.tune.ledger_lines import Finished, Proposed, Started
+from ray_yolo.tune.ledger import Finished, Ledger, Proposed, Started, Sweep, read_ledger, read_trials, verify
 from ray_yolo.tune.mlflow import _child, sweep_run
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.searcher import tune_config_of

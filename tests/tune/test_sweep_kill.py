@@ -17,10 +17,9 @@ import ray
 import torch
 
 from ray_yolo.config.yaml import to_yaml
-from ray_yolo.events import EpochEvent, StepEvent
-from ray_yolo.runlog.event_log import read_events
-from ray_yolo.tune.ledger import read_ledger, read_trials, verify
-from ray_yolo.tune.ledger_lines import Finished, Proposed
+from ray_yolo.core.events import EpochEvent, StepEvent
+from ray_yolo.runs.event_log import read_events
+from ray_yolo.tune.ledger import Finished, Proposed, read_ledger, read_trials, verify
 from ray_yolo.tune.search import TuneConfig
 from ray_yolo.tune.trials import Trial
 from ray_yolo.tune.tuner import search

@@ -14,13 +14,12 @@ import ray.tune
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
-from ray_yolo.runlog.event_log import EventLog
-from ray_yolo.runlog.record import LEDGER_FILE
+from ray_yolo.core.errors import ConfigError, LostWorkersError, ResourcesError, StorageError, TrainingError
+from ray_yolo.runs.event_log import EventLog
+from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune import trial
 from ray_yolo.tune.evolution import Gene, Space
-from ray_yolo.tune.ledger import Ledger, Sweep
-from ray_yolo.tune.ledger_lines import Judged
+from ray_yolo.tune.ledger import Judged, Ledger, Sweep
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.trial import is_bad_luck, train_trial
 from tests.support import run_log

@@ -16,15 +16,14 @@ from mlflow import MlflowClient
 from ray_yolo.cli import parse_train
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.errors import ConfigError, InputError, ResourcesError, TrainingError
-from ray_yolo.events import ShardEvent, StartEvent
+from ray_yolo.core.errors import ConfigError, InputError, ResourcesError, TrainingError
+from ray_yolo.core.events import ShardEvent, StartEvent
 from ray_yolo.runtime.preflight import decide
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
 from ray_yolo.tune.evolution import Space
-from ray_yolo.tune.ledger import Ledger, Sweep, read_ledger, verify
-from ray_yolo.tune.ledger_lines import Begun, Failed, Lost, Proposed, Started
+from ray_yolo.tune.ledger import Begun, Failed, Ledger, Lost, Proposed, Started, Sweep, read_ledger, verify
 from ray_yolo.tune.search import Search, TuneConfig
 from ray_yolo.tune.trial import trial_config
 from ray_yolo.tune.trials import Trial, new_trial, overlay

@@ -1,0 +1,188 @@
+"""One state in one file, with a manifest that it can be verified by. Nothing here is ever unpickled.
+
+A state is a dict of tensors, of dicts of tensors, and text; what it means is for others to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+
+from ray_yolo.core.errors import CheckpointError
+from ray_yolo.core.files import HashingWriter
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+_ARCHIVE = b"PK\x03\x04"  # how torch, too, knows one
+_PICKLE = b"\x80"
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number before it wrote archives, pickled
+_HEAD = 1024  # bytes that tell other kinds of files
+_OTHER_KINDS = (
+    (rb"<(!doctype|html|head|\?xml)", "a page of HTML or XML"), (rb"\xff\xd8\xff", "a JPEG picture"),
+    (rb"\x89PNG", "a PNG picture"), (rb"RIFF....WEBP", "a WebP picture"), (rb"\x1f\x8b", "a gzip archive"),
+    (rb"version https://git-lfs", "a pointer of Git LFS (`git lfs pull` brings the file)"), (rb"%PDF", "a PDF file"),
+)
+
+CONVERT_HINT = (
+    "convert it in the environment that made it: python -c \"import torch; "
+    "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
+    "and give weights.pt"
+)
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a state durably, without a copy of it in memory. Returns what its manifest knows it by."""
+    with path.open("wb") as file:
+        hashed = HashingWriter(file, "sha256")
+        torch.save(dict(state), cast(BinaryIO, hashed))
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": hashed.size, "sha256": hashed.hexdigest("sha256")}
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 over names, kinds and bytes of a state's tensors: what an equal training has equal."""
+    whole = hashlib.sha256()
+    for name, tensor in tensors(state):
+        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return whole.hexdigest()
+
+
+def tensors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state by dotted name, sorted."""
+    for name, value in sorted(tree.items()):
+        if isinstance(value, torch.Tensor):
+            yield prefix + name, value
+        elif isinstance(value, Mapping):
+            yield from tensors(value, f"{prefix}{name}.")
+
+
+def damage(state: Path, manifest: Path) -> str | None:
+    """Why a state file does not match its manifest, or None if it does.
+
+    Raises:
+        CheckpointError: if that cannot be told: storage does not let them be read, or their format is a newer one.
+    """
+    try:
+        expected = json.loads(manifest.read_bytes())
+        if expected["format"] > FORMAT:
+            raise CheckpointError(f"{state}: format {expected['format']} is newer than this ray_yolo reads ({FORMAT}); "
+                                  "use the version that wrote it")
+        with state.open("rb") as file:
+            size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        return mismatch(expected, size, sha256)
+    except CheckpointError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        raise unreadable(state, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{manifest.name} is unreadable ({error})"
+
+
+def mismatch(manifest: Mapping[str, Any], size: int, sha256: str) -> str | None:
+    """Why a state file of this size and digest is not the one that a manifest names, or None if it is."""
+    both = (manifest, manifest.get("whole", manifest))
+    if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
+        return None
+    wrong = f"{size} bytes instead of {manifest['size']}"
+    return "its SHA-256 does not match" if size == manifest["size"] else wrong
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint of ours holds; verified if a manifest lies beside it.
+
+    Raises:
+        CheckpointError: if it is missing, damaged, or would have to be unpickled.
+    """
+    check_file(path)
+    state = load_plain(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not tensors by name")
+    return state
+
+
+def manifest_of(path: Path) -> Path:
+    """Where the manifest of a state file lies."""
+    return path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a weights file that is missing, does not match its manifest, or would not fit into memory when read."""
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
+    manifest = manifest_of(path)
+    if manifest.is_file() and (problem := damage(path, manifest)):
+        raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
+    if kind := kind_of_file(path):
+        raise CheckpointError(f"{path}: {kind}")
+    if _inflates(path):
+        raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
+                              "all memory; save it again with torch.save")
+
+
+def kind_of_file(path: Path) -> str:
+    """What a file is that is no weights file, and what to do; '' for what may be one."""
+    with path.open("rb") as file:
+        begin = file.read(_HEAD).lstrip()
+    kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, begin, re.IGNORECASE)), "")
+    return kind and f"is {kind}, no weights file; fetch it again from where it is released"
+
+
+def load_plain(path: Path) -> object:
+    """What `torch.save` has written to a file that was checked, by torch's reader of plain values.
+
+    Raises:
+        CheckpointError: if it is damaged, or would have to be unpickled.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
+        reason = (str(error) or "it ends early").splitlines()[0]
+        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
+    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
+        with path.open("rb") as file:
+            begin = file.read(len(_LEGACY))
+        if not begin.startswith((_ARCHIVE, _PICKLE)):
+            raise CheckpointError(f"{path}: is no file that torch.save wrote; fetch it again") from None
+        why = "torch's format of before 1.6, of which plain tensors alone are read" if begin == _LEGACY else (
+            type(error).__name__)
+        raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}"
+                              ) from None
+
+
+def _inflates(path: Path) -> bool:
+    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once.
+
+    Raises:
+        CheckpointError: of an archive of which that cannot be told, though torch might read it.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_ARCHIVE)) != _ARCHIVE:
+                return False
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except OSError:  # whoever reads it says so
+        return False
+    except (zipfile.BadZipFile, ValueError, RuntimeError) as error:  # the last one for entries of newer formats
+        raise CheckpointError(f"{path}: not a readable weights file ({error}); fetch it again, or save it again with "
+                              "torch.save") from None
+    return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            or sum(entry.file_size for entry in entries) > path.stat().st_size)
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What says nothing about a checkpoint, good or bad."""
+    return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
+                           "permissions and run the same command again (nothing was given up)")

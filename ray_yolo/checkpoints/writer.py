@@ -1,0 +1,122 @@
+"""Checkpoints without a stop: training waits for a copy of its state; a thread writes it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
+from ray_yolo.checkpoints.remote import StoredCheckpoints
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
+
+MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # so many in a row, and nothing saved for so long, end training
+WRITE_SECONDS = 600.0  # storage that takes longer is taken for lost, as if it were full
+LOSS_SECONDS = 60.0  # of training that may be lost with all workers
+COST = 0.01  # share of the time that saving by time may take
+
+
+class Saver:
+    """Writes a run's checkpoints, one at a time, in order; for a while each failure in a row costs a warning.
+
+    Args:
+        keep: checkpoints that stay.
+        stored: where they are brought, if not to `run_dir` alone.
+    """
+
+    def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit,
+                 stored: StoredCheckpoints | None = None) -> None:
+        self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
+        self._pending: Future[None] | None = None
+        self._missed = 0
+        self._missed_since = 0.0
+        self.step = -1  # of the newest checkpoint that was asked for
+        self.waited = self.wrote = 0.0  # seconds that the last save has kept training, and its thread
+
+    def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
+        """Have a state written as it is now. Waits for the save before this one.
+
+        Raises:
+            TrainingError: if that one was the last that may fail.
+        """
+        began = time.monotonic()
+        self.wait()
+        self.step = step
+        pending, copy = Future[None](), copied(state)
+        self.waited = time.monotonic() - began
+
+        def run() -> None:
+            try:
+                self._write(copy, step, epoch, kinds)
+                self.wrote = time.monotonic() - began
+                pending.set_result(None)
+            except BaseException as error:
+                pending.set_exception(error)
+
+        self._pending, self._thread = pending, threading.Thread(target=run, name="ray_yolo saver", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None and not self._pending.done()
+
+    def wait(self, *, needed: bool = False) -> None:
+        """Wait until everything that was asked for is on storage, or was missed.
+
+        Args:
+            needed: the newest one has to be there.
+
+        Raises:
+            TrainingError: if it is not, or nothing could be written for too long.
+        """
+        pending, self._pending = self._pending, None
+        try:
+            if pending:
+                pending.result(WRITE_SECONDS)
+                self._thread.join()
+                self._missed = 0
+        except OSError as error:
+            self._missed += 1
+            self._missed_since = time.monotonic() if self._missed == 1 else self._missed_since
+            reason = str(error) or f"the storage has not answered for {WRITE_SECONDS:g} s"
+            problem = f"the checkpoint at step {self.step} could not be written ({reason})"
+            self._emit(WarningEvent(message=problem))
+            lasts = time.monotonic() - self._missed_since >= MISSED_SECONDS
+            if needed or (self._missed >= MAX_MISSED_SAVES and lasts):
+                raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
+                                    "again") from error
+
+    def _write(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
+        path = checkpoint.save_checkpoint(self._run_dir, state, step, self._digest, kinds)
+        if self._stored:
+            self._stored.put(path, self._keep)
+        checkpoint.prune(self._run_dir, self._keep)
+        self._emit(CheckpointEvent(step=step, epoch=epoch, path=str(path), kinds=tuple(kinds),
+                                   digest=state_file.digest(state)))
+
+
+def save_interval(asked: float | Literal["auto"], saver: Saver) -> float:
+    """Seconds from the beginning of one save to that of the next.
+
+    `auto`: until a save is on storage, `LOSS_SECONDS` have passed since the one before it; but saves keep training from
+    its work for no more than `COST` of the time, and their thread is idle for as long as it writes.
+    """
+    if asked != "auto":
+        return asked or math.inf
+    return math.inf if saver.is_busy else max(LOSS_SECONDS - saver.wrote, 2 * saver.wrote, saver.waited / COST)
+
+
+def copied(tree: Any) -> Any:
+    """A copy, in the host's memory, of tensors in dicts of dicts; everything else as it is."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    return {name: copied(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree

@@ -1,0 +1,253 @@
+"""From what the user wrote to one validated configuration: defaults <- file <- flags, and where each value came from.
+
+What is written is text; the configuration model alone decides what the text means, once, for files and flags alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import re
+import types
+from collections.abc import Iterable, Mapping
+from reprlib import repr as short
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from ray_yolo.config.sections import SECTIONS
+from ray_yolo.config.yaml import load_text_yaml, to_yaml
+from ray_yolo.core.errors import ConfigError
+from ray_yolo.core.redact import redact
+
+_GENES = ("lr0 lrf momentum weight_decay warmup_epochs warmup_momentum warmup_bias_lr box cls cls_pw obj obj_pw "
+          "anchor_t fl_gamma label_smoothing hsv_h hsv_s hsv_v degrees translate scale shear perspective flipud fliplr "
+          "mosaic mixup copy_paste")
+GENES = {name: f"{section}.{name}" for name in _GENES.split()
+         for section, model in SECTIONS.items() if name in model.model_fields}
+"""Names of YOLOv5's `hyp.*.yaml` files, in their order -> path in the recipe."""
+
+LEGACY_GENES = {
+    "iou_t": "YOLOv5's loss does not read it either",
+    "anchors": "anchors come from the model file and from autoanchor",
+}
+"""Keys of YOLOv5's files that are accepted and ignored -> why; whoever reads such a file says so."""
+
+TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users leave out
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of"}
+
+
+class ConfigField(NamedTuple):
+    """One value of the tree: where it lies in the model, and what pydantic knows of it."""
+
+    keys: tuple[str, ...]
+    info: FieldInfo
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The alternatives of its type, without None: (int,), (Literal['a', 'b'],), (float, Literal['auto'])."""
+        annotation = self.info.annotation
+        union = get_origin(annotation) in (Union, types.UnionType)
+        return tuple(kind for kind in (get_args(annotation) if union else (annotation,)) if kind is not type(None))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that its value may be, as far as they are listed: ('none', 'ram', 'disk')."""
+        return tuple(word for kind in self.types if get_origin(kind) is Literal for word in get_args(kind))
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
+        words = [_words(kind) for kind in self.types]
+        if "" in words:
+            return " ".join((self.info.description or "").split()).rstrip(".")
+        bounds = [f"{sign} {getattr(limit, name)}" for limit in self.info.metadata
+                  for name, sign in _SIGNS.items() if hasattr(limit, name)]
+        return " ".join([" or ".join(words), " and ".join(bounds)]).strip()
+
+
+def _words(kind: Any) -> str:
+    """A type in words; '' for those that the field's own description explains better."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    return _WORDS.get(kind, "")
+
+
+def config_fields(model: type[BaseModel]) -> dict[str, ConfigField]:
+    """Every leaf of a model's tree by its dotted path; the sections in TRANSPARENT leave no trace in it."""
+    return {".".join(key for key in field.keys if key not in TRANSPARENT): field for field in _leaves_fields(model, ())}
+
+
+def _leaves_fields(model: type[BaseModel], above: tuple[str, ...]) -> Iterable[ConfigField]:
+    for name, info in model.model_fields.items():
+        section = info.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield from _leaves_fields(section, (*above, name))
+        else:
+            yield ConfigField((*above, name), info)
+
+
+def canonical(key: str) -> str:
+    """The path that a user's key stands for: itself, a YOLOv5 gene's (`lr0`), or one below `recipe.`/`placement.`."""
+    for section in TRANSPARENT:
+        key = key.removeprefix(f"{section}.")
+    return GENES.get(key, key)
+
+
+def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
+    """Why a key is none of the fields, with the nearest that is."""
+    inside = [path for path in fields if path.startswith(f"{key}.")]
+    if inside:
+        return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
+    last_words = {path.rpartition(".")[2]: path for path in reversed(fields)}
+    word = key.rpartition(".")[2] if key.rpartition(".")[2] in last_words else key
+    return f"unknown setting {key!r}{did_you_mean(word, last_words | {path: path for path in fields})}"
+
+
+def did_you_mean(word: str, spellings: dict[str, str]) -> str:
+    """'; did you mean X?' with the meaning of the nearest spelling, or nothing if none is near."""
+    near = difflib.get_close_matches(word[:100], spellings, n=1)
+    return f"; did you mean {spellings[near[0]]}?" if near else ""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+DEFAULT = "default"
+
+_log = logging.getLogger(__name__)
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+class Given(NamedTuple):
+    """A value as the user wrote it, and where: 'hyp.yaml:3', '--epochs', '--set optimizer.lr0'."""
+
+    value: object
+    origin: str
+
+
+def read_config_file(path: str) -> dict[str, Given]:
+    """The values of a YAML file by config path.
+
+    Keys are config paths, nested (`optimizer: {lr0: 0.1}`) or dotted (`optimizer.lr0: 0.1`), or YOLOv5's gene names
+    (`lr0: 0.1`), so that YOLOv5's hyp files serve as they are. Empty sections are skipped.
+
+    Raises:
+        InputError: if the file cannot be read as YAML, see `load_yaml`.
+        ConfigError: if two keys mean the same field.
+    """
+    file = load_text_yaml(path)
+    given: dict[str, Given] = {}
+    for keys, value in _leaves(file.data, ()):
+        name = canonical(".".join(keys))
+        origin = file.where(*keys)
+        if name in given:
+            raise ConfigError(f"{origin}: {name} is given twice, first at {given[name].origin}")
+        given[name] = Given(value, origin)
+    return given
+
+
+def given_by_keyword(settings: Mapping[str, Any]) -> dict[str, Given]:
+    """Settings of a Python call by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
+    return {canonical(".".join(keys)): Given(value, f"{'.'.join(keys)}=") for keys, value in _leaves(settings, ())}
+
+
+def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], object]]:
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def resolve_config(model: type[Model], given: Mapping[str, Given]) -> tuple[Model, dict[str, str]]:
+    """The configuration with the given values over the defaults, and the origin of every field by its path.
+
+    Raises:
+        ConfigError: one line for each value that cannot be used, with its origin.
+    """
+    fields = config_fields(model)
+    known = {path: item for path, item in given.items() if path in fields}
+    problems = [f"{item.origin}: {explain_unknown(path, fields)}" for path, item in given.items()
+                if path not in fields and not _has_no_effect(path, item, fields)]
+    try:
+        config = model.model_validate(_tree(known, fields))
+    except ValidationError as error:
+        problems += _messages(error, known, fields)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config, {path: known[path].origin if path in known else DEFAULT for path in fields}
+
+
+def _has_no_effect(path: str, item: Given, fields: Mapping[str, ConfigField]) -> bool:
+    """Whether a key may be passed over: an empty section, or (said so) a gene that nothing reads."""
+    if path in LEGACY_GENES:
+        _log.warning("%s: %s is ignored: %s", item.origin, path, LEGACY_GENES[path])
+        return True
+    return item.value is None and any(name.startswith(f"{path}.") for name in fields)
+
+
+def _tree(given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, item in given.items():
+        *sections, last = fields[path].keys
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        # Validators tell `freeze: 10` from a list by its type.
+        whole = fields[path].types != (str,) and isinstance(item.value, str) and _WHOLE.fullmatch(item.value)
+        branch[last] = int(whole[0]) if whole else item.value
+    return tree
+
+
+def _messages(error: ValidationError, given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> list[str]:
+    """One line for each field (a union reports each of its alternatives) and each rule between fields."""
+    by_keys = {field.keys: path for path, field in fields.items()}
+    lines: dict[str, str] = {}
+    for detail in error.errors(include_url=False):
+        keys = tuple(map(str, detail["loc"]))
+        path = next((by_keys[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in by_keys), None)
+        if path is None:
+            lines[detail["msg"]] = _rule_message(detail, given)
+        else:
+            lines[path] = _field_message(detail, path, given, fields[path])
+    return list(lines.values())
+
+
+def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, Given], field: ConfigField) -> str:
+    if detail["type"] == "missing":
+        return f"{path} is needed: {field.info.description}"
+    value, origin = given[path]
+    named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size says batch_size already
+    where = origin if named else f"{origin}: {path}"
+    if detail["type"] == "value_error":
+        return f"{where}: got {short(value)}: {detail['ctx']['error']}"
+    return f"{where}: got {'nothing' if value is None else short(value)}; expected {field.expected}"
+
+
+def _rule_message(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
+    """A rule between fields, with the origins of those it names."""
+    words = set(re.findall(r"\w+", text := str(detail["ctx"]["error"])))
+    origins = dict.fromkeys(item.origin for path, item in given.items() if path in words)
+    return f"{', '.join(origins)}: {text}" if origins else text
+
+
+def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
+    """The whole configuration as YAML that `read_config_file` reads back, with each value's origin as a comment.
+
+    Passwords in URLs are masked.
+
+    Args:
+        decided: the configuration with what the user left open; its values are shown.
+    """
+    lines, asked, tree = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
+    for path, field in config_fields(type(config)).items():
+        before, value = (functools.reduce(dict.__getitem__, field.keys, values) for values in (asked, tree))
+        origin = origins[path] if value == before else f"{origins[path]}; decided at the start"
+        lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origin}")
+    return "\n".join(lines)

@@ -1,0 +1,359 @@
+"""Trained weights as a file for other programs: decoded predictions, or detections with suppression inside.
+
+A file exists only if it has given the same numbers as torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision.ops import batched_nms
+
+from ray_yolo.config.commands import ExportConfig, NmsConfig
+from ray_yolo.core.errors import InputError, RayYoloError
+from ray_yolo.core.files import replacing
+from ray_yolo.inference.predictor import Trained, input_size, load_trained
+from ray_yolo.models.detector import Detector, fuse
+from ray_yolo.models.families import Family
+from ray_yolo.ops.nms import select
+from ray_yolo.storage.store import is_address
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, of chances as they are
+
+Run = Callable[[Tensor], np.ndarray]  # an exported model
+
+_ONNX_TEXT = """
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
+<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
+ int64[1] axis = {{2}}, int64[2] place = {{0, 2}}, float none = {{0}}, int64[1] limit = {{{limit}}}, float all = {{1}},
+ float overlap = {{{iou}}}, float score = {{{confidence}}}>
+{{
+    corners = Slice (predictions, zero, four, axis)
+    scores = Slice (predictions, four, end, axis)
+    best, label = TopK <axis = 2> (scores, one)
+    other = Less (scores, best)
+    own = Where (other, none, scores)
+    by_class = Transpose <perm = [0, 2, 1]> ({competing})
+    kept = NonMaxSuppression (corners, by_class, limit, overlap, score)
+    kept_place = Gather <axis = 1> (kept, place)
+    kept_score = GatherND (best, kept_place)
+    shape = Shape (best)
+    nothing = ConstantOfShape <value = float[1] {{0}}> (shape)
+    left = ScatterND (nothing, kept_place, kept_score)
+    ranked = Transpose <perm = [0, 2, 1]> (left)
+    chosen = NonMaxSuppression (corners, ranked, limit, all, score)
+    chosen_place = Gather <axis = 1> (chosen, place)
+    chosen_image = Gather <axis = 1> (chosen, zero)
+    image = Cast <to = 1> (chosen_image)
+    box = GatherND (corners, chosen_place)
+    chance = GatherND (best, chosen_place)
+    chosen_label = GatherND (label, chosen_place)
+    class = Cast <to = 1> (chosen_label)
+    detections = Concat <axis = 1> (image, box, chance, class)
+}}
+"""
+
+_ONNX_TOP_TEXT = """
+<ir_version: {ir}, opset_import: ["" : {opset}]>
+best (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
+<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
+ int64[1] axis = {{2}}, int64[2] rows = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}, float
+ none = {{0}}>
+{{
+    corners = Slice (predictions, zero, four, axis)
+    scores = Slice (predictions, four, end, axis)
+    highest, label = TopK <axis = 2> (scores, one)
+    other = Less (scores, highest)
+    own = Where (other, none, scores)
+    entered = Identity ({entered})
+    flat = Reshape (entered, rows)
+    flat_shape = Shape (flat)
+    entries = Gather (flat_shape, one)
+    count = Min (limit, entries)
+    best, place = TopK <axis = 1> (flat, count)
+    entered_shape = Shape (entered)
+    classes = Gather (entered_shape, two)
+    box_row = Div (place, classes)
+    column = Mod (place, classes)
+    above = Greater (best, score)
+    where = NonZero (above)
+    chosen = Transpose <perm = [1, 0]> (where)
+    chance = GatherND (best, chosen)
+    chosen_row = GatherND (box_row, chosen)
+    chosen_column = GatherND (column, chosen)
+    image = Gather <axis = 1> (chosen, zero)
+    row = Unsqueeze (chosen_row, one)
+    at = Concat <axis = 1> (image, row)
+    box = GatherND (corners, at)
+    image_number = Cast <to = 1> (image)
+    score_column = Unsqueeze (chance, one)
+    class_number = Cast <to = 1> (chosen_column)
+    class_column = Unsqueeze (class_number, one)
+    detections = Concat <axis = 1> (image_number, box, score_column, class_column)
+}}
+"""
+
+_NEEDED = ("onnx", "onnxruntime", "onnxscript")
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """An exported file that has been checked."""
+
+    path: Path
+    metadata: dict[str, str]
+    largest_difference: float  #: from torch, see LARGEST_DIFFERENCE
+    takes: str  #: which images
+
+    def __str__(self) -> str:
+        return (f"{self.path}: the largest difference from torch is {self.largest_difference:.1e} "
+                f"(allowed: {LARGEST_DIFFERENCE})\n{self.takes}")
+
+
+class Decoded(nn.Module):
+    """A detector whose output is (B, N, 4 + classes): xyxy in pixels, and the score of each class."""
+
+    def __init__(self, detector: Detector, family: Family) -> None:
+        super().__init__()
+        self.detector = detector
+        self._decode, self.suppress = family.decode, family.suppress
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Predictions of images (B, 3, H, W) in 0..1."""
+        return torch.cat(self._decode(self.detector.head, self.detector(images)), 2)
+
+
+def export(config: ExportConfig) -> ExportResult:
+    """Write trained weights in another form beside them, and check it against torch.
+
+    Raises:
+        InputError: if the weights cannot be used (CheckpointError), or the extra packages are missing.
+        RayYoloError: if the new file gives other numbers than torch; it is removed.
+    """
+    config, trained = check(config)
+    path = Path(config.weights).with_suffix(f".{config.format}")
+    imgsz = input_size(trained, config.imgsz)
+    metadata = {  # YOLOv5's keys; `names` reads as a Python dict
+        "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
+        "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
+    model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
+    write = _write_onnx if config.format == "onnx" else _write_torchscript
+    with replacing(path) as temporary, _quiet():
+        difference = write(model, config, imgsz, metadata, temporary)
+    fixed = config.format == "onnx" and not config.dynamic
+    return ExportResult(path, metadata, difference, _takes(imgsz, model.detector.grid, fixed=fixed))
+
+
+def _takes(imgsz: int, grid: int, *, fixed: bool) -> str:
+    """How an image gets into the file's model, and which prediction of ours that is equal to."""
+    if fixed:
+        return (f"it takes squares of {imgsz} px: scale an image to fit and put it into the middle of grey 114; so it "
+                "finds what predict --square does (predict alone pads less; for that, export with --dynamic)")
+    return f"it takes sides in multiples of {grid} px; in images padded as predict pads them it finds what that does"
+
+
+def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
+    """The configuration with what the weights decide, and the weights; refuses what `export` does, writes nothing."""
+    if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
+        raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
+    if is_address(config.weights):
+        raise InputError("weights: what is exported lies beside them; fetch them to a folder of this machine")
+    folder = Path(config.weights).parent
+    trained = load_trained(Path(config.weights))
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"weights: {folder} cannot be written to; copy the weights to where the export may lie")
+    return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained
+
+
+def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str], path: Path) -> float:
+    import onnx
+    from onnx import compose, helper
+
+    example = torch.zeros(max(config.batch_size, 2 if config.dynamic else 1), 3, imgsz, imgsz)  # 1 would be fixed
+    grid = model.detector.grid
+    sides = {0: torch.export.Dim("batch"), 2: grid * torch.export.Dim("h"), 3: grid * torch.export.Dim("w")}
+    program = torch.onnx.export(
+        model, (example,), input_names=["images"], output_names=["predictions"], dynamo=True, verbose=False,
+        opset_version=config.opset, dynamic_shapes={"images": sides} if config.dynamic else None)
+    assert program is not None
+    graph = program.model_proto
+    opset = next(entry.version for entry in graph.opset_import if entry.domain == "")
+    if config.opset not in (None, opset):
+        raise InputError(f"opset: the exporter cannot write {config.opset}, only {opset}; leave --opset out")
+    helper.set_model_props(graph, metadata)
+    onnx.save(graph, path)
+    difference = _compare_predictions(model, _onnx_run(path), config.batch_size, imgsz, dynamic=config.dynamic)
+    if config.nms:
+        suppression = onnx_selection(config, graph.ir_version, opset, suppress=model.suppress)
+        onnx.save(suppression, path)
+        difference = max(difference, _compare_selection(_onnx_run(path), config, suppress=model.suppress))
+        graph = compose.merge_models(graph, suppression, io_map=[("predictions", "predictions")])
+        onnx.checker.check_model(graph)
+        onnx.save(graph, path)
+        _onnx_run(path)(example)
+    return difference
+
+
+def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict[str, str],
+                       path: Path) -> float:
+    traced = _trace(model, torch.zeros(config.batch_size, 3, imgsz, imgsz))
+    difference = _compare_predictions(model, lambda images: traced(images).numpy(), config.batch_size, imgsz,
+                                      dynamic=True)
+    if config.nms:
+        suppression = _trace(Selection(config, suppress=model.suppress), random_predictions())
+        difference = max(difference, _compare_selection(
+            lambda boxes: suppression(boxes).numpy(), config, suppress=model.suppress))
+        traced = _trace(nn.Sequential(traced, suppression), torch.zeros(config.batch_size, 3, imgsz, imgsz))
+    torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
+    return difference
+
+
+def _trace(model: nn.Module, example: Tensor) -> Any:
+    return torch.jit.trace(model, example, check_trace=False)
+
+
+def _onnx_run(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda tensor: np.asarray(session.run(None, {name: tensor.numpy()})[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say of themselves, of their versions and of TorchScript's future."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
+    """`_difference` over a batch of noise, and over a batch of another shape where that is allowed."""
+    shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + model.detector.grid)] * dynamic
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.rand(shape, generator=generator) for shape in shapes]
+    return max(_difference(model(images).numpy(), run(images), slice(0, 4), imgsz) for images in noise)
+
+
+def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
+    """`_difference` from `select` on boxes in heaps, which is where suppression has something to do."""
+    predictions = random_predictions()
+    found = select(
+        predictions[..., :4],
+        predictions[..., 4:],
+        confidence=settings.confidence,
+        iou=settings.iou if suppress else None,
+        max_detections=settings.max_detections,
+        multi_label=False,
+        agnostic=settings.agnostic_nms,
+    )
+    expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(found)])
+    return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
+
+
+def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: int = 3) -> Tensor:
+    """(images, boxes, 4 + classes) overlapping boxes in an image of 640 pixels with random scores, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.randint(0, 6, (num_images, num_boxes, 2), generator=generator) * 100.0 + 50
+    edges = torch.rand(num_images, num_boxes, 4, generator=generator) * 20
+    boxes = torch.cat([centre - 40 - edges[..., :2], centre + 40 + edges[..., 2:]], 2)
+    return torch.cat([boxes, torch.rand(num_images, num_boxes, num_classes, generator=generator)], 2)
+
+
+def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int) -> float:
+    """The largest absolute difference, with boxes as shares of the image; an error if too large, or of shapes."""
+    if expected.shape != got.shape:
+        raise RayYoloError(f"the exported model gives {got.shape} numbers where torch gives {expected.shape}; nothing "
+                           "was written")
+    apart = np.abs(expected.astype(np.float64) - got)
+    apart[..., boxes] /= imgsz
+    worst = float(apart.max(initial=0.0))
+    if not worst <= LARGEST_DIFFERENCE:
+        raise RayYoloError(f"the exported model differs from torch by up to {worst:.1e} (allowed "
+                           f"{LARGEST_DIFFERENCE}); nothing was written")
+    return worst
+
+
+def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress: bool) -> ModelProto:
+    """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
+
+    These are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and falling score.
+    ONNX limits what it keeps by class. The second suppression, among what the first has left and with an overlap that
+    no two boxes exceed, suppresses nothing: it puts the best `max_detections` of each image in order.
+    """
+    from onnx import parser
+
+    if not suppress:
+        return parser.parse_model(_ONNX_TOP_TEXT.format(
+            ir=ir_version, opset=opset, limit=settings.max_detections, confidence=settings.confidence,
+            entered="own" if settings.agnostic_nms else "scores"))
+    return parser.parse_model(_ONNX_TEXT.format(
+        ir=ir_version, opset=opset, limit=settings.max_detections, iou=settings.iou, confidence=settings.confidence,
+        competing="best" if settings.agnostic_nms else "own"))
+
+
+class Selection(nn.Module):
+    """The same for TorchScript; a file with suppression needs torchvision where it is loaded."""
+
+    def __init__(self, settings: NmsConfig, *, suppress: bool) -> None:
+        super().__init__()
+        self.settings, self.suppress = settings, suppress
+
+    def forward(self, predictions: Tensor) -> Tensor:
+        """Detections of `predictions` (B, N, 4 + classes)."""
+        limits = self.settings
+        if not self.suppress:
+            return _best(predictions, limits.confidence, limits.max_detections, limits.agnostic_nms)
+        return _suppress(predictions, limits.confidence, limits.iou, limits.max_detections, limits.agnostic_nms)
+
+
+@torch.jit.script_if_tracing
+def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, agnostic: bool) -> Tensor:
+    found = [torch.zeros((0, 7), device=predictions.device)]
+    for image in range(predictions.shape[0]):
+        scores, classes = predictions[image, :, 4:].max(dim=1)
+        chosen = torch.nonzero(scores > confidence)[:, 0]
+        boxes, scores, classes = predictions[image, chosen, :4], scores[chosen], classes[chosen]
+        rivals = torch.zeros_like(classes) if agnostic else classes
+        kept = batched_nms(boxes, scores, rivals, iou)[:limit]
+        number = torch.full((kept.shape[0], 1), float(image), device=predictions.device)
+        found.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
+    return torch.cat(found)
+
+
+@torch.jit.script_if_tracing
+def _best(predictions: Tensor, confidence: float, limit: int, agnostic: bool) -> Tensor:
+    found = [torch.zeros((0, 7), device=predictions.device)]
+    for image in range(predictions.shape[0]):
+        scores = predictions[image, :, 4:]
+        if agnostic:
+            scores = torch.where(scores < scores.max(dim=1, keepdim=True)[0], torch.zeros_like(scores), scores)
+        best, place = scores.flatten().sort(descending=True, stable=True)
+        best, place = best[:limit], place[:limit]
+        best, place = best[best > confidence], place[best > confidence]
+        boxes = predictions[image, torch.div(place, scores.shape[1], rounding_mode="floor"), :4]
+        number = torch.full((place.shape[0], 1), float(image), device=predictions.device)
+        found.append(torch.cat([number, boxes, best[:, None], (place % scores.shape[1])[:, None].float()], 1))
+    return torch.cat(found)

@@ -1,0 +1,160 @@
+"""The one writer of a run's event log, and how the rest of the run sends to it.
+
+Events may be sent from any worker on any node, many times a second, and must never cost the sender anything: sending
+does not wait, does not raise, and gives no answer. With Ray the writer is an actor on the driver's node (worker 0 may
+sit elsewhere, and a log on that node's disk would be lost with it); without, it is a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ray_yolo.core.events import Emit, Event
+from ray_yolo.runs.event_log import EventLog
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+STOP_REQUEST = ".stop"
+"""File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
+
+# Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
+_START_SECONDS = 120.0  # for its process, on a busy machine
+_MAX_PENDING_CALLS = 10_000
+
+_logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """What the actor runs: an `EventLog` behind calls, and an eye on the request beside it (`stopping`)."""
+
+    def __init__(self, path: str) -> None:
+        self._log = EventLog(path)
+        self._request = Path(path).with_name(STOP_REQUEST)
+        self._request.unlink(missing_ok=True)  # of an earlier driver
+
+    def emit(self, event: Event) -> None:
+        """Append one event."""
+        self._log.append(event)
+
+    def ready(self) -> bool:
+        """True, once everything that the calling process sent before is written (or waits for the disk)."""
+        return True
+
+    def stop_asked(self) -> bool:
+        """Whether the training shall stop after a step."""
+        return self._request.exists()
+
+
+class LocalRecorder:
+    """The same for a run without Ray: a thread that appends what other threads put into a queue."""
+
+    def __init__(self, path: str) -> None:
+        self._log = EventLog(path)
+        # SimpleQueue.put is reentrant: even a signal handler may emit.
+        self._queue: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ray_yolo recorder", daemon=True)
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        """Have one event appended."""
+        self._queue.put(event)
+
+    def flush(self, wait_seconds: float) -> None:
+        """Wait until what was emitted is written (or waits for the disk), for at most `wait_seconds`."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(wait_seconds)
+
+    def close(self, wait_seconds: float) -> None:
+        """Write what was emitted, for at most `wait_seconds`."""
+        self._queue.put(None)
+        self._thread.join(wait_seconds)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._log.append(item)
+        self._log.close()
+
+
+def start_recorder(path: str) -> ActorHandle[Recorder]:
+    """Start the writer of the log at an absolute path, on this node and costing no CPU of it.
+
+    Should its process die, Ray starts it again and repeats the calls that it had not answered: an event may then be
+    in the log twice, and readers take one row for each epoch.
+
+    Raises:
+        ray.exceptions.RayActorError: if the log cannot be opened.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Recorder).options(
+        num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS,
+        scheduling_strategy=here)
+    recorder = cast("ActorHandle[Recorder]", actor.remote(path))
+    ray.get(recorder.ready.remote(), timeout=_START_SECONDS)
+    return recorder
+
+
+def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
+    """The function that sends an event to a recorder and returns at once, whatever happens."""
+    if isinstance(recorder, LocalRecorder):
+        return recorder.emit
+    warned = threading.Event()
+
+    def emit(event: Event) -> None:
+        try:
+            recorder.emit.remote(event)
+        except Exception as error:  # Ray shut down, queue full, value that cannot be sent: never the sender's trouble
+            if not warned.is_set():
+                _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
+            warned.set()
+
+    return emit
+
+
+def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) -> None:
+    """Wait until the writer answers: without one nobody is left to train for.
+
+    Raises:
+        ray.exceptions.RayError: if it has ended, with the driver or before it, or does not answer for `wait_seconds`.
+    """
+    import ray
+
+    ray.get(recorder.ready.remote(), timeout=wait_seconds)
+
+
+def flush_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
+    """Wait until everything that this process emitted has arrived, for at most `wait_seconds`.
+
+    Every worker does so before it returns: what is still on its way when the writer ends is lost.
+    """
+    if isinstance(recorder, LocalRecorder):
+        recorder.flush(wait_seconds)
+        return
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        await_recorder(recorder, wait_seconds)
+
+
+def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
+    """Have everything written that this process emitted, for at most `wait_seconds`, and end the writer."""
+    if isinstance(recorder, LocalRecorder):
+        recorder.close(wait_seconds)
+        return
+    import ray
+
+    flush_recorder(recorder, wait_seconds)
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(recorder, no_restart=True)

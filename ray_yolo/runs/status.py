@@ -1,0 +1,144 @@
+"""What a training is doing now, for whoever has its folder: told by its log, and by what its driver last saw of the
+workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import (
+    EndEvent,
+    EpochEvent,
+    Event,
+    Frozen,
+    RunEvent,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+    WorkerEvent,
+)
+from ray_yolo.core.files import atomic_write
+from ray_yolo.runs.event_log import EVENTS_FILE, interruptions, read_events
+from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.working_copy import address_of, is_leased
+
+MEMBERS_FILE = ".members.json"
+_FRESH_SECONDS = 10.0
+_WARNINGS_TOLD = 5
+
+
+class Member(Frozen):
+    """A worker, as its training's roster knows it."""
+
+    worker: int
+    node: str
+    pid: int
+    phase: str
+    step: int
+    seconds: float
+    """In this phase."""
+    waits: bool
+    """For others."""
+
+
+class Members(Frozen):
+    """All workers of a training at one moment."""
+
+    time: float
+    members: tuple[Member, ...]
+
+
+def write_members(run_dir: Path, members: Sequence[Member]) -> None:
+    """Leave what is known of the workers beside the log. What cannot be written is not told."""
+    try:
+        content = Members(time=time.time(), members=tuple(members)).model_dump_json()
+        atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
+    except OSError:
+        return
+
+
+def read_members(run_dir: Path) -> tuple[Member, ...] | None:
+    """What was last known of the workers that live; None if that is long ago."""
+    try:
+        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return seen.members if time.time() - seen.time < _FRESH_SECONDS else None
+
+
+def describe_run(run_dir: Path) -> list[str]:
+    """What there is to say of a training, line by line.
+
+    Raises:
+        InputError: if the folder is no run's.
+    """
+    events = read_events(run_dir / EVENTS_FILE) if (run_dir / EVENTS_FILE).is_file() else []
+    if not events:
+        raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
+    now, lives = time.time(), is_held(run_dir) or is_leased(run_dir)
+    lines = [f"{address_of(run_dir) or run_dir}: {_state(run_dir, events, lives)}"]
+    lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
+    cost = interruptions(events)
+    lines += [cost.line] if cost.restarts or cost.regroupings else []
+    if lives:
+        lines += _members(run_dir, events)
+    warnings = [event for event in events if isinstance(event, WarningEvent)]
+    return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_TOLD:]]
+
+
+def _state(run_dir: Path, events: Sequence[Event], lives: bool) -> str:
+    """What became of a run so far."""
+    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent, RunEvent))), None)
+    if lives:
+        return "training" if isinstance(last, StartEvent) else "ending" if isinstance(last, EndEvent) else "starting"
+    if (run_dir / "finished").exists():
+        return "finished"
+    if isinstance(last, EndEvent) and last.status != "done":
+        return f"{last.status} ({last.reason}); the same command continues it"
+    return "interrupted: nobody trains it; the same command continues it"
+
+
+def _progress(events: Sequence[Event], now: float) -> str:
+    """The newest step."""
+    epochs = next((event.epochs for event in reversed(events) if isinstance(event, StartEvent)), 0)
+    last = next(event for event in reversed(events) if isinstance(event, (StepEvent, EpochEvent)))
+    rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
+    return f"epoch {last.epoch + 1} of {epochs}, step {last.step}{rate}, {_ago(now - last.time)}"
+
+
+def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
+    """A row for each worker: as the driver saw it last, or at least where it runs."""
+    members = read_members(run_dir)
+    if members is None:
+        begun = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
+        return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(begun.items())]
+    if not members:
+        return ["no worker trains now"]
+    width = max(len(member.node) for member in members)
+    return [f"worker  {'node':<{width}}  process  phase       step  for",
+            *(f"{each.worker:>6}  {each.node:<{width}}  {each.pid:>7}  {each.phase:<10} {each.step:>5}  "
+              f"{each.seconds:.0f} s{'' if each.waits else _held_up(each, members)}" for each in members)]
+
+
+def _held_up(member: Member, members: Sequence[Member]) -> str:
+    """Who waits for a worker that has not moved for long."""
+    waiting = sum(other.waits for other in members)
+    return f"  ({waiting} wait for it)" if waiting and member.seconds > _FRESH_SECONDS else ""
+
+
+def _by(event: WarningEvent) -> str:
+    return "" if event.worker is None else f"worker {event.worker}: "
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} minutes ago" if seconds < 7200 else (
+        f"{seconds / 3600:.0f} hours ago")
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(moment))

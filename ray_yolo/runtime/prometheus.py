@@ -1,0 +1,95 @@
+"""A training as Ray's metrics, which Prometheus collects from every node of a cluster: a projection of its event log.
+
+Ray puts `ray_` before each name, and forgets a series some seconds after it was told last: what has ended is not shown.
+All are gauges, what the log counts too: it goes on counting in the next driver, where a counter would begin anew.
+`cluster/grafana.json` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ray.util.metrics import Gauge
+
+from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
+from ray_yolo.runs.event_log import best_row, epoch_rows, interruptions
+from ray_yolo.runs.status import read_members
+from ray_yolo.sinks.base import Projection
+
+RUN_METRICS = {
+    "yolo_workers": "Workers that train together",
+    "yolo_step": "Newest optimiser step",
+    "yolo_epochs": "Epochs that were trained whole",
+    "yolo_images_per_second": "Images that all workers train in a second",
+    "yolo_data_wait_share": "Share of a step in which its first worker waits for images",
+    "yolo_best_fitness": "Fitness of the best epoch",
+    "yolo_restarts": "Restarts of all workers from a checkpoint, since the run began",
+    "yolo_regroupings": "Workers lost, replaced or added while the others went on, since the run began",
+    "yolo_goodput": "Seconds of training over those and the ones that interruptions have cost",
+}
+WORKER_METRICS = {
+    "yolo_worker_step": "Newest step of a worker",
+    "yolo_worker_phase_seconds": "Seconds that a worker has been in its phase: a stall, if it grows",
+    "yolo_worker_images_per_second": "Images that a worker has trained in a second of its last epoch",
+    "yolo_worker_data_wait_share": "Share of its last epoch in which a worker has waited for images",
+}
+_RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
+
+
+class RayMetrics(Projection):
+    """The metrics of the run in a folder, told by a process that Ray knows."""
+
+    name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__()
+        self._run_dir, self._run = run_dir, "/".join(run_dir.parts[-2:])
+        self._shards: dict[int, ShardEvent] = {}
+        self._gauges = {name: Gauge(name, text, tags) for metrics, tags in (
+            (RUN_METRICS, _RUN_TAGS), (WORKER_METRICS, _WORKER_TAGS)) for name, text in metrics.items()}
+
+    def event(self, event: Event) -> None:
+        """Take note of an event."""
+        super().event(event)
+        if isinstance(event, ShardEvent):
+            self._shards[event.worker] = event
+
+    def update(self, last: bool = False) -> None:
+        """Tell all of them, again where they are as they were."""
+        self._set(run_numbers(self.history), {"run": self._run})
+        start = next((event for event in reversed(self.history) if isinstance(event, StartEvent)), None)
+        for worker, shard in self._shards.items():
+            if start and worker < start.num_workers:
+                self._set(shard_numbers(shard), {"run": self._run, "worker": str(worker), "node": shard.node})
+        for member in read_members(self._run_dir) or ():
+            self._set({"yolo_worker_step": member.step, "yolo_worker_phase_seconds": member.seconds},
+                      {"run": self._run, "worker": str(member.worker), "node": member.node})
+
+    def _set(self, numbers: Mapping[str, Number], tags: Mapping[str, str]) -> None:
+        for name, number in numbers.items():
+            if number is not None:
+                self._gauges[name].set(number, dict(tags))
+
+
+def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
+    """The values of `RUN_METRICS` by a log; None: not known yet."""
+    start = next((event for event in reversed(events) if isinstance(event, StartEvent)), None)
+    step = next((event for event in reversed(events) if isinstance(event, StepEvent)), None)
+    rows, cost = epoch_rows(events), interruptions(events)
+    best = best_row(rows)
+    return {"yolo_workers": start.num_workers if start else None, "yolo_step": step.step if step else None,
+            "yolo_epochs": len(rows), "yolo_images_per_second": step.images_per_second if step else None,
+            "yolo_data_wait_share": _share(step.wait_seconds, step.seconds) if step else None,
+            "yolo_best_fitness": best.fitness if best else None, "yolo_restarts": cost.restarts,
+            "yolo_regroupings": cost.regroupings, "yolo_goodput": cost.goodput}
+
+
+def shard_numbers(shard: ShardEvent) -> dict[str, Number]:
+    """What a worker's part of an epoch says of it."""
+    return {"yolo_worker_images_per_second": _share(shard.images, shard.seconds),
+            "yolo_worker_data_wait_share": _share(shard.wait_seconds, shard.seconds)}
+
+
+def _share(part: float, whole: float) -> Number:
+    return part / whole if whole else None

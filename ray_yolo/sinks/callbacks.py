@@ -1,0 +1,110 @@
+"""A user's own functions, called on the driver as a training goes on.
+
+A Python path, `package.module:object` or `file.py:object` (the object may be left out: then it is the module), names
+something with any of
+
+    on_run_start(run_dir, recipe)    once a start of the command, before the first step
+    on_epoch_end(event)              once for each epoch, with its event: epoch, step, train, val, metrics, ...
+    on_run_end(result)               the `TrainResult`, or None if the training did not end
+
+They are called one after the other by a thread that reads the event log: training never waits for them, and an
+exception in one is a warning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import EpochEvent, Event
+from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
+from ray_yolo.sinks.base import Projection
+
+HOOKS = ("on_run_start", "on_epoch_end", "on_run_end")
+Hooks = dict[str, Callable[..., Any]]
+
+
+class Callbacks(Projection):
+    """The functions of one training, as `load_callbacks` gives them.
+
+    Args:
+        warn: told of an exception in a function.
+    """
+
+    name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
+
+    def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
+        self._told = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
+        self._new: list[EpochEvent] = []
+        self._started = False
+        self.result: Any = None
+        """What `on_run_end` is given."""
+
+    def event(self, event: Event) -> None:
+        """Take note of an epoch; a restart tells the last one again."""
+        if isinstance(event, EpochEvent) and event.epoch not in self._told:
+            self._told.add(event.epoch)
+            self._new.append(event)
+
+    def update(self, last: bool = False) -> None:
+        """Call what is to be called now."""
+        if not self._started:
+            self._started = True
+            self._call("on_run_start", self._run_dir, self._recipe)
+        while self._new:
+            self._call("on_epoch_end", self._new.pop(0).model_dump(mode="json"))
+        if last:
+            self._call("on_run_end", self.result)
+
+    def abandon(self) -> str:
+        """Leave a function alone that does not come back."""
+        return f"callbacks: not back after {self.patience_seconds:g} s; they are left behind"
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        hook = self._hooks.get(name)
+        try:
+            if hook is not None:
+                hook(*arguments)
+        except (Exception, SystemExit) as error:
+            self._warn(f"callbacks: {name}: {type(error).__name__}: {error}")
+
+
+def load_callbacks(path: str) -> Hooks:
+    """The functions that a path names, by their names; none for an empty path. A file is executed by each call.
+
+    Raises:
+        InputError: if it cannot be imported or has none of the functions.
+    """
+    if not path:
+        return {}
+    place, _, name = path.partition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        found = getattr(module, name) if name else module
+        found = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise InputError(f"callbacks: {path}: cannot be imported ({type(error).__name__}: {error}); give "
+                         "package.module:object or file.py:object") from error
+    hooks = {hook: getattr(found, hook) for hook in HOOKS if callable(getattr(found, hook, None))}
+    if not hooks:
+        raise InputError(f"callbacks: {path}: has no function named {', '.join(HOOKS[:-1])} or {HOOKS[-1]}")
+    return hooks
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"callbacks_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and the like look themselves up there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,61 @@
+"""The MLflow model of a run, as code: MLflow copies this file into the model's folder and runs it to load the model.
+
+The folder also holds this package and the weights as plain tensors; nothing in it is ever unpickled. Nothing here
+needs Ray.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from mlflow.models import set_model
+from mlflow.pyfunc import PythonModel, PythonModelContext
+
+from ray_yolo.config.commands import DetectConfig
+from ray_yolo.core.errors import InputError
+from ray_yolo.data.images import read_image
+from ray_yolo.inference.predictor import Predictor, build_predictor, load_trained
+
+
+class DetectorModel(PythonModel):
+    """Detects in images: `model.predict({"image": [...]})`."""
+
+    predictor: Predictor
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load the weights that lie beside this file."""
+        trained = load_trained(Path(context.artifacts["weights"]))
+        self.predictor = build_predictor(trained, DetectConfig())
+
+    def predict(self, context: PythonModelContext, model_input: pd.DataFrame,
+                params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """What is found in the images of a column `image`: paths of files, or (height, width, 3) uint8 RGB.
+
+        Returns:
+            A row for each detection, by image and falling score: image (its row in the input, from 0), x1, y1, x2, y2
+            in pixels, score, class, name.
+        """
+        images = [image for cell in model_input["image"] for image in _images(cell)]
+        rows = [(number, *row[:5], int(row[5]), self.predictor.names[int(row[5])])
+                for number, image in enumerate(images) for row in self.predictor(image).tolist()]
+        columns = ["image", "x1", "y1", "x2", "y2", "score", "class", "name"]
+        return pd.DataFrame(rows, columns=columns).astype({"image": "int64", "class": "int64", "name": "object"})
+
+
+def _images(cell: Any) -> list[np.ndarray]:
+    """The images in a cell: one, or all of them, because that is how MLflow hands a dict of a list over."""
+    if isinstance(cell, str):
+        return [read_image(cell)]
+    if not isinstance(cell, (list, tuple, np.ndarray)):
+        raise InputError("image: give paths, or (height, width, 3) uint8 RGB pixels")
+    try:
+        pixels = np.asarray(cell, np.uint8)
+    except ValueError:  # paths, or images of several sizes
+        pixels = np.empty(0, np.uint8)
+    return [pixels] if pixels.ndim == 3 else [image for part in cell for image in _images(part)]
+
+
+set_model(DetectorModel())

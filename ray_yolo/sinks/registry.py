@@ -1,0 +1,135 @@
+"""The best weights of a finished run as an MLflow model, which `mlflow.pyfunc.load_model` loads wherever torch is.
+
+The model is code, not a pickle: a copy of this package and a file that uses it, with the weights as plain tensors
+beside them. It is made only where a registered name is asked for; the weights are among the run's artifacts anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ray_yolo.checkpoints.state_file import read_state
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import EndEvent, StartEvent
+from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.mlflow_client import read_run_file
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ALIAS = "best"
+
+_SETTINGS = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+_MODEL_TAG = "ray_yolo.model_id"
+_CODE = Path(__file__).with_name("pyfunc_model.py")
+_PACKAGE = Path(__file__).parents[1]
+_NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pydantic", "pyyaml", "torch",
+           "torchvision")
+
+
+class Registry(Projection):
+    """The best weights of a training that has come to its end, under a registered name."""
+
+    name, needs = "model registry", (StartEvent, EndEvent)
+
+    def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
+        super().__init__()
+        self._run_dir, self._uri, self._register = run_dir, uri, register
+
+    def finish(self) -> None:
+        """Register them."""
+        if not self.has_ended_well:
+            return
+        about = read_run_file(self._run_dir)
+        if self._uri is None or about is None:
+            raise InputError(f"--register {self._register}: there is no MLflow run to register from")
+        log_model(self._run_dir, self._uri, about["run_id"], self._register)
+
+
+def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: str = "") -> str:
+    """Give an MLflow run the best weights of its run folder (else the last ones) as a model.
+
+    A second call adds nothing that is there already.
+
+    Args:
+        uri: the tracking server; its registry is used.
+        register: name in the model registry: the model becomes its newest version, with the alias `best`.
+
+    Returns:
+        The model's URI, for `mlflow.pyfunc.load_model`.
+
+    Raises:
+        CheckpointError: if there are no weights.
+        mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
+    """
+    os.environ.update({**_SETTINGS, **os.environ})
+    from mlflow import MlflowClient  # here, because it takes more than a second
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, Path(run_dir), run_id)
+    if register:
+        _register(client, register, run_id, model_id)
+    return f"models:/{model_id}"
+
+
+def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
+    """Make the model and tie it to its run. Returns its id."""
+    from mlflow.entities import LoggedModelOutput
+
+    experiment_id = client.get_run(run_id).info.experiment_id
+    best = run_dir / "weights" / "best.pt"
+    state = read_state(best if best.exists() else best.with_name("last.pt"))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
+        torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without what only a training needs
+        model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
+        _save(folder, weights, run_id=run_id, model_id=model.model_id)
+        client.log_model_artifacts(model.model_id, str(folder))
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    client.set_tag(run_id, _MODEL_TAG, model.model_id)
+    return str(model.model_id)
+
+
+def _save(folder: Path, weights: Path, **identity: Any) -> None:
+    """Write an MLflow model folder around a weights file; `identity` says which run and model it belongs to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # MLflow finds fault with its own type hints
+        import mlflow.pyfunc
+    import pandas as pd
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, Schema
+
+    picture = np.full((64, 64, 3), 114, np.uint8)
+    numbers = [ColSpec("double", name) for name in ("x1", "y1", "x2", "y2", "score")]
+    found = Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")])
+    given = Schema([ColSpec(AnyType(), "image")])  # paths or pixels: MLflow has no type for either-or
+    mlflow.pyfunc.save_model(
+        folder, python_model=str(_CODE), artifacts={"weights": str(weights)}, code_paths=[str(_PACKAGE)],
+        signature=ModelSignature(given, found), input_example=pd.DataFrame({"image": [picture.tolist()]}),
+        pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
+        mlflow_model=Model(**identity))
+
+
+def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:
+    """Make a model the version of a registered name that the alias points to."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    # The place, not models:/ID, which a database store looks up on whatever server is this process's default
+    place = client.get_logged_model(model_id).artifact_location
+    versions = [known for known in client.search_model_versions(f"name = '{name}'") if known.source == place]
+    versions = versions or [client.create_model_version(name, place, run_id, model_id=model_id)]
+    client.set_registered_model_alias(name, ALIAS, versions[0].version)

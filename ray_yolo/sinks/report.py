@@ -1,0 +1,289 @@
+"""The story of a training in lines of text, told from its events. Nothing is printed here."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ray_yolo.config.recipe import Recipe, accumulate_batches, resolved_batch
+from ray_yolo.core.events import (
+    ANCHOR_TERMS,
+    METRICS,
+    ClassResult,
+    DatasetEvent,
+    EndEvent,
+    EpochEvent,
+    Event,
+    Number,
+    ResourcesEvent,
+    RunEvent,
+    SplitCounts,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+)
+from ray_yolo.core.formatting import format_count, format_duration, format_number
+from ray_yolo.core.redact import printable
+from ray_yolo.data.index import first_places
+from ray_yolo.runs.event_log import best_row, epoch_rows, interruptions, surviving
+from ray_yolo.runs.working_copy import address_of
+from ray_yolo.sinks.mlflow_client import read_run_file
+from ray_yolo.sinks.tensorboard import is_installed
+
+CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
+
+_METRICS = dict(zip(("P", "R", "mAP50", "mAP50-95"), METRICS, strict=True))
+_CLASSES_TOLD = 20  # on the console; the event log has all
+_SMOOTHING = 0.9  # of images per second, over step events
+
+
+class Narrator:
+    """Turns events into lines.
+
+    Args:
+        live: the lines are for a terminal: tables under a header, as YOLOv5 has them; else one line for each epoch.
+    """
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._num_val_images = 0
+        self._batch_size, self._batches = 1, 1  # batches per epoch
+        self._epochs = 1
+        self._terms: Sequence[str] = ANCHOR_TERMS
+        self._epoch = 0
+        self._batch: int | None = None  # batches done over all epochs; None before the first step after a start
+        self._losses: list[Sequence[float]] = []  # of this epoch's step events
+        self._images_per_second: float | None = None
+        self._memory_gb: float | None = None
+        self._told_by_workers: set[str] = set()  # what one has warned of, others often do
+
+    def observe(self, event: Event) -> list[str]:
+        """The lines that an event is worth."""
+        match event:
+            case RunEvent():
+                return self._on_run(event)
+            case DatasetEvent():
+                return dataset_table(event.splits, event.names)
+            case ResourcesEvent():
+                return [resources_line(event)]
+            case StartEvent():
+                return self._on_start(event)
+            case StepEvent():
+                self._on_step(event)
+            case EpochEvent():
+                return self._on_epoch(event)
+            case WarningEvent():
+                return self._on_warning(event)
+            case EndEvent():
+                self._batch = None
+        return []
+
+    def progress(self) -> str:
+        """One line: where training is now, with the time that is left. Empty while that is not known."""
+        if self._batch is None or not self._images_per_second or self._epoch >= self._epochs:
+            return ""
+        means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
+        percent = 100 * (self._batch - self._epoch * self._batches) // self._batches
+        images_left = (self._epochs * self._batches - self._batch) * self._batch_size
+        left = format_duration(images_left / self._images_per_second)
+        losses: Sequence[float | None] = means or (None,) * len(self._terms)
+        if self._live:
+            return self._train_row(f" {percent}%", losses, self._images_per_second, f"-{left}")
+        return (f"epoch {self._epoch + 1}/{self._epochs}  {percent} %  {left} left{_named(self._terms, losses)}  "
+                f"{format_number(self._images_per_second)} images/s")
+
+    def _on_run(self, event: RunEvent) -> list[str]:
+        recipe = Recipe.model_validate(event.recipe)
+        self._num_val_images = event.num_val_images
+        self._batch_size, _ = resolved_batch(recipe)
+        self._batches = max(math.ceil(event.num_images / self._batch_size), 1)
+        return [f"{event.name}: {recipe.model} ({event.num_parameters:,} parameters) on {recipe.data} "
+                f"({event.num_images} images, {event.num_val_images} for validation, {len(event.names)} classes)",
+                settings_line(recipe)]
+
+    def _on_start(self, event: StartEvent) -> list[str]:
+        self._epochs, self._terms = event.epochs, event.terms
+        self._begin_epoch(event.epoch)
+        self._batch = None
+        workers = format_count(event.num_workers, "worker")
+        told = f"training on {workers}"
+        if event.step > 0:
+            told = f"going on with {workers} from step {event.step}, epoch {event.epoch + 1}"
+        return [told, "", train_header(self._terms)] if self._live else [told]
+
+    def _on_step(self, event: StepEvent) -> None:
+        if event.epoch != self._epoch:
+            self._begin_epoch(event.epoch)
+        self._batch = event.batch + 1
+        if rate := event.images_per_second:
+            old = self._images_per_second or rate
+            self._images_per_second = _SMOOTHING * old + (1 - _SMOOTHING) * rate
+        losses = [loss for loss in event.loss if loss is not None]
+        if len(losses) == len(event.loss):
+            self._losses.append(losses)
+
+    def _on_epoch(self, event: EpochEvent) -> list[str]:
+        if event.epoch < self._epoch:
+            return []  # a restart tells the last epoch again, in case it was lost
+        self._epoch, self._memory_gb = event.epoch, event.memory_gb
+        lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
+        self._begin_epoch(event.epoch + 1)
+        self._batch = self._epoch * self._batches
+        return lines
+
+    def _on_warning(self, event: WarningEvent) -> list[str]:
+        if event.worker is None:
+            return [f"WARNING: {event.message}"]
+        if event.message in self._told_by_workers:
+            return []
+        self._told_by_workers.add(event.message)
+        return [f"WARNING: worker {event.worker}: {event.message}"]
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._losses = []
+
+    def _epoch_table(self, event: EpochEvent) -> list[str]:
+        lines = [self._train_row("", [*event.train.values()], event.images_per_second, format_duration(event.seconds))]
+        if event.metrics:
+            lines += class_table(event.metrics, event.per_class, self._num_val_images)[:2]
+            lines += ["", train_header(self._terms)] if event.epoch + 1 < self._epochs else []
+        return lines
+
+    def _epoch_line(self, event: EpochEvent) -> str:
+        memory = f"  {self._memory_gb:.3g} GB" if self._memory_gb else ""
+        return (f"epoch {event.epoch + 1}/{self._epochs}{_named(event.train, [*event.train.values()])}"
+                f"{_measured(event)}  {format_number(event.images_per_second)} images/s{memory}  "
+                f"{format_duration(event.seconds)}{'  best' if event.best else ''}")
+
+    def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
+                   duration: str) -> str:
+        """One row under `train_header`: 77 columns for three terms, to fit a terminal of 80."""
+        epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
+        memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
+        return _cells(epoch, memory, *map(format_number, losses), format_number(images_per_second), duration)
+
+
+def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
+    """What there is in the splits of a data set, by name: counts, boxes of each class, places of labels.
+
+    Of many classes the most frequent ones are told, and those that no box has.
+    """
+    lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
+                                            split.images_left_out, split.rows_left_out)
+                            for name, split in splits.items())]
+    columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
+    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_TOLD]
+    lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
+    lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
+    if len(names) > len(shown):
+        lines.append(f"{len(names) - len(shown):>15} more classes")
+    for name, split in splits.items():
+        if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
+            first = ", ".join(missing[:_CLASSES_TOLD])
+            lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
+        lines.append(printable(f"labels of {name}: looked for in {first_places(split.looked_for)}"))
+    return lines
+
+
+def train_header(terms: Sequence[str]) -> str:
+    """The names over a live table's columns."""
+    return _cells("Epoch", "GPU_mem", *(f"{term}_loss" for term in terms), "images/s", "time")
+
+
+def _cells(*words: str) -> str:
+    return "".join(f"{word:>11}" for word in words)
+
+
+def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
+    """What a user wants to know at the end: what came of it, where everything is, and how to look at it.
+
+    Several lines: the per-class table of the best epoch, the outcome, and the places with the commands that open them.
+    """
+    rows = epoch_rows(surviving(events))
+    end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
+    best = best_row(rows)
+    found = interruptions(events)
+    lines = [_outcome(end, rows), *([f"interrupted  {found.line}"] if found.restarts or found.regroupings else [])]
+    if best:
+        images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
+        table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
+        lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
+                 f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
+    return "\n".join([*lines, *_places(Path(run_dir))])
+
+
+def settings_line(recipe: Recipe) -> str:
+    """What decides a step, in one line; settings that are still open say what decides them."""
+    rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
+    precision = f"precision {recipe.precision}" + " (bf16 where it is fast, else fp32)" * (recipe.precision == "auto")
+    if recipe.microbatch is None:
+        return f"batch as large as the GPUs' memory holds, {precision}, {rate}"
+    batch, micro = resolved_batch(recipe)
+    batches = accumulate_batches(recipe)
+    return f"batch {batch}, microbatch {micro}, accumulation {batches} ({batch * batches} images per step), " + (
+        f"{precision}, {rate}")
+
+
+def resources_line(event: ResourcesEvent) -> str:
+    """What each worker is given, and why, in one line."""
+    cpus, threads, loaders = (format_count(number, noun) for number, noun in (
+        (event.cpus, "CPU"), (event.threads, "thread"), (event.loader_processes, "loader process")))
+    why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache")) if event.reasons else "as asked"
+    return f"each worker: {cpus}, {threads}, {loaders}, cache {event.cache} ({why})"
+
+
+def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult], images: int | None) -> list[str]:
+    """CLASS_HEADER, a row for all classes of so many images, and one for each: name, images, labels, four metrics."""
+    total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
+    return [CLASS_HEADER, *map(_class_row, (ClassResult.model_validate(total), *per_class))]
+
+
+def _class_row(row: ClassResult) -> str:
+    numbers = map(format_number, (row.precision, row.recall, row.map50, row.map50_95))
+    return ("%22s" + "%11s" * 6) % (row.name, "-" if row.images is None else row.images, row.labels, *numbers)
+
+
+def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
+    told = f"{format_count(len(rows), 'epoch')} in {format_duration(sum(row.seconds for row in rows))}"
+    if end is None:
+        return f"interrupted after {told}; the same command continues"
+    reason = f" ({end.reason})" if end.reason else ""
+    return f"{end.status}: {told}{reason}" + ("" if end.status == "done" else "; the same command continues")
+
+
+def _places(run_dir: Path) -> list[str]:
+    """Where things are, and the command that opens each."""
+    stored = address_of(run_dir)
+    lines = [f"stored       {stored}"] * bool(stored) + [f"results      {run_dir}"]
+    weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
+    if weights:
+        lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
+    if (run_dir / "results.png").exists():
+        lines.append(f"plots        {run_dir} (results.png, val_batch*_pred.jpg, ...: open with any picture viewer)")
+    lines.append(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}" if is_installed() else
+                 "tensorboard  no files: pip install tensorboard")
+    about = read_run_file(run_dir)
+    if about is None:
+        return lines
+    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # its metrics over epochs
+    if (uri := about["uri"].rstrip("/")).startswith("http"):
+        return [*lines, f"mlflow       {uri}/{page}"]
+    return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",
+            f"             (and open http://127.0.0.1:5000/{page})"]
+
+
+def _measured(row: EpochEvent) -> str:
+    """The metrics of an epoch by their short names."""
+    return _named(_METRICS, [(row.metrics or {}).get(name) for name in METRICS])
+
+
+def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
+    """'  name number' for each number that there is."""
+    pairs = zip(names, numbers, strict=True)
+    return "".join(f"  {name} {format_number(number)}" for name, number in pairs if number is not None)
+
+

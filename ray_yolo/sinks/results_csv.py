@@ -1,0 +1,61 @@
+"""The files of a run folder in the forms that YOLOv5's users and tools know: results.csv, hyp.yaml and opt.yaml."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+
+import yaml
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.settings import GENES
+from ray_yolo.core.events import EpochEvent, Event, StartEvent
+from ray_yolo.core.files import atomic_write
+from ray_yolo.runs.event_log import epoch_rows, plain, surviving
+from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.metric_names import metrics, terms_of
+
+
+class ResultsCsv(Projection):
+    """results.csv, made anew from the event log whenever an epoch has ended."""
+
+    name, needs = "results.csv", (StartEvent, EpochEvent)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder / "results.csv"
+
+    def update(self, last: bool = False) -> None:
+        """Write the file if something has happened; readers see the old one or the new one."""
+        if self.is_stale:
+            atomic_write(self._path, format_results(self.history), durable=False)
+            self.is_stale = False
+
+
+def format_results(events: Sequence[Event]) -> str:
+    """The text of results.csv: YOLOv5's header and a row for each surviving epoch, counted from 0 as YOLOv5 does.
+
+    Cells are right-aligned, 20 wide, five digits, with commas between; `nan` where nothing was measured.
+    """
+    rows = epoch_rows(surviving(events))
+    shown = [metric for metric in metrics(terms_of(rows)) if metric.results]
+    lines = [",".join(f"{name:>20}" for name in ("epoch", *(metric.results for metric in shown)))]
+    for row in rows:
+        numbers = [metric.of(row) for metric in shown]
+        cells = [row.epoch, *(math.nan if number is None else number for number in numbers)]
+        lines.append(",".join(f"{cell:20.5g}" for cell in cells))
+    return "\n".join(lines) + "\n"
+
+
+def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLike[str]) -> None:
+    """Write hyp.yaml (YOLOv5's flat gene names) and opt.yaml (the whole `recipe` and `placement`, without secrets)."""
+    tree = recipe.model_dump(mode="json")
+    genes = {gene: reduce(getitem, path.split("."), tree) for gene, path in GENES.items()}
+    options = {"recipe": plain(tree), "placement": plain(placement.model_dump(mode="json"))}
+    for name, content in (("hyp.yaml", genes), ("opt.yaml", options)):
+        atomic_write(Path(folder) / name, yaml.safe_dump(content, sort_keys=False), durable=False)

@@ -1,0 +1,75 @@
+"""TensorBoard's event files of a run folder: a projection of its event log."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, StartEvent
+from ray_yolo.runs.event_log import durable, epoch_rows
+from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.metric_names import metrics, terms_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+
+def is_installed() -> bool:
+    """Whether the files can be written."""
+    return find_spec("tensorboard") is not None
+
+
+class TensorBoard(Projection):
+    """A run's durable epochs as scalars.
+
+    TensorBoard cannot take a point back, hence durable ones only. What the folder's files hold already is read from
+    them, so that a restart, wherever it strikes, neither repeats a point nor leaves one out.
+    """
+
+    name, needs = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._written: set[tuple[str, int]] = set()
+
+    def update(self, last: bool = False) -> None:
+        """Add the points that are durable and not there yet.
+
+        Raises:
+            OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
+        """
+        rows = epoch_rows(durable(self.history)) if self.is_stale else []
+        points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
+                  if metric.results and (number := metric.of(row)) is not None]
+        if not points:
+            return
+        writer, self._writer = self._writer or self._open(), None  # until all is on disk: one that failed stays broken
+        for tag, row, number in points:
+            if (tag, row.epoch) not in self._written:
+                writer.add_scalar(tag, number, row.epoch, walltime=row.time)
+                self._written.add((tag, row.epoch))
+        writer.flush()
+        self._writer, self.is_stale = writer, False
+
+    def finish(self) -> None:
+        """Release the file."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _open(self) -> SummaryWriter:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._written = _read_points(self._folder)
+        return SummaryWriter(str(self._folder))
+
+
+def _read_points(folder: Path) -> set[tuple[str, int]]:
+    """(tag, step) of every scalar in a folder's TensorBoard files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {(tag, point.step) for tag in files.Tags()["scalars"] for point in files.Scalars(tag)}

@@ -1,0 +1,231 @@
+"""Released files give their tensors and names; what else they hold is never run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ray_yolo.checkpoints.foreign import Inert, read_weights
+from ray_yolo.core.errors import CheckpointError
+from ray_yolo.inference.predictor import load_trained
+from ray_yolo.models.detector import Detector
+from ray_yolo.models.families import build_model
+from tests.support.released import ULTRALYTICS, YOLOV5, write_released
+from tests.support.weights import make_weights
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    torch.manual_seed(0)
+    model = build_model("yolov5n", 3)
+    for name, tensor in model.state_dict().items():
+        if name.endswith("running_var"):
+            tensor.uniform_(0.5, 2)
+    model.head.anchors.mul_(1.5)  # not the table's
+    return model.eval()
+
+
+def rounded(detector: nn.Module) -> dict[str, Tensor]:
+    """Its tensors after a way through half precision."""
+    return copy.deepcopy(detector).half().float().state_dict()
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in other)
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], {0: "a", 1: "b", 2: "c"}, {2: "c", 0: "a", 1: "b"}],
+                         ids=["list", "dict", "dict in another order"])
+def test_a_released_file_gives_its_tensors_in_fp32_and_its_names(
+        detector: Detector, tmp_path: Path, names: object) -> None:
+    weights = read_weights(write_released(tmp_path / "yolov5n.pt", detector, names))
+    assert_equal(weights.tensors, rounded(detector))
+    assert (weights.names, weights.meta) == (("a", "b", "c"), None)
+
+
+def test_a_released_file_is_a_model_whose_forward_is_that_of_its_tensors(detector: Detector, tmp_path: Path) -> None:
+    trained = load_trained(write_released(tmp_path / "yolov5n.pt", detector, ["a", "b", "c"]))
+    expected, image = copy.deepcopy(detector).half().float(), torch.rand(1, 3, 64, 64)
+    assert (trained.recipe.model, trained.names) == ("yolov5n", ("a", "b", "c"))
+    assert torch.equal(trained.model.head.anchors, expected.head.anchors)
+    with torch.no_grad():
+        assert all(map(torch.equal, trained.model(image), expected(image)))
+
+
+@pytest.mark.parametrize("name", ["yolov5nu", "yolov8n"])
+def test_ultralytics_files_without_anchors_are_models_too(tmp_path: Path, name: str) -> None:
+    detector = build_model(name, 2)
+    trained = load_trained(write_released(tmp_path / "x.pt", detector, {0: "a", 1: "b"}, ULTRALYTICS))
+    assert (trained.recipe.model, trained.names) == (name, ("a", "b"))
+    assert_equal(trained.model.state_dict(), rounded(detector))
+
+
+def test_names_that_do_not_fit_the_head_are_left_out(detector: Detector, tmp_path: Path) -> None:
+    trained = load_trained(write_released(tmp_path / "x.pt", detector, ["a", "b"]))
+    assert trained.names == ("class0", "class1", "class2")
+    assert read_weights(write_released(tmp_path / "y.pt", detector, [1, 2, 3])).names == ()
+
+
+def test_the_average_counts_where_a_file_has_both(detector: Detector, tmp_path: Path) -> None:
+    path = write_released(tmp_path / "last.pt", detector, ["a"], ema={"w": torch.ones(2)})
+    assert_equal(read_weights(path).tensors, {"w": torch.ones(2)})
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict", None])
+def test_state_dicts_are_taken_plain_or_under_their_usual_keys(tmp_path: Path, key: str | None) -> None:
+    state = {"module.a": torch.ones(2).half(), "b": torch.tensor(3), "epoch": 4}
+    torch.save({key: state, "epoch": 4} if key else state, tmp_path / "x.pt")
+    assert_equal(read_weights(tmp_path / "x.pt").tensors, {"a": torch.ones(2), "b": torch.tensor(3)})
+
+
+def test_our_own_checkpoints_have_their_meta(tmp_path: Path) -> None:
+    weights = read_weights(make_weights(tmp_path))
+    assert weights.meta is not None
+    assert weights.names == tuple(weights.meta["names"]) == ("dark", "bright")
+
+
+def test_safetensors_are_read(detector: Detector, tmp_path: Path) -> None:
+    torch_files = pytest.importorskip("safetensors.torch")
+    torch_files.save_file(detector.state_dict(), tmp_path / "x.safetensors")
+    assert_equal(read_weights(tmp_path / "x.safetensors").tensors, detector.state_dict())
+    (tmp_path / "y.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"y\.safetensors: not a readable safetensors file"):
+        read_weights(tmp_path / "y.safetensors")
+
+
+class Canary:
+    """Unpickling it would leave a trace."""
+
+    def __init__(self, *deed: Any) -> None:
+        self.deed = deed
+
+    def __reduce__(self) -> Any:
+        return self.deed
+
+
+DEEDS = {"posix.mkdir": (os.mkdir, ("sung",)), "shutil.copyfile": (shutil.copyfile, ("x.pt", "sung")),
+         "builtins.eval": (eval, ("open('sung', 'w')",)), "io.open": (open, ("sung", "w"))}
+
+
+@pytest.mark.parametrize("named", DEEDS)
+def test_a_file_that_would_do_something_is_refused_and_does_nothing(
+        detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_released(Path("x.pt"), detector, ["a"], git=Canary(*DEEDS[named]))
+    with pytest.raises(CheckpointError, match=rf"x\.pt: names {named}, which is no part of a model; nothing"):
+        read_weights(Path("x.pt"))
+    assert os.listdir() == ["x.pt"]
+
+
+def test_code_of_models_is_not_run_either(
+        detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sung = Canary(getattr, (Path("sung"), "touch"))
+    path = write_released(Path("x.pt"), detector, ["a"], git=sung, opt=Canary(nn.Linear, (1 << 40, 1 << 40)))
+    assert_equal(read_weights(path).tensors, rounded(detector))
+    assert os.listdir() == ["x.pt"]
+
+
+def test_what_stands_in_for_classes_does_nothing() -> None:
+    one = Inert("touch", "sung", anything=1)
+    one.__setstate__((None, {"__class__": Path}))
+    assert (type(one), one.attributes, one.part("_modules")) == (Inert, {}, {})
+    assert not hasattr(one, "__dict__")
+    assert not callable(one)
+
+
+def test_modules_without_end_are_refused(tmp_path: Path) -> None:
+    inner = nn.Identity()
+    inner.add_module("again", inner)
+    for _ in range(2):
+        torch.save({"model": inner}, tmp_path / "x.pt")
+        with pytest.raises(CheckpointError, match="go on without end"):
+            read_weights(tmp_path / "x.pt")
+        inner = nn.Identity()
+        for _ in range(60):  # 2^60 ways through 60 modules
+            outer = nn.Identity()
+            outer._modules = {"a": inner, "b": inner}
+            inner = outer
+
+
+def test_tensors_larger_than_their_file_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="claim to be larger than the file"):
+        read_weights(tmp_path / "x.pt")
+
+
+def test_other_files_are_one_line(tmp_path: Path) -> None:
+    torch.save([1], tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt: holds no tensors by name"):
+        read_weights(tmp_path / "x.pt")
+    torch.save({"model": Canary(copy.copy, (1,))}, tmp_path / "y.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"y\.pt: .*state_dict"):
+        read_weights(tmp_path / "y.pt")
+
+
+def test_a_released_model_in_the_format_of_before_torch_1_6_is_said_to_be_that(tmp_path: Path) -> None:
+    torch.save({"model": torch.nn.Conv2d(1, 1, 1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"old\.pt: .*torch's format of before 1\.6, .*convert it"):
+        read_weights(tmp_path / "old.pt")
+    torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=False)
+    assert read_weights(tmp_path / "plain.pt").tensors["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("content", "kind"), [
+    (b"\n <!DOCTYPE html><html><title>404</title>", "a page of HTML"), (b"<html>", "a page of HTML"),
+    (b"\xff\xd8\xff\xe0" + bytes(100), "a JPEG picture"), (b"\x89PNG\r\n\x1a\n", "a PNG picture"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"\x1f\x8b\x08", "a gzip archive"),
+    (b'{"message": "not found"}', "no file that torch.save wrote"), (b"\x08\x08\x12\x07pytorch", "no file that torch"),
+    (b"", "not a readable weights file")])
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, content: bytes, kind: str, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(content)
+    if suffix == "safetensors" and not kind.startswith("a "):
+        kind = "not a readable safetensors file"
+    with pytest.raises(CheckpointError, match=kind) as refused:
+        read_weights(path)
+    assert "\n" not in str(refused.value)
+    assert "torch.load" not in str(refused.value)
+
+
+@pytest.mark.parametrize("meta", ["hello", "{}", '{"names": 5}', "[1]", '{"names": [1]}', "null"])
+def test_a_file_that_poses_as_a_checkpoint_of_ours_is_one_line(tmp_path: Path, meta: str) -> None:
+    torch.save({"meta": meta, "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt: has `meta` and `ema`, .* give a \.pt file of a run"):
+        read_weights(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"recipe": {}, "architecture": None, "anchors": None}, {"recipe": {"epochs": "x"}}])
+def test_nor_is_it_a_model(tmp_path: Path, more: dict[str, object]) -> None:
+    torch.save({"meta": json.dumps({"names": ["a"], **more}), "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt: is not a checkpoint of this ray_yolo \(") as refused:
+        load_trained(tmp_path / "x.pt")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "page"), [
+    ("yolov5s.pt", "ultralytics/yolov5/releases"), ("yolov3-tiny.pt", "ultralytics/yolov3/releases"),
+    ("yolov8n.pt", "ultralytics/assets/releases"), ("yolov5su.pt", "ultralytics/assets/releases")])
+def test_a_released_file_that_is_missing_is_to_be_fetched(tmp_path: Path, name: str, page: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"fetch {name} from https://github.com/{page} .* put it at {tmp_path}/"):
+        read_weights(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file; give a \.pt file"):
+        read_weights(tmp_path / "mine.pt")
+
+
+def test_the_code_that_wrote_a_file_is_not_there_when_it_is_read(detector: Detector, tmp_path: Path) -> None:
+    write_released(tmp_path / "x.pt", detector, ["a"])
+    for dotted in (*YOLOV5.values(), *ULTRALYTICS.values()):
+        with pytest.raises(ImportError):
+            __import__(dotted.rpartition(".")[0])

@@ -1,0 +1,252 @@
+"""Checkpoints: verified before use, never half written, never unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
+from ray_yolo.core.errors import CheckpointError, TrainingError
+from tests.support.checkpoints import begin, save
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -> None:
+    folder = save(tmp_path, 7, "last", "best")
+    for path in (folder / "state.pt", tmp_path / "weights" / "last.pt", tmp_path / "weights" / "best.pt"):
+        read = state_file.read_state(path)
+        assert json.loads(read["meta"]) == {"value": 7}
+        assert torch.equal(read["model"]["w"], torch.full((100,), 7.0))
+    assert (tmp_path / "weights" / "last.pt").stat().st_ino == (folder / "state.pt").stat().st_ino
+
+
+@pytest.mark.parametrize("kind", ["last", "best", "epoch3"])
+def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: str) -> None:
+    """Also when their checkpoint is gone, and when they name another one than before."""
+    save(tmp_path, 6, kind)
+    manifest = (save(tmp_path, 7, kind) / "MANIFEST.json").read_text()
+    checkpoint.prune(tmp_path, keep=1)
+    weights = tmp_path / "weights" / f"{kind}.pt"
+    assert weights.with_suffix(".json").read_text() == manifest
+    assert json.loads(manifest)["step"] == json.loads(state_file.read_state(weights)["meta"])["value"] == 7
+    data = bytearray(weights.read_bytes())
+    data[data.rindex(torch.full((100,), 7.0).numpy().tobytes()) + 2] ^= 0x40
+    weights.unlink()
+    weights.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"{kind}\.pt.*SHA-256.*{kind}\.json"):
+        state_file.read_state(weights)
+
+
+def test_pruning_keeps_the_newest_by_step_and_everything_that_is_linked(tmp_path: Path) -> None:
+    for step in (2, 10, 9):  # written out of order: names decide, not times
+        save(tmp_path, step, *(["best"] if step == 2 else []))
+    checkpoint.prune(tmp_path, keep=2)
+    assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-10", "step-9"]
+    assert json.loads(state_file.read_state(tmp_path / "weights" / "best.pt")["meta"]) == {"value": 2}
+
+
+def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: Path) -> None:
+    save(tmp_path, 1, "last", "best")
+    newest = save(tmp_path, 2, "last")
+    checkpoint.prune(tmp_path, keep=1)
+    for _ in range(2):
+        checkpoint.slim_weights(tmp_path, ["meta"])
+        for kind, step in (("last", 2), ("best", 1)):
+            assert state_file.read_state(tmp_path / "weights" / f"{kind}.pt") == {"meta": json.dumps({"value": step})}
+        checkpoint.check_weights(tmp_path, 2)
+    assert state_file.read_state(newest / "state.pt").keys() > {"meta"}
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "best.json", "best.pt", "last.json", "last.pt"]
+
+
+def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CrashError(BaseException):
+        pass
+
+    def run(moment: int) -> int:
+        """How many moments there were, after a crash before one of them."""
+        count, run_dir = 0, begin(tmp_path / f"run{moment}")
+        originals = {(os, "open"): os.open, (Path, "replace"): Path.replace, (Path, "unlink"): Path.unlink,
+                     (checkpoint, "atomic_write"): checkpoint.atomic_write}
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count >= moment:
+                    raise CrashError
+                return original(*args, **options)
+            return call
+
+        with monkeypatch.context() as patch:
+            for (place, name), original in originals.items():
+                patch.setattr(place, name, counted(original))
+            with contextlib.suppress(CrashError):
+                checkpoint.slim_weights(run_dir, ["meta"])
+        for kind in ("last", "best"):
+            assert "meta" in state_file.read_state(run_dir / "weights" / f"{kind}.pt")
+        checkpoint.check_weights(run_dir, 2)
+        checkpoint.slim_weights(run_dir, ["meta"])
+        assert state_file.read_state(run_dir / "weights" / "best.pt").keys() == {"meta"}
+        return count
+
+    total = run(10**6)
+    assert total > 10
+    for moment in range(1, total + 1):
+        run(moment)
+
+
+@pytest.mark.parametrize("place", [0, 1, 100, -1, "cut", "empty", "gone", "no manifest", "bad manifest"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_reason(tmp_path: Path, place: int | str) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    file, manifest = newest / "state.pt", newest / "MANIFEST.json"
+    data = bytearray(file.read_bytes())
+    if isinstance(place, int):
+        data[place] ^= 1
+        file.write_bytes(data)
+    elif place in ("cut", "empty"):
+        file.write_bytes(data[:-1] if place == "cut" else b"")
+    elif place == "gone":
+        file.unlink()
+    elif place == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text("{")
+    found, problems = checkpoint.newest_verified(tmp_path)
+    assert found is not None
+    assert found.name == "step-1"
+    assert len(problems) == 1
+    assert problems[0].startswith("step-2: ")
+    checkpoint.set_aside(tmp_path, newer_than=1)
+    assert [folder.name for folder in checkpoint.newest_first(tmp_path)] == ["step-1"]
+    assert (tmp_path / "checkpoints" / "damaged-step-2").exists()
+
+
+def test_without_the_manifest_check_a_flipped_bit_would_be_loaded(tmp_path: Path) -> None:
+    """Negative control: torch itself does not notice a damaged weight when its own checksum is not read."""
+    folder = save(tmp_path, 1)
+    data = bytearray((folder / "state.pt").read_bytes())
+    at = data.rindex(torch.full((100,), 1.0).numpy().tobytes())
+    data[at + 2] ^= 0x40
+    (folder / "state.pt").write_bytes(data)
+    assert state_file.damage(folder / "state.pt", folder / "MANIFEST.json")
+    (folder / "MANIFEST.json").unlink()
+    assert not torch.equal(state_file.read_state(folder / "state.pt")["model"]["w"], torch.full((100,), 1.0))
+
+
+@pytest.mark.parametrize("moment", ["write", "manifest", "rename"])
+def test_a_crash_while_saving_leaves_the_previous_checkpoint(
+        tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, "last")
+    original = checkpoint.atomic_write
+
+    def crash(path: Path, data: str) -> None:
+        if moment == "write" or (moment == "manifest" and path.name == "MANIFEST.json"):
+            path.write_text(data[: len(data) // 2])
+            raise OSError("no space left on device")
+        original(path, data)
+
+    monkeypatch.setattr(checkpoint, "atomic_write", crash)
+    if moment == "rename":
+        monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("interrupted")))
+    with pytest.raises(OSError, match=r"no space|interrupted"):
+        save(tmp_path, 2, "last")
+    found, problems = checkpoint.newest_verified(tmp_path)
+    assert found is not None
+    assert found.name == "step-1"
+    assert problems == []
+    assert json.loads(state_file.read_state(tmp_path / "weights" / "last.pt")["meta"]) == {"value": 1}
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_weights_that_are_gone_damaged_or_older_than_the_record_are_not_a_finished_training(tmp_path: Path) -> None:
+    def refused(name: str, spoil: Callable[[Path], object], match: str) -> None:
+        run_dir = begin(tmp_path / name)
+        checkpoint.check_weights(run_dir, 2)
+        spoil(run_dir / "weights")
+        with pytest.raises(TrainingError, match=match):
+            checkpoint.check_weights(run_dir, 2)
+
+    def show_the_first_epoch(weights: Path) -> None:
+        for suffix in (".pt", ".json"):
+            shutil.copyfile(weights / f"best{suffix}", weights / f"new{suffix}")
+            (weights / f"new{suffix}").replace(weights / f"last{suffix}")
+
+    refused("gone", lambda weights: (weights / "last.pt").unlink(), r"last\.pt is missing")
+    refused("no best", lambda weights: (weights / "best.pt").unlink(), r"best\.pt is missing")
+    refused("cut", lambda weights: os.truncate(weights / "best.pt", 100), "100 bytes instead of")
+    with pytest.raises(TrainingError, match=r"last\.pt: it is of step 2, not of step 3; .* run the same command again"):
+        checkpoint.check_weights(begin(tmp_path / "the last one is missing"), 3)
+    refused("older", show_the_first_epoch, r"last\.pt: it is of step 1, not of step 2")
+    with pytest.raises(TrainingError, match=r"last\.json is missing"):
+        checkpoint.check_weights(tmp_path / "never saved", 2)
+
+
+@pytest.mark.parametrize("what", ["state.pt", "MANIFEST.json", "read", "list"])
+def test_a_checkpoint_that_cannot_be_read_stops_the_start_and_nothing_is_renamed(
+        tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(tmp_path)
+    newest = save(tmp_path, 3, "last")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    if what in ("read", "list"):
+        monkeypatch.setattr(*(os, "listdir") if what == "list" else (state_file.hashlib, "file_digest"), refuse)
+    else:  # for root too
+        (newest / what).unlink()
+        (newest / what).mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"checkpoints.*(Input/output error|Is a directory); repair"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+    monkeypatch.undo()
+    if what in ("read", "list"):
+        assert checkpoint.recover(tmp_path, "digest") == (3, [])
+
+
+def test_a_checkpoint_of_a_newer_format_stops_the_start_although_there_is_an_older_one(tmp_path: Path) -> None:
+    begin(tmp_path)
+    manifest = save(tmp_path, 3, "last") / "MANIFEST.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": state_file.FORMAT + 1}))
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-3.*format 2 is newer.*use the version that wrote it"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
+    begin(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-2: was trained by another recipe \(digest\).*\(other\)"):
+        checkpoint.recover(tmp_path, "other")
+    assert checkpoint.recover(tmp_path, "digest") == (2, [])
+
+
+def test_a_training_starts_at_0_only_where_there_is_no_checkpoint_not_even_a_damaged_one(tmp_path: Path) -> None:
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+    (tmp_path / "checkpoints" / ".writing-step-1").mkdir(parents=True)  # killed in its first save
+    assert checkpoint.recover(tmp_path, "digest") == (-1, [])
+    assert os.listdir(tmp_path / "checkpoints") == []
+    for step in (1, 2):
+        (save(tmp_path, step, "last") / "state.pt").write_bytes(b"torn")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"nothing there.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
+        checkpoint.recover(tmp_path, "digest")
+    assert contents(tmp_path) == before
+    checkpoint.set_aside(tmp_path, newer_than=-1)
+    with pytest.raises(CheckpointError, match=r"nothing there.*\(damaged-step-1; damaged-step-2\); put"):
+        checkpoint.recover(tmp_path, "digest")

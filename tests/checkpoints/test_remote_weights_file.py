@@ -1,0 +1,84 @@
+"""Weights by their address: a verified copy on each machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints.remote import StoredCheckpoints, anywhere, local_file
+from ray_yolo.core.errors import CheckpointError, InputError
+from ray_yolo.storage.store import FolderStore
+from tests.support.checkpoints import save, value
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderStore:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    return FolderStore(tmp_path / "exp")
+
+
+@pytest.fixture
+def best(tmp_path: Path, store: FolderStore) -> str:
+    """The address of a run's best weights, while it is trained."""
+    run_dir = tmp_path / "run"
+    StoredCheckpoints(store, 1).put(save(run_dir, 3, "last", "best"), 2)
+    return f"file://{tmp_path}/exp/weights/best.pt"
+
+
+def end(tmp_path: Path, store: FolderStore) -> None:
+    checkpoint.slim_weights(tmp_path / "run", ["model"])
+    for path in (tmp_path / "run" / "weights").iterdir():
+        store.put(f"weights/{path.name}", path)
+
+
+def test_a_run_that_is_trained_gives_the_state_that_its_pointer_names(best: str, tmp_path: Path, store: FolderStore
+                                                                      ) -> None:
+    assert value(local_file(best)) == 3
+    StoredCheckpoints(store, 1).put(save(tmp_path / "run", 4, "best"), 2)
+    assert value(local_file(best)) == 4
+
+
+def test_one_that_has_ended_gives_its_own_file(best: str, tmp_path: Path, store: FolderStore) -> None:
+    local_file(best)
+    end(tmp_path, store)
+    assert local_file(best).read_bytes() == (tmp_path / "run" / "weights" / "best.pt").read_bytes()
+
+
+def test_what_is_there_is_not_fetched_again(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = local_file(best)
+    monkeypatch.setattr(FolderStore, "fetch", None)
+    assert local_file(best) == path
+
+
+def test_what_is_not_as_its_manifest_says_is_refused(best: str, tmp_path: Path, store: FolderStore) -> None:
+    end(tmp_path, store)
+    store.put("weights/best.pt", b"other")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"best\.pt: 5 bytes instead of"):
+            local_file(best)
+
+
+def test_a_file_without_a_manifest_is_fetched_as_it_is_now(tmp_path: Path, store: FolderStore) -> None:
+    for content in (b"1", b"2"):
+        store.put("yolov5s.pt", content)
+        assert local_file(f"file://{tmp_path}/exp/yolov5s.pt").read_bytes() == content
+
+
+def test_a_missing_object_is_named(tmp_path: Path, store: FolderStore) -> None:
+    with pytest.raises(CheckpointError, match=r"exp/weights/best\.pt: there is no such object"):
+        local_file(f"file://{tmp_path}/exp/weights/best.pt")
+
+
+def test_an_address_that_is_none_is_told_by_its_setting() -> None:
+    for wrong in ("ftp://bucket/run/weights/best.pt", "ftp://bucket/best.pt"):
+        with pytest.raises(InputError, match=r"^weights: ftp://bucket.*: give a folder, or an address with s3://"):
+            local_file(wrong)
+
+
+def test_a_path_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_file("best.pt") == tmp_path / "best.pt"
+    assert anywhere("best.pt") == str(tmp_path / "best.pt")
+    assert anywhere("s3://bucket/best.pt") == "s3://bucket/best.pt"

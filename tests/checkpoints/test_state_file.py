@@ -1,0 +1,115 @@
+"""Files of states: written to the device, verified, and read without running anything in them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.checkpoints import state_file
+from ray_yolo.core.errors import CheckpointError
+from tests.support.checkpoints import save
+
+
+def tree(weight: float, step: int) -> dict[str, Any]:
+    return {"meta": json.dumps({"seconds": weight}), "model": {"a": torch.ones(2, 3), "b": torch.tensor([weight, 1.0])},
+            "optimizer": {"0": {"step": torch.tensor(float(step))}}}
+
+
+def test_a_written_state_is_known_by_its_size_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    known = state_file.write_state(path, tree(0.5, 2))
+    (tmp_path / "state.json").write_text(json.dumps({"format": state_file.FORMAT, **known}))
+    assert state_file.damage(path, tmp_path / "state.json") is None
+    assert known["size"] == path.stat().st_size
+    read = state_file.read_state(path)
+    assert state_file.digest(read) == state_file.digest(tree(0.5, 2))
+
+
+def test_every_bit_and_name_of_a_tensor_counts() -> None:
+    digests = {state_file.digest(given) for given in (
+        tree(0.5, 2), tree(-0.5, 2), tree(0.5, 3), {**tree(0.5, 2), "more": torch.ones(1)},
+        {"model": {"a": torch.ones(2, 3)}}, {"model": {"a": torch.ones(3, 2, dtype=torch.int32)}})}
+    assert len(digests) == 6
+    assert state_file.digest(tree(0.5, 2)) == state_file.digest({**tree(0.5, 2), "meta": "other text"})
+
+
+def test_data_is_on_the_device_before_its_name_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("sync"), sync(descriptor))[1])
+    monkeypatch.setattr(Path, "rename", lambda self, target: (order.append("rename"), rename(self, target))[1])
+    save(tmp_path, 1)
+    assert order == ["sync", "sync", "sync", "rename", "sync"]  # state, manifest, folder; name; its folder
+
+
+class Evil:
+    """Unpickling it would leave a trace."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("unpickled",)
+
+
+def test_pickled_objects_are_refused_with_the_line_that_converts_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": Evil()}, "best.pt")
+    Path("plain.pt").write_bytes(pickle.dumps(Evil()))
+    for name in ("best.pt", "plain.pt"):
+        with pytest.raises(CheckpointError, match="state_dict"):
+            state_file.read_state(Path(name))
+    assert not Path("unpickled").exists()
+
+
+def test_weights_that_inflate_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"weight": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, \
+            zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    assert (tmp_path / "bomb.pt").stat().st_size * 100 < (tmp_path / "plain.pt").stat().st_size
+    assert torch.equal(state_file.read_state(tmp_path / "plain.pt")["weight"], torch.zeros(1 << 20))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(CheckpointError, match=r"bomb\.pt: its contents are compressed.*torch\.save"):
+        state_file.read_state(tmp_path / "bomb.pt")
+
+
+def test_an_archive_whose_entries_cannot_be_told_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                   ) -> None:
+    """torch's reader would take it, compressed or not."""
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "plain.pt")
+    content = bytearray((tmp_path / "plain.pt").read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read the last entry
+    (tmp_path / "newer.pt").write_bytes(content)
+    assert torch.equal(torch.load(tmp_path / "newer.pt", weights_only=True)["weight"], torch.zeros(3))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(CheckpointError, match=r"newer\.pt: not a readable .* \(zip file version 9\.9\); .*again"):
+        state_file.read_state(tmp_path / "newer.pt")
+
+
+def test_files_whose_parts_add_up_to_more_than_the_file_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        bomb.writestr("data/0", bytes(1 << 16))
+        for number in range(1, 20):  # other names of the same bytes
+            (entry := copy.copy(bomb.filelist[0])).filename = f"data/{number}"
+            bomb.filelist.append(entry)
+    with pytest.raises(CheckpointError, match="may inflate beyond"):
+        state_file.read_state(tmp_path / "bomb.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 broken"])
+def test_files_that_are_no_weights_get_one_clear_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"x\.pt"):
+        state_file.read_state(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="no such weights file"):
+        state_file.read_state(tmp_path / "missing.pt")
+    with pytest.raises(CheckpointError, match="no such weights file"):
+        state_file.read_state(tmp_path / ("x" * 300 + ".pt"))

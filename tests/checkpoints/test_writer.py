@@ -1,0 +1,132 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file, writer
+from ray_yolo.checkpoints.writer import Saver, copied
+from ray_yolo.core.errors import TrainingError
+from ray_yolo.core.events import CheckpointEvent, Event, WarningEvent
+
+LIMIT = 60.0  # seconds, of a wait that should be none
+
+
+class Desk:
+    """A saver, its log, and a disk that waits for a word (if it is `slow`) or refuses."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, slow: bool = False, refuses: int = 0) -> None:
+        self.folder, self.events, self.go = folder, list[Event](), threading.Event()
+        self.saver = Saver(folder, "recipe", 2, self.events.append)
+        write, left = checkpoint.save_checkpoint, [refuses]
+
+        def save(*args: Any) -> Path:
+            assert not slow or self.go.wait(LIMIT)
+            if left[0]:
+                left[0] -= 1
+                raise OSError(28, "No space left on device")
+            return write(*args)
+
+        patch.setattr(checkpoint, "save_checkpoint", save)
+
+    def save(self, step: int, value: float = 1.0, kinds: tuple[str, ...] = ("last",)) -> dict[str, Any]:
+        state = {"meta": "{}", "model": {"w": torch.full((3,), value)}}
+        self.saver.save(state, step, 0, kinds)
+        return state
+
+
+def saved(folder: Path, step: int) -> list[float]:
+    return state_file.read_state(folder / "checkpoints" / f"step-{step}" / "state.pt")["model"]["w"].tolist()
+
+
+def test_what_is_written_is_the_state_as_it_was_when_that_was_asked_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, slow=True)
+    state = desk.save(1)
+    state["model"]["w"].zero_()  # training goes on before anything is written
+    assert not desk.events
+    desk.go.set()
+    desk.saver.wait(needed=True)
+    assert saved(tmp_path, 1) == [1.0] * 3
+    [event] = desk.events
+    assert isinstance(event, CheckpointEvent)
+    assert (event.step, event.kinds) == (1, ("last",))
+    assert event.digest == state_file.digest({"model": {"w": torch.ones(3)}})
+
+
+def test_saves_are_done_one_after_the_other_and_the_oldest_are_removed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, slow=True)
+    desk.save(1)
+    second = threading.Thread(target=desk.save, args=(2, 2.0))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()  # waits for the first one
+    desk.go.set()
+    second.join(LIMIT)
+    desk.save(3, 3.0)
+    desk.saver.wait()
+    assert [event.step for event in desk.events if isinstance(event, CheckpointEvent)] == [1, 2, 3]
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == ["step-3", "step-2"]
+
+
+def test_two_failures_in_a_row_are_told_and_the_third_ends_training(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, refuses=5)
+    monkeypatch.setattr(writer, "MISSED_SECONDS", 0.0)
+    for step in (1, 2, 3):
+        desk.save(step)
+    with pytest.raises(TrainingError, match=r"step 3 could not be written .*No space left.*run the same command again"):
+        desk.saver.wait()
+    assert [type(event) for event in desk.events] == [WarningEvent] * 3
+
+
+def test_storage_that_is_away_for_a_moment_ends_nothing_however_often_it_is_asked(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, refuses=9)
+    monkeypatch.setattr(writer, "MISSED_SECONDS", 3.0)
+    for step in range(1, 10):
+        desk.save(step)
+    desk.saver.wait()
+    assert [type(event) for event in desk.events] == [WarningEvent] * 9
+
+
+def test_a_success_between_failures_begins_the_count_anew_and_what_is_needed_may_not_fail(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, refuses=2)
+    for step in (1, 2, 3):
+        desk.save(step)
+    desk.saver.wait(needed=True)
+    desk.saver.wait(needed=True)  # nothing is pending
+    monkeypatch.undo()
+    broken = Desk(tmp_path / "other", monkeypatch, refuses=1)
+    broken.save(4)
+    with pytest.raises(TrainingError, match="step 4"):
+        broken.saver.wait(needed=True)
+
+
+def test_a_copy_shares_nothing() -> None:
+    tree = {"a": {"b": torch.ones(2, requires_grad=True)}, "c": "text"}
+    copy = copied(tree)
+    with torch.no_grad():
+        tree["a"]["b"].zero_()
+    assert copy["a"]["b"].tolist() == [1.0, 1.0]
+    assert not copy["a"]["b"].requires_grad
+    assert copy["c"] == "text"
+
+
+def test_storage_that_does_not_answer_is_as_good_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, monkeypatch, slow=True)
+    monkeypatch.setattr(writer, "WRITE_SECONDS", 0.1)
+    desk.save(1)
+    desk.saver.wait()
+    [event] = desk.events
+    assert isinstance(event, WarningEvent)
+    assert "step 1 could not be written (the storage has not answered for 0.1 s)" in event.message
+    desk.go.set()

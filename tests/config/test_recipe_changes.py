@@ -1,0 +1,74 @@
+"""Settings that change on the way: how they are written, what they may be, and what holds in each epoch."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from ray_yolo.cli import parse_train
+from ray_yolo.config.recipe import CHANGEABLE, Change, Recipe, recipe_digest
+from ray_yolo.config.settings import describe
+from ray_yolo.core.errors import ConfigError
+
+CHANGES = ["4: box=0.1", "2: mosaic=0 optimizer.lr0=1e-3 schedule.cos_lr=yes"]
+RECIPE = Recipe.model_validate({"epochs": 8, "changes": CHANGES})
+
+
+def test_each_holds_from_its_epoch_on_over_those_before_it() -> None:
+    held = [RECIPE.at(epoch) for epoch in range(8)]
+    assert [recipe.augment.mosaic for recipe in held] == [1.0] * 2 + [0.0] * 6
+    assert [recipe.optimizer.lr0 for recipe in held] == [0.01] * 2 + [0.001] * 6
+    assert [recipe.schedule.cos_lr for recipe in held] == [False] * 2 + [True] * 6
+    assert [recipe.loss.box for recipe in held] == [0.05] * 4 + [0.1] * 4
+    assert held[0] == Recipe(epochs=8)
+    assert [RECIPE.last_change(epoch) for epoch in range(8)] == [0, 0, 2, 2, 4, 4, 4, 4]
+
+
+def test_of_two_for_the_same_epoch_the_later_one_counts() -> None:
+    recipe = Recipe.model_validate({"changes": ["3: lr0=0.1 box=0.2", "3:lr0=0.2"]})
+    assert (recipe.at(3).optimizer.lr0, recipe.at(3).loss.box) == (0.2, 0.2)
+
+
+def test_the_plain_form_is_the_written_one_and_reads_back() -> None:
+    texts = RECIPE.model_dump(mode="json")["changes"]
+    assert texts == ["2: augment.mosaic=0.0 optimizer.lr0=0.001 schedule.cos_lr=true", "4: loss.box=0.1"]
+    assert Recipe.model_validate(RECIPE.model_dump(mode="json")) == RECIPE
+    assert recipe_digest(RECIPE) != recipe_digest(Recipe(epochs=8))
+    assert Change.model_validate("5:") == Change(epoch=5, settings={})
+
+
+def test_flags_files_and_the_printed_settings_agree(tmp_path) -> None:
+    file = tmp_path / "hyp.yaml"
+    file.write_text("epochs: 8\nchanges: ['4: box=0.1', '2: mosaic=0 optimizer.lr0=1e-3 schedule.cos_lr=yes']\n")
+    parsed = parse_train(["--epochs", "8", "--changes", *CHANGES])
+    assert parsed.config.recipe == parse_train(["--hyp", str(file)]).config.recipe == RECIPE
+    file.write_text(describe(*parsed[:2]))
+    assert parse_train(["--config", str(file)]).config == parsed.config
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("soon", "write 'EPOCHS: NAME=VALUE ...'"),
+    ("3", "write 'EPOCHS"),
+    ("-1: lr0=0.1", "write 'EPOCHS"),
+    ("3: lr0", "write 'EPOCHS"),
+    ("0: lr0=0.1", "greater than or equal to 1"),
+    ("3: lr0=5", "lr0=5: Input should be less than or equal to 1"),
+    ("3: lr0=high", "lr0=high: .*number"),
+    ("3: epochs=5", "epochs cannot change in the middle of a training"),
+    ("3: optimizer.name=Adam", "cannot change in the middle"),
+    ("3: imgsz=320", "cannot change in the middle"),
+    ("3: close_mosaics=5", "did you mean augment.close_mosaic"),
+    ("9: lr0=0.1", "after epoch 9 of 8 epochs would never hold"),
+    ("99999999999999999999: lr0=0.1", "write 'EPOCHS"),
+])
+def test_what_cannot_be_changed_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate({"epochs": 8, "changes": [text]})
+    with pytest.raises(ConfigError, match="--changes"):
+        parse_train(["--epochs", "8", f"--changes={text}"])
+
+
+def test_every_gene_of_yolov5_can_change() -> None:
+    from ray_yolo.config.settings import GENES
+
+    assert set(GENES.values()) <= set(CHANGEABLE)

@@ -1,0 +1,115 @@
+"""The configuration as flat paths: every leaf once, in the words that users are told."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from ray_yolo.config.commands import ValConfig
+from ray_yolo.config.placement import RunConfig
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.settings import GENES, LEGACY_GENES, canonical, config_fields, explain_unknown
+
+FIELDS = config_fields(RunConfig)
+
+# The genes of YOLOv5's hyp.*.yaml, from the specification.
+YOLOV5 = {
+    "lr0", "lrf", "momentum", "weight_decay", "warmup_epochs", "warmup_momentum", "warmup_bias_lr", "box", "cls",
+    "cls_pw", "obj", "obj_pw", "iou_t", "anchor_t", "anchors", "fl_gamma", "hsv_h", "hsv_s", "hsv_v", "degrees",
+    "translate", "scale", "shear", "perspective", "flipud", "fliplr", "mosaic", "mixup", "copy_paste",
+}
+
+
+def leaves(tree: dict[str, object]) -> int:
+    return sum(leaves(value) if isinstance(value, dict) else 1 for value in tree.values())
+
+
+@pytest.mark.parametrize("config", [RunConfig(), ValConfig(weights="w.pt")])
+def test_every_leaf_of_the_tree_has_one_path(config: RunConfig | ValConfig) -> None:
+    fields = config_fields(type(config))
+    assert len(fields) == leaves(config.model_dump())
+    for field in fields.values():
+        functools.reduce(getattr, field.keys, config)
+
+
+def test_every_leaf_says_what_it_is() -> None:
+    for path, field in (FIELDS | config_fields(ValConfig)).items():
+        assert field.info.description, path
+        assert field.info.description.endswith("."), path
+
+
+def test_paths_leave_out_recipe_and_placement() -> None:
+    assert FIELDS["optimizer.lr0"].keys == ("recipe", "optimizer", "lr0")
+    assert FIELDS["num_workers"].keys == ("placement", "num_workers")
+
+
+@pytest.mark.parametrize(("path", "words"), [
+    ("epochs", "a whole number >= 1"),
+    ("batch_size", "a whole number >= -1 and <= 131072"),
+    ("optimizer.lr0", "a number >= 1e-06 and <= 1.0"),
+    ("optimizer.name", "one of SGD, Adam, AdamW"),
+    ("seed", "a whole number >= 0 and < 4294967296"),
+    ("sync_bn", "true or false"),
+    ("project", "text"),
+    ("gpus_per_worker", "a number or auto"),
+    ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or "
+                    "auto: one per GPU or, without GPUs, per node of the cluster that was asked for; without one, and "
+                    "with at most one GPU here, 0"),
+])
+def test_what_is_expected_is_said_in_words(path: str, words: str) -> None:
+    assert FIELDS[path].expected == words
+
+
+def test_a_step_is_part_of_what_is_expected() -> None:
+    assert config_fields(ValConfig)["imgsz"].expected == "a whole number >= 64 and multiple of 32"
+
+
+def test_every_gene_names_a_field() -> None:
+    assert {gene: path for gene, path in GENES.items() if path not in FIELDS} == {}
+    assert not set(GENES) & set(FIELDS)
+
+
+@pytest.mark.parametrize(("key", "path"), [
+    ("lr0", "optimizer.lr0"), ("optimizer.lr0", "optimizer.lr0"), ("recipe.epochs", "epochs"),
+    ("placement.num_workers", "num_workers"), ("anything", "anything"),
+])
+def test_users_keys_stand_for_paths(key: str, path: str) -> None:
+    assert canonical(key) == path
+
+
+@pytest.mark.parametrize(("key", "message"), [
+    ("epoch", "unknown setting 'epoch'; did you mean epochs?"),
+    ("optimiser.lr0", "unknown setting 'optimiser.lr0'; did you mean optimizer.lr0?"),
+    ("confidence", "unknown setting 'confidence'; did you mean evaluate.confidence?"),
+    ("loss.lr0", "unknown setting 'loss.lr0'; did you mean optimizer.lr0?"),
+    ("epochs.x", "unknown setting 'epochs.x'; did you mean epochs?"),
+    ("zzzzzz", "unknown setting 'zzzzzz'"),
+    ("", "unknown setting ''"),
+    ("evaluate", "'evaluate' is a section; give one of its fields: evaluate.confidence, evaluate.iou, "
+                 "evaluate.max_detections, evaluate.batch_size"),
+])
+def test_an_unknown_key_is_answered_with_the_nearest(key: str, message: str) -> None:
+    assert explain_unknown(key, FIELDS) == message
+
+
+def test_every_gene_is_a_number_of_the_recipe() -> None:
+    tree = Recipe().model_dump(mode="json")
+    for path in GENES.values():
+        section, name = path.split(".")
+        assert isinstance(tree[section][name], (int, float)), path
+
+
+def test_every_key_of_a_yolov5_file_is_known() -> None:
+    assert GENES.keys() | LEGACY_GENES.keys() >= YOLOV5
+
+
+def test_no_two_genes_share_a_place() -> None:
+    assert len(set(GENES.values())) == len(GENES)
+
+
+def test_defaults_are_yolov5_scratch_low() -> None:
+    low = {"lr0": 0.01, "lrf": 0.01, "momentum": 0.937, "box": 0.05, "obj": 1.0, "cls": 0.5, "hsv_h": 0.015}
+    tree = Recipe().model_dump(mode="json")
+    values = {gene: tree[GENES[gene].split(".")[0]][GENES[gene].split(".")[1]] for gene in low}
+    assert values == low

@@ -1,0 +1,343 @@
+"""Data sets by address: read as the folder is, fetched once, never half."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.core.errors import DatasetError, InputError
+from ray_yolo.core.files import HashingWriter
+from ray_yolo.data import remote as module
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.data.remote import MANIFEST, address_parts, at_hand, mirror
+from ray_yolo.storage.store import Entry, Fetched, FolderStore, ObjectStore, open_store
+from tests.support.formats import FORMATS, write
+from tests.support.jobs import make_dataset
+from tests.support.object_storage import upload
+
+SLOW = """
+import sys, time
+from ray_yolo.data.remote import mirror
+from ray_yolo.storage.store import FolderStore
+fetch = FolderStore.fetch
+def slow(self, key, path):
+    print(f"{key}\\n", end="", flush=True)
+    if key.endswith(sys.argv[2]):
+        path.write_bytes((self._folder / key).read_bytes()[:40])
+        time.sleep(float(sys.argv[3]))
+    return fetch(self, key, path)
+FolderStore.fetch = slow
+print("version", mirror(sys.argv[1]).version, flush=True)
+"""
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A folder with a data set of 9 training and 11 validation images."""
+    return make_dataset(tmp_path / "bucket" / "set", 9).parent
+
+
+@pytest.fixture
+def address(bucket: Path) -> str:
+    return f"file://{bucket}/data.yaml"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that were fetched."""
+    keys: list[str] = []
+    fetch = FolderStore.fetch
+    monkeypatch.setattr(FolderStore, "fetch", lambda self, key, path: (keys.append(key), fetch(self, key, path))[1])
+    return keys
+
+
+def files(folder: str | Path) -> dict[str, bytes]:
+    """What a reader of a data set sees."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*")
+            if path.is_file() and path.name[0] != "."}
+
+
+def start(address: str, key: str = "-", seconds: float = 0.0) -> subprocess.Popen[str]:
+    """Another process that makes the mirror; it takes its time for a key."""
+    return subprocess.Popen([sys.executable, "-c", SLOW, address, key, str(seconds)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("layout", "change"), [
+    *((layout, {}) for layout in FORMATS), ("yolo", {"train: images/train": "train: ../images/train"}),
+    ("yolo", {"train: images/train": "train: train.txt"}), ("yolo", {"images/val": "images/v*/*"}),
+    ("coco", {"annotations/instances_train.json": "{annotations: annotations/instances_train.json, images: train}"}),
+    ("coco", {"train: annotations/instances_train.json": "train: annotations"}),
+])
+def test_a_mirror_is_read_as_the_folder_is(tmp_path: Path, layout: str, change: dict[str, str]) -> None:
+    root = tmp_path / "bucket" / "a set"
+    yaml, _ = FORMATS[layout](root)
+    if layout == "yolo":
+        write(root / "train.txt", "\n".join(f"./{path.relative_to(root)}" for path in root.glob("images/train/*")))
+    for old, new in change.items():
+        write(yaml, yaml.read_text().replace(old, new))
+    here, there = read_description(yaml), read_description(f"file://{root}")
+    assert there.mirror
+    for split in ("train", "val"):
+        one, other = read_index(here, split), read_index(there, split)
+        assert one.digest == other.digest
+        assert len(one.classes)
+        assert [os.path.relpath(path, root) for path in one.paths] == [
+            os.path.relpath(path, there.mirror.folder) for path in other.paths]
+
+
+def test_objects_of_s3_are_mirrored_whatever_they_are_called(bucket: Path, s3: None) -> None:
+    for name in ("ä b#%41.png", "c+d&e=f.png"):
+        shutil.copy(bucket / "images" / "val" / "000.png", bucket / "images" / "val" / name)
+    upload(bucket, "s3://bucket/named")
+    open_store("s3://bucket/named").put("images/val/", b"")  # as consoles make folders
+    assert files(mirror("s3://bucket/named").folder) == files(bucket)
+
+
+def test_only_what_belongs_to_the_splits_is_fetched(bucket: Path, address: str) -> None:
+    expected = files(bucket)
+    for name in ("images/unlabeled/a.png", "labels/unlabeled/a.txt", "images/train.zip", "images/train/film.mp4",
+                 "other/data.yaml", "images/val/.hidden.png"):
+        write(bucket / name, name)
+    write(bucket / "Annotations" / "val" / "a.xml", "<annotation/>")
+    assert files(mirror(address).folder) == {**expected, "Annotations/val/a.xml": b"<annotation/>"}
+
+
+def test_at_the_next_start_what_changed_and_went_follows_and_the_rest_is_not_fetched(
+        bucket: Path, address: str, fetched: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    first = mirror(address, tell=told.append)
+    content = files(first.folder)
+    assert len(fetched) == 1 + len(content)  # the description is looked at before
+    megabytes = sum(map(len, content.values())) / 1e6
+    assert told == [f"{address}: {len(content)} files ({megabytes:.1f} MB) are fetched into {first.folder}"]
+    fetched.clear()
+    assert mirror(address, tell=told.append) == first
+    assert mirror(address, first.version) == first
+    assert (len(told), fetched) == (1, ["data.yaml"])
+    (bucket / "labels" / "val" / "000.txt").write_text("0 0.5 0.5 0.25 0.25")
+    (bucket / "images" / "train" / "003.png").unlink()
+    second = mirror(address)
+    assert fetched[2:] == ["labels/val/000.txt"]
+    assert files(second.folder) == files(bucket)
+    assert files(first.folder) == content, "a training goes on with what it began with"
+    same = [os.stat(f"{each.folder}/images/train/000.png").st_ino for each in (first, second)]
+    assert same[0] == same[1]
+    os.close(module._used.pop(Path(first.folder)))  # as when its process has ended
+    assert mirror(address) == second
+    assert not Path(first.folder).exists()
+    assert files(second.folder) == files(bucket)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other bytes", "gone"])
+def test_a_damaged_file_is_fetched_again(address: str, fetched: list[str], damage: str) -> None:
+    made = mirror(address)
+    content = files(made.folder)
+    path = Path(made.folder, "images/train/004.png")
+    if damage == "cut":
+        os.truncate(path, 40)
+    elif damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+    os.utime(Path(made.folder, "images/val/004.png"))  # of another time, but the same
+    fetched.clear()
+    assert mirror(address, made.version) == made
+    assert fetched == ["images/train/004.png"]
+    assert files(made.folder) == content
+    mirror(address, made.version)
+    assert len(fetched) == 1
+
+
+def test_two_processes_fetch_once(bucket: Path, address: str) -> None:
+    first = start(address, "data.yaml", 2.0)
+    assert first.stdout
+    first.stdout.readline()
+    told, warned = start(address).communicate(timeout=60)
+    keys = first.communicate(timeout=60)[0].split()
+    assert sorted(keys[:-2]) == sorted(files(bucket)), "the description's first look is read above"
+    assert told.split()[:1] == ["data.yaml"]
+    assert told.split()[-2:] == keys[-2:]
+    assert len(told.split()) == 3
+    assert f"{address}: another process fetches it to this machine; waiting for at most 60 min" in warned
+
+
+def test_who_waits_too_long_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    with start(address, "data.yaml", 60.0) as other:
+        assert other.stdout
+        other.stdout.readline()
+        with pytest.raises(DatasetError, match=r"another process of this machine has been fetching it.*end it"):
+            mirror(address)
+        other.kill()
+
+
+def test_of_a_download_that_is_killed_nothing_is_taken_for_whole(bucket: Path, address: str) -> None:
+    with start(address, "train/005.png", 60.0) as process:
+        assert process.stdout
+        while "train/005.png" not in process.stdout.readline():
+            pass
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+    (top,) = module.cache_folder().glob("data/*")
+    assert not list(top.glob(f"*/{MANIFEST}"))
+    (made,) = (path for path in top.iterdir() if path.is_dir() and path.name[0] != ".")
+    half = files(made)
+    assert "images/train/005.png" not in half
+    assert half.items() <= files(bucket).items()
+    (made / "images/train/001.png").write_bytes(b"torn by a crash of the machine")
+    assert files(mirror(address).folder) == files(bucket)
+    assert not list((top / ".coming").glob("[!d]*"))
+
+
+def test_files_of_a_killed_download_are_kept_where_the_tag_is_their_md5(bucket: Path, s3: None) -> None:
+    address = "s3://bucket/killed"
+    upload(bucket, address)
+    made = mirror(address)
+    Path(made.folder, MANIFEST).unlink()
+    Path(made.folder, "images/train/001.png").write_bytes(b"torn")
+    told: list[str] = []
+    assert mirror(address, tell=told.append) == made
+    assert told[0].startswith(f"{address}: 1 files (")
+    assert files(made.folder) == files(bucket)
+
+
+def test_bytes_that_are_not_those_of_the_tag_are_fetched_again(bucket: Path, s3: None,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(bucket, "s3://bucket/torn")
+    download, torn = ObjectStore._download, list[str]()
+
+    def tear(self: ObjectStore, key: str, file: HashingWriter) -> Any:
+        if not key.endswith("train/002.png") or torn:
+            return download(self, key, file)
+        torn.append(key)
+        meta = download(self, key, HashingWriter(io.BytesIO()))
+        file.write(bytes(meta["size"]))
+        return meta
+
+    monkeypatch.setattr(ObjectStore, "_download", tear)
+    assert files(mirror("s3://bucket/torn").folder) == files(bucket)
+    assert torn
+
+
+def test_tags_that_only_look_like_md5_are_believed_once_the_same_came_twice(
+        address: str, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk, fetch, keys = FolderStore.walk, FolderStore.fetch, list[str]()
+
+    def encrypted(tag: str) -> str:  # as under SSE-KMS
+        return hashlib.md5(tag.encode()).hexdigest()
+
+    def list_all(self: FolderStore, prefix: str = "") -> list[Entry]:
+        return [entry._replace(tag=encrypted(entry.tag)) for entry in walk(self, prefix)]
+
+    def fetch_it(self: FolderStore, key: str, path: Path) -> Fetched:
+        keys.append(key)
+        fetched = fetch(self, key, path)
+        return fetched._replace(tag=encrypted(fetched.tag))
+
+    monkeypatch.setattr(FolderStore, "walk", list_all)
+    monkeypatch.setattr(FolderStore, "fetch", fetch_it)
+    monkeypatch.setattr(module, "_REQUESTS", 2)
+    made = mirror(address)
+    assert files(made.folder) == files(bucket)
+    assert len(keys) <= len(files(bucket)) + 3
+
+
+def test_an_object_that_changes_while_it_is_fetched_is_told(bucket: Path, address: str,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = FolderStore.walk
+
+    def then_change(self: FolderStore, prefix: str = "") -> list[Entry]:
+        found = walk(self, prefix)
+        label = bucket / "labels" / "val" / "000.txt"
+        label.write_text(label.read_text().replace("0.", "1."))
+        return found
+
+    monkeypatch.setattr(FolderStore, "walk", then_change)
+    with pytest.raises(DatasetError, match=r"labels/val/000\.txt does not come as it was listed.*start again"):
+        mirror(address)
+
+
+def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
+        bucket: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tag, which is no digest here, is right: the size alone shows it."""
+    fetch = FolderStore.fetch
+
+    def cut(self: FolderStore, key: str, path: Path) -> str:
+        tag = fetch(self, key, path)
+        if key.endswith("3.png"):
+            path.write_bytes(path.read_bytes()[:-1])
+        return tag
+
+    monkeypatch.setattr(FolderStore, "fetch", cut)
+    with pytest.raises(DatasetError, match=r"3\.png does not come as it was listed, with \d+ bytes"):
+        mirror(address)
+    monkeypatch.undo()
+    assert files(mirror(address).folder)["images/train/003.png"] == (bucket / "images/train/003.png").read_bytes()
+
+
+def test_on_another_machine_an_index_has_the_paths_of_its_mirror(bucket: Path, address: str, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    index = read_index(read_description(address), "train")
+    assert at_hand(index).paths == index.paths
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "other"))
+    there = at_hand(index)
+    assert there.digest == index.digest
+    assert all(Path(path).is_relative_to(tmp_path / "other") for path in there.paths)
+    assert [Path(path).read_bytes() for path in there.paths] == [Path(path).read_bytes() for path in index.paths]
+    (bucket / "images" / "train" / "003.png").unlink()
+    assert at_hand(index).paths == there.paths, "what is there is not listed again"
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "third"))
+    with pytest.raises(DatasetError, match="has changed since this command was started"):
+        at_hand(index)
+    plain = read_index(read_description(bucket), "train")
+    assert at_hand(plain) is plain
+
+
+@pytest.mark.parametrize(("address", "why"), [
+    ("s3://bucket/none/data.yaml", "there is no such bucket or object .*; give the address of a data-set YAML"),
+    ("s3://no-such-bucket/set", "there is no such bucket or object"),
+    ("s3://ann:s3cret@bucket/set", r"data: s3://\*\*\*@bucket/set: leave the secret out"),
+    ("ftp://bucket/set", "data: ftp://bucket/set: give a folder, or an address with s3://"),
+    ("file://set/data.yaml", "data: file://set is not absolute"),
+])
+def test_a_bad_address_is_named_with_what_to_do(address: str, why: str, s3: None) -> None:
+    with pytest.raises(InputError, match=why) as refused:
+        read_description(address)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_storage_that_refuses_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("AccessDenied")
+
+    monkeypatch.setattr(FolderStore, "fetch", refuse)
+    with pytest.raises(DatasetError, match=r"set/data\.yaml: AccessDenied; see that the environment"):
+        mirror(address)
+
+
+@pytest.mark.parametrize(("text", "why"), [
+    ("train: [", r"^file:///.*/set/data\.yaml:\d: not YAML"),
+    ("train: images/trian\nval: images/val\nnames: [a]", "'images/trian' is not there; looked for file:///.*/set/images/"),
+])
+def test_what_is_wrong_with_a_description_names_its_address(bucket: Path, address: str, text: str, why: str) -> None:
+    write(bucket / "data.yaml", text)
+    with pytest.raises(DatasetError, match=why) as refused:
+        read_description(address)
+    assert str(module.cache_folder()) not in str(refused.value)
+
+
+def test_a_folders_address_means_its_data_yaml() -> None:
+    assert address_parts("s3://b/set/") == address_parts("s3://b/set") == ("s3://b/set", "data.yaml")
+    assert address_parts("s3://b/set/coco.yml") == ("s3://b/set", "coco.yml")

@@ -1,0 +1,73 @@
+"""Whatever a picture is handed over as, it is the same pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.data.sources import read_source
+from tests.support.pictures import smooth_picture, write_image
+from tests.support.videos import write_video
+
+PICTURE = smooth_picture(60, 80)
+BGR = np.ascontiguousarray(PICTURE[..., ::-1])
+TENSOR = torch.from_numpy(PICTURE.copy()).permute(2, 0, 1) / 255
+
+
+@pytest.mark.parametrize("thing", [
+    BGR, np.dstack([BGR, BGR[..., 0]]), Image.fromarray(PICTURE), TENSOR, TENSOR[None].double()],
+    ids=["bgr", "bgra", "pil", "tensor", "batch"])
+def test_pixels_come_as_rgb(thing: object) -> None:
+    (frame,) = read_source(thing).frames()
+    assert frame.pixels is not None
+    assert np.array_equal(frame.pixels, PICTURE)
+    assert frame.pixels.flags.c_contiguous
+    assert frame.media == ("image0.jpg", "image0.jpg", "image0")
+
+
+def test_grey_is_repeated() -> None:
+    for grey in (BGR[..., 0], BGR[..., :1]):
+        (frame,) = read_source(grey).frames()
+        assert frame.pixels is not None
+        assert np.array_equal(frame.pixels, np.dstack([PICTURE[..., 2]] * 3))
+
+
+def test_a_list_keeps_its_order_and_gives_every_result_a_name(tmp_path: Path) -> None:
+    for folder in "ab":
+        write_image(tmp_path / folder / "x.png", PICTURE)
+    video = write_video(tmp_path / "clip.avi", [PICTURE] * 3)
+    source = read_source([tmp_path / "a" / "x.png", BGR, str(video), torch.stack([TENSOR] * 2), tmp_path / "b"])
+    assert [(frame.media.stem, frame.number) for frame in source.frames()] == [
+        ("0_x", None), ("image1", None), ("clip", 1), ("clip", 2), ("clip", 3), ("image3_0", None), ("image3_1", None),
+        ("5_x", None)]
+    assert [frame.number for frame in read_source(video).frames(2)] == [1, 3]
+
+
+def test_files_are_read_when_they_are_looked_at(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png", PICTURE)
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    first, second = read_source(tmp_path).frames()
+    assert first.pixels is None
+    assert np.array_equal(first.read().pixels, PICTURE)
+    assert second.read().error.startswith("is not an image")
+
+
+def test_only_a_picture_or_a_camera_is_alone(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "clip.avi", [PICTURE])
+    assert read_source(BGR).alone
+    assert read_source(0).alone
+    assert not read_source(video).alone
+    assert not read_source([BGR, BGR]).alone
+
+
+@pytest.mark.parametrize("thing", [
+    None, 3.5, BGR.astype(np.float32), np.zeros((0, 4, 3), np.uint8), np.zeros((4, 4, 2), np.uint8), torch.zeros(4, 4),
+    torch.zeros(1, 4, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8), [BGR, "nowhere"]])
+def test_anything_else_is_refused_at_once(thing: object) -> None:
+    with pytest.raises(InputError, match=r"^source: "):
+        read_source(thing)

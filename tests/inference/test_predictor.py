@@ -1,0 +1,120 @@
+"""An image is found to hold what validation finds in it, in its own pixels, whatever else is asked for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.sections import EvaluateConfig
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.structures import AnnotationIndex
+from ray_yolo.data.dataset import ValDataset, cut_batches
+from ray_yolo.data.image_cache import ImageStore
+from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.evaluate import evaluate
+from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained, to_network
+from tests.support.jobs import NAMES, make_index
+from tests.support.pictures import smooth_picture, write_image
+from tests.support.weights import make_weights
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return load_trained(make_weights(tmp_path_factory.mktemp("weights")))
+
+
+@pytest.fixture(scope="module")
+def image() -> np.ndarray:
+    return smooth_picture(90, 150, seed=3)
+
+
+def predictor(trained: Trained, **settings: object) -> Predictor:
+    return build_predictor(trained, DetectConfig.model_validate(settings))
+
+
+@pytest.mark.parametrize("size", [(48, 64), (64, 64), (200, 90), (37, 301), (64, 20)])
+def test_the_network_sees_an_image_as_in_validation(tmp_path: Path, size: tuple[int, int]) -> None:
+    picture = smooth_picture(*size)
+    path = write_image(tmp_path / "a.png", picture)
+    nothing = np.zeros(0, np.int64)
+    index = AnnotationIndex((str(path),), np.array([size], np.int32), np.zeros(2, np.int64), nothing,
+                            np.zeros((0, 4), np.float32), ("a",))
+    batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 1, 32))[0]
+    pixels, ratio, pad = to_network(picture, 64, 32)
+    assert np.array_equal(batch["images"][0].permute(1, 2, 0).numpy(), pixels)
+    assert batch["ratios"][0].tolist() == pytest.approx(ratio)
+    assert batch["pads"][0].tolist() == list(pad)
+
+
+def test_what_is_found_is_what_validation_finds(trained: Trained, tmp_path: Path) -> None:
+    index = make_index(tmp_path, 5)
+    store = ImageStore(index, 64, smooth=True)
+    batches = ValDataset(index, store, cut_batches(index, 64, 5, 32))
+    loss = trained.family.build_loss(trained.model.head, trained.recipe.loss, 2, 64)
+    config = EvaluateConfig(confidence=0.25, iou=0.45, max_detections=1000)
+    found = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Replicas(),
+                     torch.device("cpu")).detections
+    detect = predictor(trained)
+    for number in range(5):
+        mine = detect(store.load(number))
+        best = found[found[:, 0] == number, 1:7]  # validation gives each class of a box, use its best one
+        rows = [best[np.abs(best - row).max(1).argmin()] for row in mine]
+        assert len(mine) > 5
+        assert np.abs(np.array(rows) - mine).max() < 1e-3
+
+
+def test_detections_are_sorted_and_inside_the_image(trained: Trained, image: np.ndarray) -> None:
+    found = predictor(trained)(image)
+    assert len(found) > 5
+    assert found.dtype == np.float32
+    assert (np.diff(found[:, 4]) <= 0).all()
+    assert (found[:, 4] > 0.25).all()
+    assert (found[:, :4] >= 0).all()
+    assert (found[:, :4] <= (150, 90, 150, 90)).all()
+
+
+def test_the_best_are_the_same_whatever_the_limits(trained: Trained, image: np.ndarray) -> None:
+    everything = predictor(trained)(image)
+    assert np.array_equal(predictor(trained, max_detections=3)(image), everything[:3])
+    bold = everything[everything[:, 4] > 0.4]
+    assert 0 < len(bold) < len(everything)
+    assert np.array_equal(predictor(trained, confidence=0.4)(image), bold)
+
+
+def test_looking_for_some_classes_gives_those_of_all(trained: Trained, image: np.ndarray) -> None:
+    everything = predictor(trained)(image)
+    parts = [predictor(trained, classes=(number,))(image) for number in range(2)]
+    assert all(len(part) for part in parts)
+    for number, part in enumerate(parts):
+        assert np.array_equal(part, everything[everything[:, 5] == number])
+    assert np.array_equal(predictor(trained, classes=(0, 1))(image), everything)
+
+
+def test_agnostic_suppression_keeps_fewer(trained: Trained, image: np.ndarray) -> None:
+    assert 0 < len(predictor(trained, agnostic_nms=True, iou=0.2)(image)) < len(predictor(trained, iou=0.2)(image))
+
+
+def test_the_image_size_is_that_of_the_training_unless_given(trained: Trained) -> None:
+    assert predictor(trained).imgsz == 64
+    assert build_predictor(trained, DetectConfig(), imgsz=96).imgsz == 96
+
+
+def test_threads_side_by_side_find_the_same(trained: Trained) -> None:
+    detect, pictures = predictor(trained), [smooth_picture(60, 80, seed=seed) for seed in range(8)]
+    alone = [detect(picture).tobytes() for picture in pictures]
+    with ThreadPoolExecutor(4) as pool:
+        assert [found.tobytes() for found in pool.map(detect, pictures)] == alone
+    assert len(set(alone)) == 8
+
+
+def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
+    check_classes((0, 1), NAMES)
+    check_classes(None, NAMES)
+    for number in (2, -1):
+        with pytest.raises(InputError, match=rf"^classes: {number} is none of .* \(0 dark, 1 bright\)$"):
+            check_classes((0, number), NAMES)

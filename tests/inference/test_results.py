@@ -1,0 +1,95 @@
+"""Results: the same numbers in every form, drawn, cut out, and read by tools made for Ultralytics' results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ray_yolo.data.images import read_image
+from ray_yolo.inference.results import Boxes, Results
+from tests.support.pictures import smooth_picture
+
+ROWS = torch.tensor([[10.0, 20, 30, 60, 0.9, 1], [0, 0, 100, 50, 0.5, 0]])
+PICTURE = smooth_picture(200, 100)
+
+
+@pytest.fixture
+def results() -> Results:
+    bgr = np.ascontiguousarray(PICTURE[..., ::-1])
+    return Results(bgr, "in/a.jpg", {0: "cat", 1: "../dog"}, Boxes(ROWS, (200, 100)))
+
+
+@pytest.mark.parametrize("boxes", [Boxes(ROWS, (200, 100)), Boxes(ROWS, (200, 100)).numpy()], ids=["torch", "numpy"])
+def test_boxes_are_the_same_in_every_form(boxes: Boxes) -> None:
+    kind = type(boxes.data)
+    assert boxes.xyxy.tolist() == [[10, 20, 30, 60], [0, 0, 100, 50]]
+    assert boxes.xywh.tolist() == [[20, 40, 20, 40], [50, 25, 100, 50]]
+    assert np.allclose(boxes.xyxyn, [[0.1, 0.1, 0.3, 0.3], [0, 0, 1, 0.25]])
+    assert np.allclose(boxes.xywhn, [[0.2, 0.2, 0.2, 0.2], [0.5, 0.125, 1, 0.25]])
+    assert (boxes.cls.tolist(), len(boxes), tuple(boxes.shape)) == ([1, 0], 2, (2, 6))
+    assert np.allclose(boxes.conf, [0.9, 0.5])
+    assert all(isinstance(one, kind) for one in (boxes.xyxy, boxes.xywh, boxes.xyxyn, boxes.xywhn, boxes.conf))
+    assert [box.xyxy.tolist() for box in boxes] == [[row] for row in boxes.xyxy.tolist()]
+    assert boxes[boxes.conf > 0.7].cls.tolist() == [1]
+
+
+def test_what_tools_ask_of_results_is_there(results: Results) -> None:
+    assert results.boxes.xyxy.cpu().numpy().shape == (2, 4)
+    assert results.boxes.cls.cpu().numpy().astype(int).tolist() == [1, 0]
+    assert (results.boxes.id, results.masks, results.obb, results.probs, results.keypoints) == (None,) * 5
+    assert (len(results), results.orig_shape, results.path) == (2, (200, 100), "in/a.jpg")
+    assert results[:1].boxes.conf.tolist() == results.boxes.conf[:1].tolist()
+
+
+def test_supervision_reads_results(results: Results) -> None:
+    read = pytest.importorskip("supervision").Detections.from_ultralytics(results)
+    assert read.xyxy.tolist() == results.boxes.xyxy.tolist()
+    assert (read.class_id.tolist(), read["class_name"].tolist()) == ([1, 0], ["../dog", "cat"])
+
+
+def test_the_table_has_a_row_for_each_detection(results: Results) -> None:
+    table = results.to_pandas()
+    assert table.columns.tolist() == ["xmin", "ymin", "xmax", "ymax", "confidence", "class", "name"]
+    assert table.iloc[0].tolist() == pytest.approx([10, 20, 30, 60, 0.9, 1, "../dog"])
+    assert len(results[:0].to_df()) == 0
+
+
+def test_a_plot_changes_the_picture_at_the_boxes_alone(results: Results) -> None:
+    before = results.orig_img.copy()
+    drawn = results[1:].plot(labels=False, conf=False, line_width=1)
+    changed = (drawn != before).any(2)
+    assert np.array_equal(results.orig_img, before)
+    assert changed[:51].sum() > 200
+    assert not changed[51:].any()
+    assert not changed[5:45, 5:95].any()
+
+
+def test_a_plot_is_saved_where_it_is_said(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert results.save() == "results_a.jpg"
+    assert results.save(tmp_path / "b.png", conf=False) == str(tmp_path / "b.png")
+    assert np.array_equal(read_image("b.png")[..., ::-1], results.plot(conf=False))
+
+
+def test_crops_are_the_pixels_of_the_boxes_and_stay_in_their_folder(results: Results, tmp_path: Path) -> None:
+    first, second = results.crop()
+    assert np.array_equal(first[..., ::-1], PICTURE[20:60, 10:30])
+    assert second.shape == (50, 100, 3)
+    results.save_crop(tmp_path / "crops")
+    written = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.jpg"))]
+    assert written == ["crops/___dog/a.1.jpg", "crops/cat/a.2.jpg"]
+
+
+def test_a_crop_has_every_pixel_that_the_box_touches() -> None:
+    rows = torch.tensor([[10.3, 20.9, 29.2, 59.1, 0.9, 0], [10.0, 20, 30, 60, 0.9, 0]])
+    pieces = Results(PICTURE, "a", {0: "cat"}, Boxes(rows, (200, 100))).crop()
+    assert all(np.array_equal(piece, PICTURE[20:60, 10:30]) for piece in pieces)
+
+
+def test_a_box_at_the_edge_has_a_pixel_all_the_same() -> None:
+    flat = torch.tensor([[100.0, 200, 100, 200, 0.9, 0], [5, 5, 5, 5, 0.9, 0]])
+    pieces = Results(np.zeros((200, 100, 3), np.uint8), "a", {0: "cat"}, Boxes(flat, (200, 100))).crop()
+    assert [piece.shape for piece in pieces] == [(1, 1, 3)] * 2

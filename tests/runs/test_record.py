@@ -1,0 +1,43 @@
+"""Records are read whole, by what wrote them, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import InputError
+from ray_yolo.runs.record import FORMAT, Record, RunRecord, SweepRecord, read_record, write_record
+
+RUN = RunRecord(digest="ab", asked=Recipe(), recipe=Recipe(batch_size=16, microbatch=8), architecture={"nc": 3},
+                anchors=[[[1.0, 2.0]]], num_parameters=7, names=("a", "b"), labels="cd", command="x",
+                provenance={"p": "1"})
+SWEEP = SweepRecord(digest="ab", space="evolve", trials=3)
+
+
+@pytest.mark.parametrize("record", [RUN, SWEEP], ids=["training", "sweep"])
+def test_what_was_written_is_read(tmp_path: Path, record: Record) -> None:
+    assert read_record(tmp_path) is None
+    write_record(tmp_path, record)
+    assert read_record(tmp_path) == record
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"digest": "ab"}', '{"format": "?", "digest": "ab"}'])
+def test_a_damaged_record_is_told_with_its_place(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=rf"{tmp_path}/run\.json: is damaged; put it back from a copy"):
+        read_record(tmp_path)
+
+
+def test_a_later_versions_record_is_not_called_damaged(tmp_path: Path) -> None:
+    write_record(tmp_path, SWEEP.model_copy(update={"format": FORMAT + 1}))
+    with pytest.raises(InputError, match=r"run\.json: written by a later ray_yolo; continue with that one"):
+        read_record(tmp_path)
+
+
+def test_a_record_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        RUN.digest = "other"

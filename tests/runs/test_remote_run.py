@@ -1,0 +1,428 @@
+"""The driver's side of runs in a store: who continues which, from which machine, with what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo import cli
+from ray_yolo.checkpoints.local import newest_first
+from ray_yolo.checkpoints.remote import LEASE
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.core.errors import InputError, TrainingError
+from ray_yolo.core.events import Event, WarningEvent
+from ray_yolo.runs import remote_run
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runs.record import RunRecord
+from ray_yolo.runs.remote_run import Stored, StoredRun, read_log, spool_of
+from ray_yolo.runs.run_dir import Run, begin_run, bring_run, find_run
+from ray_yolo.storage import lease
+from ray_yolo.storage.store import FolderStore
+from tests.support import checkpoints, run_log
+from tests.support.run_log import messages
+
+RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
+Start = Callable[..., Run]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRES", 1.5)
+    monkeypatch.setattr(lease, "RENEWS", 0.1)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "bucket" / "runs/train")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """The run of a command on a machine."""
+    opened: list[Run] = []
+
+    def start(recipe: Recipe = RECIPE, machine: str = "one", **placement: object) -> Run:
+        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / machine))
+        where = Placement.model_validate({"storage_path": f"file://{tmp_path}/bucket", **placement})
+        record = RunRecord(digest=recipe_digest(recipe), asked=recipe, recipe=recipe, architecture=None, anchors=None,
+                           num_parameters=1, names=("a",), labels="", command="", provenance={})
+        run = find_run(recipe, where) or begin_run(where, record)
+        assert run.folder.is_relative_to(tmp_path / machine)
+        opened.append(run)
+        return run
+
+    yield start
+    for run in opened:
+        run.lock.close()
+        stored(run)._lease._ends.set()
+
+
+def stored(run: Run) -> StoredRun:
+    assert run.stored
+    return run.stored
+
+
+def tell(run: Run, *messages: str) -> None:
+    log = EventLog(run.folder / EVENTS_FILE)
+    for message in messages:
+        log.append(WarningEvent(message=message))
+    log.close()
+
+
+def die(run: Run) -> None:
+    """As kill -9 does it."""
+    run.lock.close()
+    stored(run)._lease._ends.set()
+    stored(run)._lease._thread.join()
+
+
+def test_another_machine_continues_an_unfinished_run_with_its_log_and_files(start: Start) -> None:
+    run = start()
+    tell(run, "a", "b")
+    (run.folder / "mlflow.json").write_text("{}")
+    (run.folder / "plots").mkdir()
+    (run.folder / "plots" / "x.png").write_bytes(b"x")
+    run.release()
+    again = start(machine="two")
+    assert (again.folder.name, messages(again.folder), stored(again).attempt) == ("exp", ["a", "b"], 2)
+    assert (again.folder / "mlflow.json").read_text() == "{}"
+    assert (again.folder / "plots" / "x.png").read_bytes() == b"x"
+    assert start(OTHER, machine="three").folder.name == "exp2"
+
+
+def test_a_finished_run_is_not_continued_from_anywhere(start: Start, bucket: FolderStore, tmp_path: Path) -> None:
+    """It is named by its address, and what is refused there is not advised."""
+    run = start(name="mine")
+    run.finish()
+    run.release()
+    assert bucket.get("mine/finished").data == b""
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    with pytest.raises(InputError) as refused:
+        start(name="mine", machine="two")
+    assert str(refused.value) == (f"name: {address} is finished; choose another --name, or continue from its weights "
+                                  f"with --weights {address}/weights/last.pt")
+
+
+def test_a_run_that_somebody_trains_is_left_alone(start: Start) -> None:
+    start(name="mine")
+    with pytest.raises(InputError, match=r"mine is being trained by another process \(.+ [0-9]+\)"):
+        start(name="mine", machine="two")
+    with pytest.raises(InputError, match="mine is being trained"):
+        start(name="mine")
+    assert start(machine="two").folder.name == "exp"
+
+
+def test_a_run_whose_driver_died_is_continued_when_its_lease_has_expired(start: Start) -> None:
+    die(start())
+    assert stored(start(machine="two")).attempt == 2
+
+
+def test_on_its_own_machine_nobody_waits_for_that(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "EXPIRES", 1e6)
+    die(start())
+    assert stored(start()).attempt == 2
+
+
+def test_what_a_dead_driver_owed_is_stored_by_the_next_command_on_its_machine(start: Start, bucket: FolderStore
+                                                                             ) -> None:
+    run = start()
+    tell(run, "a")
+    stored(run).seal()
+    tell(run, "b")
+    checkpoints.save(run.folder, 4, "last")
+    die(run)
+    again = start()
+    again.release()
+    third = start(machine="two")
+    assert messages(third.folder) == ["a", "b"]
+    stored(third).checkpoints.bring(third.folder)
+    assert [folder.name for folder in newest_first(third.folder)] == ["step-4"]
+
+
+def test_what_it_owed_is_dropped_where_another_machine_has_gone_on(start: Start) -> None:
+    run = start()
+    tell(run, "a")
+    stored(run).seal()
+    tell(run, "b")
+    die(run)
+    second = start(machine="two")
+    tell(second, "c")
+    second.release()
+    assert messages(start().folder) == ["a", "c"]
+
+
+def test_an_old_attempt_that_comes_back_is_not_read(start: Start, bucket: FolderStore) -> None:
+    first = start()
+    tell(first, "a")
+    stored(first).seal()
+    die(first)
+    second = start(machine="two")
+    tell(second, "b")
+    stored(second).seal()
+    tell(first, "late")
+    stored(first).seal()
+    second.release()
+    first.release()
+    assert messages(start(machine="three").folder) == ["a", "b"]
+
+
+def test_a_driver_that_has_lost_its_lease_is_told(start: Start, bucket: FolderStore) -> None:
+    run = start()
+    bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
+    while not stored(run).is_lost:
+        pass
+    assert (run.folder / ".stop").exists()
+
+
+def test_who_has_lost_a_run_overwrites_nothing_of_it(start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(lease, "RENEWS", 1e6)  # he does not know it yet
+    run = start()
+    bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
+    bucket.put("exp/results.csv", b"theirs")
+    (run.folder / "results.csv").write_text("mine")
+    run.finish()
+    run.release()
+    assert bucket.get("exp/results.csv").data == b"theirs"
+    assert [entry.name for entry in bucket.list("exp/")] == ["lease.json", "results.csv", "run.json"]
+    assert "another process has taken this run over" in caplog.text
+
+
+def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, bucket: FolderStore,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    run, put_if = start(), FolderStore.put_if
+
+    def unanswered(*arguments: object) -> None:
+        put_if(*arguments)
+        raise OSError("reset")
+
+    tell(run, "a")
+    monkeypatch.setattr(FolderStore, "put_if", unanswered)
+    with pytest.raises(OSError, match="reset"):
+        stored(run).seal()
+    monkeypatch.undo()
+    tell(run, "b")
+    stored(run).seal()
+    stored(run).seal()
+    log = (run.folder / EVENTS_FILE).read_bytes()
+    assert read_log(stored(run)._store) == log
+    assert len(bucket.list("exp/log/")) == 2
+
+
+def test_a_segment_ends_with_a_whole_line(start: Start, bucket: FolderStore) -> None:
+    """The log may be read while its writer is half-way through a line, which another machine would parse."""
+    run = start()
+    tell(run, "a", "b")
+    log = run.folder / EVENTS_FILE
+    whole = log.read_bytes()
+    for size in (len(whole) - 5, len(whole) - 1, len(whole)):
+        log.write_bytes(whole[:size])
+        stored(run).seal()
+        assert read_log(stored(run)._store) == whole[: whole[:size].rfind(b"\n") + 1]
+    assert len(bucket.list("exp/log/")) == 2
+
+
+def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: FolderStore) -> None:
+    run = start()
+    bucket.put("exp/log/000001-000000.jsonl", b"other")
+    tell(run, "a")
+    with pytest.raises(TrainingError, match="another process"):
+        stored(run).seal()
+
+
+def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
+        start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, puts, put = start(), list[str](), FolderStore.put
+    monkeypatch.setattr(FolderStore, "put", lambda self, key, data: (puts.append(key), put(self, key, data)))
+    projection = Stored(stored(run))
+
+    def update(event: Event) -> list[str]:
+        puts.clear()
+        projection.event(event)
+        projection.update()
+        return sorted(key for key in puts if key != LEASE)
+
+    (run.folder / "results.csv").write_text("1")
+    (run.folder / ".hidden").write_text("1")
+    tell(run, "a")
+    assert update(WarningEvent(message="a")) == ["log/000001-000000.jsonl"]
+    epoch = run_log.epoch(0)
+    assert update(epoch) == ["results.csv"]
+    assert update(epoch) == []
+    (run.folder / "results.csv").write_text("12")
+    assert update(epoch) == ["results.csv"]
+
+
+def test_the_log_is_stored_once_a_minute_whatever_is_told(start: Start, bucket: FolderStore,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    projection, now = Stored(stored(run)), time.monotonic()
+    tell(run, "a")
+    projection.update()
+    assert not bucket.list("exp/log/")
+    monkeypatch.setattr(remote_run.time, "monotonic", lambda: now + 61)
+    projection.update()
+    assert len(bucket.list("exp/log/")) == 1
+
+
+def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    run = start(OTHER, name="mine")
+    tell(run, "a")
+    run.release()
+    again = start(resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
+    assert (messages(again.folder), stored(again).attempt) == (["a"], 2)
+    again.release()
+    assert start(OTHER, name="mine", machine="two").folder == again.folder
+    with pytest.raises(InputError, match="mine is being trained"):
+        start(resume=address)
+    with pytest.raises(InputError, match=rf"{address}s is no run folder"):
+        start(resume=f"{address}s")
+    assert not (tmp_path / "one").joinpath(again.folder.relative_to(tmp_path / "two")).with_name("mines").exists()
+
+
+def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
+    run = start()
+    run.release()
+    other = start(machine="two")
+    tell(other, "b")
+    other.finish()
+    other.release()
+    with pytest.raises(InputError, match=rf"resume: file:.*/exp is finished.*--weights file://{tmp_path}/bucket/runs/train/exp/"):
+        start(resume=str(run.folder / "weights"), storage_path="")
+
+
+def test_a_machine_is_brought_a_run_by_its_name_alone(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                     ) -> None:
+    run, where = start(), Placement(storage_path=f"file://{tmp_path}/bucket", name="exp")
+    tell(run, "a")
+    run.finish()
+    run.release()
+    start(name="other", machine="two")
+    folder = (tmp_path / "two").joinpath(run.folder.relative_to(tmp_path / "one"))
+    bring_run(where)
+    assert (messages(folder), (folder / "finished").exists()) == (["a"], True)
+    bring_run(where.model_copy(update={"name": "none"}))
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["exp", "other"]
+
+
+def test_a_run_that_was_removed_from_the_store_is_not_brought_back(start: Start, bucket: FolderStore, tmp_path: Path
+                                                                   ) -> None:
+    run = start()
+    tell(run, "a")
+    run.release()
+    shutil.rmtree(tmp_path / "bucket" / "runs")
+    again = start()
+    assert (again.folder, messages(again.folder), stored(again).attempt) == (run.folder, [], 1)
+
+
+def test_two_machines_that_begin_at_once_have_runs_of_their_own(start: Start, bucket: FolderStore,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.put(f"exp/{LEASE}", lease.Terms(1, "b", "elsewhere 1").to_bytes())  # its record is on its way
+    monkeypatch.setattr(lease, "acquire", lambda *args, acquire=lease.acquire: acquire(*args[:3]))
+    assert start().folder.name == "exp2"
+
+
+def test_storage_that_refuses_is_told_with_what_to_do(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("AccessDenied")
+
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    with pytest.raises(InputError, match="AccessDenied; give a --project and --storage-path"):
+        start()
+
+
+@pytest.mark.parametrize(("ignored", "header"), [("create", "If-None-Match"), ("replace", "If-Match")])
+def test_storage_that_ignores_conditions_is_refused_before_anything_begins(
+        start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch, ignored: str, header: str) -> None:
+    put_if = FolderStore.put_if
+
+    def careless(self: FolderStore, key: str, data: bytes, version: object = None) -> object:
+        if (version is None) != (ignored == "create"):
+            return put_if(self, key, data, version)
+        self.put(key, data)
+        return self.get(key).version
+
+    monkeypatch.setattr(FolderStore, "put_if", careless)
+    for placement in ({}, {"name": "mine"}, {"resume": "auto"}):
+        with pytest.raises(InputError, match=rf"/bucket/runs/train ignores conditional writes \({header}\)") as refused:
+            start(**placement)
+        assert refused.value.exit_code == 2
+    assert [path.name for path in (bucket._folder).iterdir()] == [".conditions"]
+
+
+def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, caplog: pytest.LogCaptureFixture,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("away")
+
+    run = start()
+    tell(run, "a")
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    run.finish()
+    run.release()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{stored(run).address}: not all of the run is stored (OSError: away); what follows, or the same command on "
+        "this machine, stores the rest"]
+    monkeypatch.undo()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(run.folder.parents[4]))
+    again = start()
+    assert again.folder == run.folder
+    again.finish()
+    again.release()
+    assert bucket.get("exp/finished").data == b""
+    assert b'"a"' in read_log(stored(again)._store)
+
+
+def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
+                                                      capsys: pytest.CaptureFixture[str]) -> None:
+    run = start(name="mine")
+    log = EventLog(run.folder / EVENTS_FILE)
+    for event in (run_log.run(), run_log.start(), run_log.step(1), run_log.checkpoint(1)):
+        log.append(event)
+    log.close()
+    path = checkpoints.save(run.folder, 1, "last")
+    stored(run).checkpoints.put(path, 2)
+    stored(run).seal()
+    address = f"file://{tmp_path}/bucket/runs/train/mine"
+    assert cli.status([address]) == 0
+    assert f"{address}: training" in capsys.readouterr().out
+    run.finish()
+    run.release()
+    assert cli.status([address]) == 0
+    assert f"{address}: finished" in capsys.readouterr().out
+    assert cli.verify([address]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name:<30} ok" for name in ("checkpoints/step-1/state.pt", "weights/last.pt")]
+    for entry in bucket.list("mine/states/"):
+        bucket.put(f"mine/states/{entry.name}", b"other")
+    assert cli.verify([address]) == 3
+    with pytest.raises(InputError, match="has no log of a run"):
+        cli.verify([f"{address}2"])
+
+
+def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_checkpoints(
+        start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start()
+    stored(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
+    wire = json.dumps(stored(run).wire)
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    with spool_of(json.loads(wire)) as (folder, found):
+        assert folder.is_relative_to(tmp_path / "node")
+        assert found.bring(folder) == []
+        assert [path.name for path in newest_first(folder)] == ["step-3"]
+        found.put(checkpoints.save(folder, 4, "last"), 1)
+    assert not folder.exists()
+    (name,) = [entry.name for entry in FolderStore(tmp_path / "bucket/runs/train/exp").list("checkpoints/")]
+    assert name == "000001-step-4.json"
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
+    with spool_of(json.loads(wire)) as (folder, _):
+        assert folder == run.folder
+    assert run.folder.exists()

@@ -1,0 +1,383 @@
+"""Which run a command continues, which one it makes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.sections import OptimizerConfig
+from ray_yolo.core import files
+from ray_yolo.core.errors import InputError
+from ray_yolo.runs import folders
+from ray_yolo.runs.folders import output_folder, storage_folder
+from ray_yolo.runs.record import RunRecord, SweepRecord, read_record
+from ray_yolo.runs.run_dir import Run, begin_run, find_run
+from ray_yolo.runs.working_copy import address_of
+from ray_yolo.storage.store import FolderStore
+
+RECIPE, OTHER = Recipe(seed=1), Recipe(seed=2)
+Open = Callable[..., Run]
+
+
+def made_up(digest: str) -> RunRecord:
+    """The record of a training that never took place."""
+    return RunRecord(digest=digest, asked=RECIPE, recipe=RECIPE, architecture=None, anchors=None, num_parameters=1,
+                     names=("a",), labels="", command="", provenance={})
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Run] = []
+
+    def open_and_record(recipe: Recipe = RECIPE, **placement: object) -> Run:
+        where = Placement(storage_path=str(tmp_path), project="p", **placement)
+        run = find_run(recipe, where) or begin_run(where, made_up(recipe_digest(recipe)))
+        opened.append(run)
+        return run
+
+    yield open_and_record
+    for run in opened:
+        run.release()
+
+
+def test_the_same_command_continues_its_unfinished_run(start: Open) -> None:
+    run = start()
+    run.release()
+    again = start()
+    assert again.folder == run.folder
+    assert start(OTHER).folder != run.folder
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_looking_for_a_run_makes_nothing(tmp_path: Path, name: str) -> None:
+    assert find_run(RECIPE, Placement(storage_path=str(tmp_path), name=name)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_record_cannot_be_written_leaves_nothing_of_its_own(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "sync", full_disk)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()  # somebody's
+    for name in ("", "mine"):
+        with pytest.raises(InputError, match="No space left"):
+            begin_run(Placement(storage_path=str(tmp_path), project=".", name=name), made_up("0"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine", tmp_path / "mine" / "notes.txt"]
+
+
+def test_of_two_commands_that_begin_the_same_name_one_is_told(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), name="mine")
+    run = begin_run(placement, made_up("0"))
+    with pytest.raises(InputError, match="being trained by another process"):
+        begin_run(placement, made_up("1"))
+    run.release()
+    with pytest.raises(InputError, match=r"another process has begun .*mine just now"):
+        begin_run(placement, made_up("1"))
+    assert read_record(run.folder) == made_up("0")
+
+
+def test_a_finished_run_is_followed_by_a_new_one(start: Open) -> None:
+    run = start()
+    run.finish()
+    run.release()
+    assert [run.folder.name, start().folder.name] == ["exp", "exp2"]
+
+
+def test_a_run_that_is_being_trained_is_left_alone(start: Open) -> None:
+    run = start()
+    assert start().folder != run.folder
+    with pytest.raises(InputError, match="being trained by another process"):
+        start(resume=str(run.folder))
+
+
+def test_a_named_run_continues_until_it_is_finished_then_has_three_ways_out(start: Open) -> None:
+    run = start(name="mine")
+    run.release()
+    again = start(name="mine")
+    assert again.folder == run.folder
+    again.finish()
+    again.release()
+    with pytest.raises(InputError, match=r"finished.*--name.*--exist-ok.*--weights"):
+        start(name="mine")
+    fresh = start(name="mine", exist_ok=True)
+    assert fresh.folder == run.folder
+    assert (run.folder.with_name("mine.old1") / "finished").exists()
+
+
+def test_a_named_run_of_another_recipe_is_refused(start: Open) -> None:
+    start(name="mine").release()
+    with pytest.raises(InputError, match="another recipe"):
+        start(OTHER, name="mine")
+
+
+def test_the_way_on_from_a_finished_run_can_be_copied(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="Ann's runs", name="mine")
+    run = begin_run(placement, made_up(recipe_digest(RECIPE)))
+    run.finish()
+    run.release()
+    for words in (placement, placement.model_copy(update={"resume": str(run.folder)})):
+        with pytest.raises(InputError) as refused:
+            find_run(RECIPE, words)
+        flag = str(refused.value)[str(refused.value).rindex("--weights "):]
+        assert shlex.split(flag) == ["--weights", str(run.folder / "weights" / "last.pt")]
+
+
+def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path: Path) -> None:
+    run = start(name="mine")
+    (run.folder / "weights").mkdir()
+    (run.folder / "weights" / "last.pt").touch()
+    run.release()
+    for resume in (str(run.folder), str(run.folder / "weights" / "last.pt"), "auto"):
+        with pytest.raises(InputError, match=r"was begun with seed=1 \(not 2\), and a run keeps its recipe; leave"):
+            start(OTHER, resume=resume)
+        again = start(resume=resume)
+        assert again.folder == run.folder
+        again.release()
+    with pytest.raises(InputError, match="is no run folder"):
+        start(resume=str(tmp_path / "nothing"))
+    run.finish()
+    with pytest.raises(InputError, match="is finished"):
+        start(resume=str(run.folder))
+    with pytest.raises(InputError, match="no unfinished run"):
+        start(resume="auto")
+
+
+def test_resume_takes_what_was_asked_for_or_decided_and_no_other_setting(tmp_path: Path) -> None:
+    """Settings that are given as they are by default count, too."""
+    where = Placement(storage_path=str(tmp_path), project="p", name="mine")
+    asked = Recipe(epochs=7, data="/old/a.yaml", optimizer=OptimizerConfig(lr0=0.02))
+    run = begin_run(where, made_up("x").model_copy(update={
+        "asked": asked, "recipe": asked.model_copy(update={"batch_size": 32})}))
+    run.release()
+    resume = Placement(storage_path=str(tmp_path), project="p", resume=str(run.folder))
+    for given in ({}, {"epochs": 7}, {"batch_size": 32}, {"data": "/new/a.yaml"}, {"optimizer": {"lr0": 0.02}}):
+        find_run(Recipe.model_validate(given), resume).release()
+    for given, told in (({"epochs": 100}, "epochs=7 (not 100)"), ({"batch_size": 16}, "batch_size=None (not 16)"),
+                        ({"optimizer": {"lr0": 0.01}}, "optimizer.lr0=0.02 (not 0.01)")):
+        with pytest.raises(InputError, match=re.escape(f"was begun with {told}, and a run keeps its recipe")):
+            find_run(Recipe.model_validate(given), resume)
+    find_run(Recipe(), resume).release()  # what was refused is not held
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_data_set_that_has_moved_is_known_by_its_labels(tmp_path: Path, name: str) -> None:
+    where = Placement(storage_path=str(tmp_path), project="p", name=name)
+    old, new = (Recipe(seed=1, data=f"/{place}/a.yaml") for place in ("old", "new"))
+    run = begin_run(where, made_up(recipe_digest(old)).model_copy(update={"asked": old, "labels": "same"}))
+    run.release()
+    moved = find_run(new, where, labels=lambda: "same")
+    assert moved is not None
+    assert moved.folder == run.folder
+    moved.release()
+    for recipe, labels in ((new, "other"), (new.model_copy(update={"seed": 2}), "same")):
+        if name:
+            with pytest.raises(InputError, match="is a run of another recipe or data set"):
+                find_run(recipe, where, labels=lambda labels=labels: labels)
+        else:
+            assert find_run(recipe, where, labels=lambda labels=labels: labels) is None
+
+
+@pytest.mark.parametrize("sweep", [True, False])
+def test_trainings_pass_over_sweeps_and_sweeps_over_trainings(tmp_path: Path, sweep: bool) -> None:
+    extends = (lambda folder: False) if not sweep else None  # of who looks: the other kind
+    where = Placement(storage_path=str(tmp_path), project="p")
+    digest = recipe_digest(RECIPE)
+    mine = SweepRecord(digest=digest, space="evolve", trials=3) if sweep else made_up(digest)
+    run = begin_run(where, mine)
+    run.release()
+    assert find_run(RECIPE, where, extends) is None
+    named = where.model_copy(update={"name": run.folder.name})
+    with pytest.raises(InputError, match=f"is {'a sweep' if sweep else 'a training'}; choose another --name"):
+        find_run(RECIPE, named, extends)
+    same = find_run(RECIPE, where, None if extends else lambda folder: False)  # nobody holds it
+    assert same is not None
+    assert same.folder == run.folder
+    same.release()
+
+
+def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: Path) -> None:
+    where = Placement(storage_path=str(tmp_path), project="p")
+    sweep = begin_run(where, SweepRecord(digest=recipe_digest(RECIPE), space="mine.yaml", trials=3))
+    sweep.release()
+    for _ in range(2):  # the first refusal lets go of it
+        with pytest.raises(InputError, match=r"is a sweep; run the python -m ray_yolo.tune .*--space mine\.yaml"):
+            find_run(RECIPE, where.model_copy(update={"resume": str(sweep.folder)}))
+    with pytest.raises(InputError, match="no unfinished run"):
+        find_run(RECIPE, where.model_copy(update={"resume": "auto"}))
+
+
+@pytest.mark.parametrize(("placement", "why"), [
+    ({"exist_ok": True, "name": "mine"}, "not moved aside"),
+    ({"project": "/runs"}, "leads out"), ({"project": "../runs"}, "leads out"),
+    ({"project": "s3://bucket/x"}, "give it as --storage-path"), ({"storage_path": "ftp://x"}, "give a folder"),
+])
+def test_what_a_store_cannot_do_is_refused_before_it_is_asked(placement: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        find_run(RECIPE, Placement.model_validate({"storage_path": "s3://no-such-bucket/x", **placement}))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null"])
+def test_a_damaged_record_is_named_and_never_overwritten(start: Open, content: str) -> None:
+    run = start(name="mine")
+    run.release()
+    (run.folder / "run.json").write_text(content)
+    for placement in ({"name": "mine"}, {"resume": str(run.folder)}):
+        with pytest.raises(InputError, match=r"mine/run\.json: is damaged"):
+            start(**placement)
+    assert (run.folder / "run.json").read_text() == content
+
+
+def test_a_damaged_record_stops_no_command_that_does_not_name_it(
+        start: Open, caplog: pytest.LogCaptureFixture) -> None:
+    whole, torn = start(name="whole"), start(OTHER, name="torn")
+    for run in (whole, torn):
+        run.release()
+    (torn.folder / "run.json").write_text("{")
+    for placement in ({}, {"resume": "auto"}):
+        found = start(**placement)
+        assert found.folder == whole.folder
+        found.release()
+        [warning] = caplog.messages
+        assert str(torn.folder / "run.json") in warning
+        assert "is damaged" in warning
+        assert "passed over" in warning
+        caplog.clear()
+    assert not folders.is_held(torn.folder)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
+def test_a_file_system_without_locks_is_told_before_anything_is_made(
+        start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    run = start(name="mine")
+    run.release()
+    before = sorted(tmp_path.rglob("*"))
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for placement in ({}, {"name": "mine"}, {"name": "new"}, {"resume": str(run.folder)}):
+        with pytest.raises(InputError, match=rf"cannot lock files \({os.strerror(number)}\).*--storage-path"):
+            start(**placement)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("project", ["file", "file/below", "x" * 300, "/proc/none"])
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_storage_that_cannot_be_written_is_told(tmp_path: Path, project: str, name: str) -> None:
+    (tmp_path / "file").touch()
+    placement = Placement(storage_path=str(tmp_path), project=project, name=name)
+    for open_one in (lambda: find_run(RECIPE, placement), lambda: output_folder(placement)):
+        with pytest.raises(InputError, match=r"give a --project and --storage-path"):
+            open_one()
+
+
+def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="val", name="mine")
+    assert [output_folder(placement).name for _ in range(3)] == ["mine", "mine2", "mine3"]
+    assert output_folder(placement.model_copy(update={"exist_ok": True})).name == "mine"
+    assert not list(tmp_path.rglob("*.old*")), "an empty folder is used as it is"
+    assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"
+
+
+def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FolderStore(tmp_path / "bucket" / "val").put("mine3/results.json", b"")
+
+    def named(machine: str, **placement: Any) -> str:
+        monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / machine))
+        where = Placement.model_validate({"storage_path": f"file://{tmp_path}/bucket", "project": "val", **placement})
+        folder = output_folder(where)
+        assert folder.is_relative_to(tmp_path / machine)
+        assert address_of(folder) == f"file://{tmp_path}/bucket/val/{folder.name}"
+        return folder.name
+
+    assert [named(machine) for machine in ("one", "two", "two", "one")] == ["exp", "exp2", "exp3", "exp4"]
+    assert named("one", name="mine") == "mine4"
+    assert named("one", name="mine", exist_ok=True) == "mine"
+    for taken in ("mine", "mine3"):
+        with pytest.raises(InputError, match=f"exist_ok: file://.*/val/{taken}: what is in a store is not moved aside"):
+            named("two", name=taken, exist_ok=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "list", lambda *_: [])
+        assert named("three") == "exp5", "others have taken them since they were listed"
+    shutil.rmtree(tmp_path / "bucket")
+    assert named("one") == "exp", "what a machine still has of others takes no name"
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job's home; it runs in Ray's copy of what was submitted."""
+    copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(("storage", "folder"), [("", ""), ("mine", "mine")])
+def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
+    placement = Placement(storage_path=storage)
+    assert storage_folder(placement) == job / "ray-yolo" / folder
+    run = begin_run(placement, made_up("x"))
+    assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
+    assert not list(Path.cwd().iterdir())
+    run.release()
+
+
+def test_what_is_named_in_full_is_the_storage_wherever_a_job_runs(job: Path, tmp_path: Path) -> None:
+    assert storage_folder(Placement(storage_path=str(tmp_path))) == tmp_path
+    assert storage_folder(Placement(project=str(tmp_path))) == tmp_path
+    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == job / "ray-yolo" / "mine"
+
+
+def test_outside_of_jobs_the_storage_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage_folder(Placement()) == tmp_path
+    assert storage_folder(Placement(storage_path="mine")) == tmp_path / "mine"
+def test_a_name_that_is_used_again_holds_the_new_results_alone(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="val", name="mine", exist_ok=True)
+    for number in range(3):
+        (output_folder(placement) / f"{number}.json").touch()
+    found = {path.parent.name: path.name for path in tmp_path.rglob("*.json")}
+    assert found == {"mine.old1": "0.json", "mine.old2": "1.json", "mine": "2.json"}
+    assert f"{tmp_path}/val/mine.old2" in caplog.text
+
+
+def test_a_folder_that_holds_a_source_or_a_training_is_not_moved_aside(tmp_path: Path) -> None:
+    placement = Placement(storage_path=str(tmp_path), project="p", name="mine", exist_ok=True)
+    source = tmp_path / "p" / "mine" / "pictures" / "1.png"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    with pytest.raises(InputError, match=r"holds pictures/1\.png"):
+        output_folder(placement, [tmp_path / "weights.pt", str(source)])
+    (tmp_path / "p" / "mine" / "run.json").touch()
+    with pytest.raises(InputError, match=r"holds run\.json"):
+        output_folder(placement)
+    assert source.exists()
+
+
+def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
+        start: Open, caplog: pytest.LogCaptureFixture) -> None:
+    first = start()
+    assert not caplog.messages
+    second = start()
+    [warning] = caplog.messages
+    assert warning.startswith(f"{first.folder} of the same settings is in use by another process; ")
+    assert second.folder != first.folder
+    second.release()
+    first.release()

@@ -1,0 +1,76 @@
+"""What `status` says of a training, from its folder alone."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import WarningEvent, WorkerEvent
+from ray_yolo.runs import status
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.runs.status import Member, describe_run, write_members
+from tests.support import run_log
+
+WORKERS = [WorkerEvent(worker=number, node=f"n{number}", pid=40 + number) for number in range(2)]
+TRAINING = [run_log.run(), *WORKERS, run_log.start(), *(run_log.step(number) for number in range(1, 8))]
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A run folder that a driver holds."""
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield tmp_path
+
+
+def test_a_training_is_told_with_its_newest_step_and_where_it_runs(held: Path) -> None:
+    run_log.write(held / EVENTS_FILE, [*TRAINING, WarningEvent(message="slow storage", worker=1)])
+    first, progress, *workers, warning = describe_run(held)
+    assert first == f"{held}: training"
+    assert progress.startswith("epoch 1 of 3, step 7, 100 images/s, ")
+    assert workers == ["worker 0 on n0, process 40", "worker 1 on n1, process 41"]
+    assert warning.endswith("worker 1: slow storage")
+
+
+def test_workers_are_told_as_the_driver_saw_them_last(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_log.write(held / EVENTS_FILE, TRAINING)
+    write_members(held, [Member(worker=0, node="n0", pid=40, phase="exchanging", step=7, seconds=11.8, waits=True),
+                         Member(worker=1, node="node1", pid=41, phase="loading", step=7, seconds=12.3, waits=False)])
+    assert describe_run(held)[2:] == [
+        "worker  node   process  phase       step  for",
+        "     0  n0          40  exchanging     7  12 s",
+        "     1  node1       41  loading        7  12 s  (1 wait for it)"]
+    write_members(held, [])
+    assert describe_run(held)[2:] == ["no worker trains now"]  # those whose begin is in the log have ended
+    later = time.time() + 11
+    monkeypatch.setattr(status.time, "time", lambda: later)
+    assert describe_run(held)[2:] == ["worker 0 on n0, process 40", "worker 1 on n1, process 41"]
+
+
+@pytest.mark.parametrize(("events", "state"), [
+    (TRAINING, "interrupted: nobody trains it; the same command continues it"),
+    ([*TRAINING, run_log.end(7, "stopped", reason="interrupted")],
+     "stopped (interrupted); the same command continues it"),
+    ([*TRAINING, run_log.end(7, "failed", reason="no memory")], "failed (no memory); the same command continues it"),
+])
+def test_a_training_that_nobody_holds_has_ended_somehow(tmp_path: Path, events: list[object], state: str) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, events)
+    assert describe_run(tmp_path)[0] == f"{tmp_path}: {state}"
+    (tmp_path / "finished").touch()
+    assert describe_run(tmp_path)[0] == f"{tmp_path}: finished"
+
+
+def test_what_interruptions_have_cost_is_told(tmp_path: Path) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, [*TRAINING, run_log.start(5, regrouped=True), run_log.step(6)])
+    assert any(line.startswith("0 restarts, 1 regrouping: 2 steps done twice") for line in describe_run(tmp_path))
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no events\.jsonl; give the folder of a run"):
+        describe_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []

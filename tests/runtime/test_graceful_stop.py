@@ -1,0 +1,189 @@
+"""A signal takes effect after the step in hand, which is saved; a second one, or a step without end, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.core.events import Event, PlacementEvent
+from ray_yolo.runs.event_log import EventLog
+from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
+from ray_yolo.runtime import graceful_stop
+from ray_yolo.runtime.graceful_stop import MESSAGE, StopAsked, ask_to_stop, run_aside, signals_ask
+from tests.support import run_log
+
+PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
+
+class TerminatedError(Exception):
+    """What the handler of SIGTERM raises here."""
+
+
+def terminate(number: int, frame: object) -> None:
+    raise TerminatedError
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Handlers as a command has them, whoever started the tests."""
+    before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
+    before = {number: signal.signal(number, handler) for number, handler in before.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def tell_myself(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def train(work: Callable[[StopAsked], None], tell: Callable[[str], None] = lambda text: None) -> None:
+    with signals_ask(tell) as stop_asked:
+        work(stop_asked)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
+def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
+        number: int, raised: type[BaseException]) -> None:
+    told: list[str] = []
+    asked: list[bool] = []
+
+    def work(stop_asked: StopAsked) -> None:
+        asked.append(stop_asked())
+        tell_myself(number)
+        asked.append(stop_asked())
+
+    with pytest.raises(raised):
+        train(work, told.append)
+    assert asked == [False, True]
+    assert told == [MESSAGE]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == [
+        signal.default_int_handler, terminate]
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    def work(stop_asked: StopAsked) -> None:
+        tell_myself(signal.SIGINT)
+        tell_myself(signal.SIGTERM)
+        pytest.fail("it went on")
+
+    with pytest.raises(TerminatedError):
+        train(work)
+
+
+def test_a_step_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(stop_asked: StopAsked) -> None:
+        tell_myself(signal.SIGINT)
+        time.sleep(5)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(work)
+
+
+def test_nothing_comes_after_the_training_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        train(lambda stop_asked: tell_myself(signal.SIGINT))
+    time.sleep(0.4)
+
+
+def test_in_another_thread_signals_stay_as_they_are() -> None:
+    seen: list[object] = []
+
+    def work(stop_asked: StopAsked) -> None:
+        seen.extend([signal.getsignal(signal.SIGTERM), stop_asked()])
+
+    thread = threading.Thread(target=train, args=(work,))
+    thread.start()
+    thread.join()
+    assert seen == [terminate, False]
+
+
+def stop_when_asked(folder: Path, log: EventLog) -> None:
+    """Stands for a training: half a second after it is asked to, it has stopped."""
+    def work() -> None:
+        while not (folder / STOP_REQUEST).exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        log.append(run_log.end(5, "stopped"))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+@pytest.mark.parametrize(("events", "stops", "asked", "seconds"), [
+    ((), True, False, 0.0), ((PLACED,), True, False, 0.0),  # workers that have not begun have nothing to save
+    ((PLACED, STARTED, PLACED), True, False, 0.0), ((PLACED, STARTED, run_log.end(5)), True, False, 0.0),
+    ((PLACED, STARTED, AGAIN), True, True, 0.5),  # others train meanwhile
+    ((PLACED, STARTED), True, True, 0.5), ((PLACED, STARTED, run_log.checkpoint(5)), False, True, 2.0),
+])
+def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: tuple[Event, ...], stops: bool, asked: bool,
+        seconds: float) -> None:
+    monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 2.0)
+    (tmp_path / "calm").mkdir()
+    log, calm = EventLog(tmp_path / "events.jsonl"), EventLog(tmp_path / "calm" / "events.jsonl")
+    for event in events:
+        log.append(event)
+    if stops:
+        stop_when_asked(tmp_path, log)
+    told: list[str] = []
+    began = time.monotonic()
+    ask_to_stop([tmp_path, calm.path.parent, tmp_path / "none"], told.append)
+    assert told == [MESSAGE] * asked
+    assert seconds <= time.monotonic() - began < seconds + 1.0
+    assert not list(tmp_path.rglob(STOP_REQUEST))
+
+
+def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append(run_log.start())
+    answers = iter([False, False, True])
+    ask_to_stop([tmp_path], lambda text: None, lambda: next(answers))
+
+
+def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
+    (tmp_path / STOP_REQUEST).touch()
+    recorder = Recorder(str(tmp_path / "events.jsonl"))
+    assert not recorder.stop_asked()
+    (tmp_path / STOP_REQUEST).touch()
+    assert recorder.stop_asked()
+
+
+def test_it_gives_back_what_the_work_returns_or_raises() -> None:
+    assert run_aside(threading.get_ident) != threading.get_ident()
+    error = ValueError("of the work")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="of the work") as caught:
+        run_aside(fail)
+    assert caught.value is error
+
+
+@pytest.fixture
+def _told_to_stop() -> Iterator[None]:
+    """SIGUSR1 raises in the main thread, as the commands' SIGTERM does."""
+    def stop(*_: object) -> None:
+        raise SystemExit(15)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_told_to_stop")
+def test_a_signal_interrupts_the_wait_at_once() -> None:
+    began, released = time.monotonic(), threading.Event()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    with pytest.raises(SystemExit):
+        run_aside(lambda: released.wait(30))
+    released.set()
+    assert time.monotonic() - began < 10

@@ -1,0 +1,154 @@
+"""What a node of a cluster is refused for, before anything begins there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+
+from ray_yolo.core.errors import InputError, ResourcesError
+from ray_yolo.core.structures import Mirror
+from ray_yolo.data.dataset_yaml import read_description
+from ray_yolo.data.index import read_index
+from ray_yolo.runtime import node_checks
+from ray_yolo.runtime.node_checks import (
+    Report,
+    bring,
+    check_nodes,
+    concerns,
+    describe_cluster,
+    faults,
+    report,
+    sample,
+    versions,
+)
+from ray_yolo.storage.store import FolderStore
+from tests.support.jobs import make_dataset, make_index
+from tests.support.sweeps import assert_cpus_return
+
+OURS = {"Python": "3.11", "torch": "2.9.0", "ray_yolo": "0.2.0 (aaaaaaaa)"}
+SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12, shared=10**9)
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), [
+    ({"versions": {**OURS, "torch": "2.8.0"}}, ResourcesError, "node n1 has torch 2.8.0, the driver 2.9.0: results"),
+    ({"versions": {}}, ResourcesError, r"node n1 has ray_yolo \(none\), the driver 0.2.0 \(aaaaaaaa\)"),
+    ({"versions": {**OURS, "ray_yolo": "0.2.0 (bbbbbbbb)"}}, ResourcesError, r"has ray_yolo 0.2.0 \(bbbbbbbb\)"),
+    ({"unseen": True}, InputError, "storage_path: node n1 does not see /runs"),
+    ({"refuses": "Read-only file system"}, InputError, "n1 cannot write to /runs: Read-only file system"),
+    ({"lacks": ("/data/1.jpg",)}, InputError, r"data: node n1 lacks /data/1.jpg, .* \(1 of 32 looked at\)"),
+])
+def test_a_node_is_refused_with_its_name_and_what_to_do(
+        change: dict[str, object], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        raise next(faults("n1", SOUND._replace(**change), OURS, "/runs", 32))
+
+
+def test_a_sound_node_is_not_and_small_things_are_told() -> None:
+    assert list(faults("n1", SOUND, OURS, "/runs", 32)) == []
+    assert list(concerns("n1", SOUND, 1.0)) == []
+    *others, shared = concerns("n1", SOUND._replace(free=10**9, shared=67_108_864), -9.4)
+    assert others == ["node n1: its clock is 9 s behind: times in logs will be",
+                      "node n1: only 1.0 GB free for temporary files"]
+    assert shared.startswith("node n1: only 67 MB free in /dev/shm, through which loader processes")
+
+
+def test_a_node_reports_what_it_finds(tmp_path: Path) -> None:
+    index = make_index(tmp_path, 40)
+    files = sample(index, index)
+    assert len(files) == 32
+    assert {Path(path).stat().st_size == size for path, size in files} == {True}
+    assert report(str(tmp_path), files)._replace(clock=0.0, free=0, shared=0) == Report(
+        versions(), False, "", (), 0.0, 0, 0)
+    Path(files[3][0]).unlink()
+    Path(files[5][0]).write_bytes(b"another picture")
+    assert report(str(tmp_path / files[0][0]), files).lacks == (files[3][0], files[5][0])
+    assert report(str(tmp_path / "gone"), ()).unseen
+    assert list(tmp_path.rglob(".ray_yolo*")) == []
+
+
+def test_storage_that_cannot_be_written_to_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(node_checks.os, "fsync", refuse)
+    assert "Read-only file system" in report(str(tmp_path), ()).refuses
+
+
+def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
+    address = f"file://{tmp_path}/bucket"
+    assert report(address, ())._replace(clock=0.0, free=0, shared=0) == Report(
+        versions(), False, "", (), 0.0, 0, 0)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    monkeypatch.setenv("RAY_YOLO_CACHE", "/proc/cache")
+    assert "/proc/cache" in report(address, ()).refuses
+
+    def refuse(*_: object) -> None:
+        raise OSError("AccessDenied")
+
+    monkeypatch.setattr(FolderStore, "put", refuse)
+    assert report(address, ()).refuses == "AccessDenied"
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    assert "pip install" in report("s3://bucket/x", ()).refuses
+
+
+def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
+    index = read_index(read_description(f"file://{make_dataset(tmp_path / 'set', 5)}"), "train")
+    assert index.mirror
+    assert sample(index) == ()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
+    refused, [told] = bring(index.mirror)
+    assert not refused
+    assert f"33 files (0.1 MB) are fetched into {tmp_path}/node/" in told
+    assert bring(index.mirror) == ("", [])
+    (tmp_path / "set" / "images" / "train" / "000.png").unlink()
+    monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))
+    assert "has changed since" in bring(index.mirror)[0]
+
+
+def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("a", "gain = 0.05"), ("b", "gain = 0.5")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    found = []
+    for name in "aab":
+        monkeypatch.setattr(node_checks.ray_yolo, "__file__", str(tmp_path / name / "__init__.py"))
+        found.append(versions()["ray_yolo"])
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = make_index(tmp_path, 5)
+    assert check_nodes(tmp_path / "gone", index) == []  # one node: its own disk will do
+    monkeypatch.setattr(node_checks, "other_nodes", lambda: {ray.get_runtime_context().get_node_id(): "n1"})
+    assert check_nodes(tmp_path, index) == []
+    with pytest.raises(InputError, match=r"node n1 does not see .*gone; give a folder that every node mounts"):
+        check_nodes(tmp_path / "gone", index)
+    away = replace(index, mirror=Mirror("file:///none", "0", str(tmp_path)))
+    with pytest.raises(InputError, match="node n1: data: file:///none: there is no such bucket or object"):
+        check_nodes(tmp_path, away)
+    monkeypatch.setattr(node_checks, "other_nodes", lambda: {"0" * 56: "n2"})
+    with pytest.raises(ResourcesError, match="node n2 "):
+        check_nodes(tmp_path, index)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_cpus_return()
+    [driver, node], fit = describe_cluster("")
+    assert fit
+    assert driver.startswith("driver: Python 3.")
+    assert node.endswith(": 4 of 4 CPU free")
+    monkeypatch.setattr(node_checks, "other_nodes", lambda: {each["NodeID"]: node_checks._name(each) for each in ray.nodes()})
+    monkeypatch.setattr(node_checks, "versions", lambda: OURS)
+    lines, fit = describe_cluster("")
+    assert not fit
+    assert "the driver 0.2.0 (aaaaaaaa): results would differ" in lines[2]

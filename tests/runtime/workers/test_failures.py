@@ -1,0 +1,150 @@
+"""Which failures end a training, and how they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray.exceptions
+import torch
+import torchvision
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from ray_yolo.core.errors import (
+    CheckpointError,
+    DatasetError,
+    LostWorkersError,
+    PeerLostError,
+    RayYoloError,
+    TrainingError,
+)
+from ray_yolo.core.events import Event, WorkerEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runtime.workers import failures as failures_module
+from ray_yolo.runtime.workers.failures import Judge, Restarts, cause_of, summary
+from tests.support import run_log
+
+LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
+LATE = RuntimeError("Timed out waiting 15000ms for recv operation to complete")
+ALONE = PeerLostError("Connection closed by peer")  # what a sound worker ends with where it cannot go on
+DEAD = WorkerHealthCheckFailedError("Worker 1 is gone.", ray.exceptions.ActorDiedError())
+FULL = RuntimeError("CUDA out of memory")
+MISSING = FileNotFoundError(2, "No such file or directory", "/data/a.png")
+
+
+@pytest.mark.parametrize(("failures", "worker"), [
+    ({0: LOST, 1: DEAD}, 1), ({0: LOST, 1: LATE, 2: FULL}, 2), ({0: DEAD, 1: MISSING, 2: LOST}, 1),
+    ({0: ALONE, 1: DEAD}, 1), ({0: ALONE, 1: FULL}, 1), ({0: ALONE, 1: MISSING}, 1),
+    ({3: LOST, 2: LATE}, 2), ({1: CheckpointError("of another model"), 0: FULL}, 1),
+])
+def test_the_cause_is_the_error_that_is_not_a_lost_connection(failures: dict[int, Exception], worker: int) -> None:
+    assert cause_of(failures) == (worker, failures[worker])
+
+
+def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
+    left = Restarts(2)
+    assert [left.allow(step) for step in (0, 0, 5, 5, 5)] == [True, True, True, True, False]
+    assert not Restarts(0).allow(7)
+    assert all(Restarts(-1).allow(0) for _ in range(9))
+
+
+@pytest.mark.parametrize(("error", "told"), [
+    (CheckpointError("a.pt: damaged; use another"), "a.pt: damaged; use another"),
+    (MISSING, "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"),
+    (ValueError("Caught ValueError in DataLoader worker process 0.\nTraceback:\n  code\nValueError: odd\n"),
+     "ValueError: odd"),
+    (DatasetError("Caught DatasetError in DataLoader worker process 0.\n  code\nray_yolo.errors.DatasetError: a: odd"),
+     "a: odd"),
+    (OSError("https://ann:s3cr3t@host is away"), "OSError: https://***@host is away"), (KeyError(), "KeyError: "),
+])
+def test_an_error_is_told_on_one_line(error: Exception, told: str) -> None:
+    assert summary(error) == told
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts of warnings."""
+    texts: list[str] = []
+    monkeypatch.setattr(failures_module, "emitter", lambda _: lambda event: texts.append(event.message))
+    return texts
+
+
+def judge(folder: Path, *events: Event, max_failures: int = 1) -> Judge:
+    log = EventLog(folder / EVENTS_FILE)
+    for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
+        log.append(event)
+    recorder: Any = object()
+    return Judge(folder, max_failures, recorder)
+
+
+def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
+    some = judge(tmp_path, run_log.checkpoint(7))
+    some.decide({0: LOST, 1: FULL}, others_go_on=False)
+    assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
+    with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
+        some.decide({1: FULL}, others_go_on=False)
+    EventLog(tmp_path / EVENTS_FILE).append(run_log.checkpoint(9))
+    some.decide({0: FULL}, others_go_on=False)
+    assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
+
+
+def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: Path, told: list[str]) -> None:
+    """Also without a checkpoint; but those before whose replacement no step was taken do, and so do all together."""
+    some = judge(tmp_path, run_log.step(3))
+    some.decide({1: DEAD}, others_go_on=True)
+    EventLog(tmp_path / EVENTS_FILE).append(run_log.step(4))
+    some.decide({0: DEAD, 1: DEAD}, others_go_on=True)
+    assert [text.rpartition("; ")[2] for text in told] == ["it is replaced, and the others go on"] * 2
+    with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
+        some.decide({1: DEAD}, others_go_on=True)
+    with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
+        some.decide(dict.fromkeys(range(3), DEAD), others_go_on=False)
+
+
+@pytest.mark.parametrize("failures", [{0: ALONE}, {0: ALONE, 1: DEAD}])
+def test_a_lost_peer_restarts_all_as_often_as_is_allowed(
+        tmp_path: Path, told: list[str], failures: dict[int, Exception]) -> None:
+    some = judge(tmp_path, run_log.checkpoint(7), max_failures=2)
+    for _ in range(2):
+        some.decide(failures, others_go_on=False)
+    assert [text.rpartition("; ")[2] for text in told] == ["all workers are started again, from step 7"] * 2
+    with pytest.raises(LostWorkersError, match="given up after 2 restarts") as caught:
+        some.decide(failures, others_go_on=False)
+    assert type(caught.value) is LostWorkersError
+
+
+@pytest.mark.parametrize(("error", "kind"), [
+    (DEAD, LostWorkersError), (FULL, TrainingError)])
+def test_workers_that_were_lost_are_told_from_workers_that_failed(
+        tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
+    with pytest.raises(TrainingError) as caught:
+        judge(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_go_on=False)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
+                                            (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
+def test_a_failure_that_would_come_again_ends_the_training_at_once(
+        tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
+    with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:
+        judge(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_go_on=False)
+    assert type(caught.value) is kind
+    assert told == []
+
+
+def test_an_operator_that_a_device_lacks_will_be_lacking_again(tmp_path: Path) -> None:
+    """torch's own error: nms has no kernel for sparse tensors, as torchvision built for CPUs has none for GPUs."""
+    boxes = torch.zeros(1, 4).to_sparse()
+    with pytest.raises(RuntimeError, match=r"Could not run 'torchvision::nms'") as lacking:
+        torchvision.ops.nms(boxes, boxes[0], 0.5)
+    with pytest.raises(TrainingError, match=r"^worker 1 on right: "):
+        judge(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_go_on=False)
+
+
+def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, told: list[str]) -> None:
+    some = judge(tmp_path, max_failures=0)
+    taken = WorkerHealthCheckFailedError("gone", ray.exceptions.RayActorError(preempted=True))
+    for _ in range(3):
+        some.decide({0: LOST, 1: taken}, others_go_on=False)
+    assert len(told) == 3

@@ -1,0 +1,117 @@
+"""A sweep's crew on Ray: workers and trials that are lost cost nobody a row, and jobs leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from ray_yolo.core.events import StartEvent, StepEvent, WorkerEvent
+from ray_yolo.core.system import own_process
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runtime.workers import pool_jobs, worker
+from ray_yolo.runtime.workers.coordinator import Arrival, Beat
+from ray_yolo.runtime.workers.job_queue import Crew, Place
+from ray_yolo.runtime.workers.pool_jobs import CrewRoster
+from tests.support.run_log import only
+from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
+
+TRIALS = 5
+JOINING = Beat("joining", 0, 0.0, 30.0)
+
+
+def workers_at(trial: Path, least_steps: int) -> list[int]:
+    """The processes that train a trial, once they have taken some steps; none before that and after its end."""
+    events = read_events(trial / EVENTS_FILE) if (trial / EVENTS_FILE).exists() else []
+    if (trial / "finished").exists() or len(only(StepEvent, events)) < least_steps:
+        return []
+    pids = {event.worker: event.pid for event in only(WorkerEvent, events)}
+    return [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+
+
+def churn(trials: Path, hits: dict[str, Callable[[list[int]], None]], done: list[str]) -> None:
+    """Hit each of these trials once while it is trained."""
+    while len(done) < len(hits):
+        for name in hits.keys() - set(done):
+            if len(pids := workers_at(trials / name, 10)) >= 2:
+                hits[name](pids)
+                done.append(name)
+        time.sleep(0.02)
+
+
+def kill_one(pids: list[int]) -> None:
+    os.kill(pids[0], signal.SIGKILL)
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_a_trials_process(pids: list[int]) -> None:
+    """One of those that Tune has started."""
+    found = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ImplicitFunc" in path.read_bytes()]
+    os.kill(int(found[0].parent.name), signal.SIGKILL)
+
+
+class ActorCrew:
+    """A crew of this process, called as an actor is."""
+
+    def __init__(self) -> None:
+        self.crew = Crew()
+
+    @property
+    def roster(self) -> Any:
+        return SimpleNamespace(remote=self.crew.roster)
+
+
+def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
+    crew: Any = ActorCrew()
+    roster = CrewRoster(crew, 1)
+    sent = pickle.loads(pickle.dumps(roster))
+    assert sent.job == roster.job
+    sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None, JOINING))
+    assert sent.formed.remote("a").num_workers == 1
+    assert CrewRoster(sent.crew, 1).present.remote() == 0  # another job's
+
+
+@pytest.mark.usefixtures("own_signal_handlers")
+def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends, and its place is filled again."""
+    def ask(uid: str, place: Place) -> None:
+        asked.append(uid)
+        signal.raise_signal(signal.SIGTERM)
+
+    asked: list[str] = []
+    monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
+    monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    assert not pool_jobs.crew_worker({"crew": SimpleNamespace(ask=SimpleNamespace(remote=ask))}, 0)
+    assert len(asked) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("ray_session")
+def test_a_sweep_whose_workers_and_trials_are_killed_has_the_calm_ones_rows(tmp_path: Path) -> None:
+    calm, done = crew_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
+    hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
+    trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
+    threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
+    churned = crew_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
+    assert sorted(done) == sorted(hits)
+    assert_equal_rows(churned, calm)
+    regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))
+    assert regrouped[1].regrouped
+    assert_cpus_return()

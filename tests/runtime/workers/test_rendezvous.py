@@ -1,0 +1,173 @@
+"""What a worker tells of itself, and how it is ended. Lost ones: test_faults.py, test_trainer.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ray_yolo.core.system import own_process
+from ray_yolo.engine.membership import Generation, Pulse
+from ray_yolo.runtime.workers import rendezvous
+from ray_yolo.runtime.workers.coordinator import Formed, Reply, Roster
+from ray_yolo.runtime.workers.rendezvous import RosterMembers
+
+
+def test_a_process_that_is_frozen_can_be_ended() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    os.kill(process.pid, signal.SIGSTOP)
+    rendezvous.end(own_process()._replace(pid=process.pid))
+    assert process.wait(10) == -signal.SIGKILL
+    rendezvous.end(own_process()._replace(pid=process.pid))  # one that has ended already
+
+
+def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node is asked, and every node of that name; the process ids of those mean others."""
+    process, own = subprocess.Popen(["sleep", "60"]), own_process()
+    node = {"NodeID": "ab" * 28, "Alive": True, "NodeManagerHostname": own.node}
+    asked: list[Any] = []
+
+    def run(*given: Any) -> None:
+        asked.append(given)
+        rendezvous._kill(*given)
+
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=run))
+    monkeypatch.setattr(rendezvous.ray, "nodes", lambda: [node, {**node, "Alive": False}])
+    monkeypatch.setattr(rendezvous.ray, "remote", lambda **_: lambda function: task)
+    monkeypatch.setattr(rendezvous, "answer", lambda found: found)
+    boot, namespace = own.space.split()
+    for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
+        rendezvous.end(own._replace(space=space, pid=process.pid))
+    assert len(asked) == 2
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+
+
+def test_stacks_name_threads_and_functions() -> None:
+    text = rendezvous.stacks()
+    assert "MainThread:" in text
+    assert "test_stacks_name_threads_and_functions" in text
+
+
+class Beside:
+    """A roster on which somebody else waits to join, of a worker that may begin alone or may not; its calls answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
+        self.happened: list[str] = []
+        self.ready = threading.Event()
+        for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
+                              ("_BEAT_SECONDS", 0.01), ("preload", self.preload)):
+            monkeypatch.setattr(rendezvous, name, instead)
+        monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+        formed = Formed(1, 0, 1, ("", 0), None, False)
+        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: formed,
+                 "beat": self.beat, "leave": lambda uid: None, "introduce": lambda *_: False}
+        roster: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        assert all(hasattr(Roster, name) for name in calls)
+        self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
+
+    def beat(self, *_: Any) -> Reply:
+        return Reply(True, 0, False, nobody_stays=True)
+
+    def preload(self) -> None:
+        self.happened.append("preloading")
+        assert self.ready.wait(60)
+        self.happened.append("preloaded")
+
+    def wait_until_it_regroups(self) -> None:
+        deadline = time.monotonic() + 60
+        while not self.members.regroups():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=True)
+    assert isinstance(beside.members.join(None), Generation)
+    time.sleep(0.3)  # many beats
+    assert not beside.members.regroups()
+    assert sorted(beside.happened) == ["arrived", "preloading"]  # once
+    beside.ready.set()
+    beside.wait_until_it_regroups()
+    beside.members.close()
+
+
+def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=False)
+    beside.ready.set()
+    assert isinstance(beside.members.join(None), Generation)
+    assert beside.happened == ["preloading", "preloaded", "arrived"]
+    beside.wait_until_it_regroups()
+    assert beside.members.nobody_stays()  # as it was told
+    beside.members.close()
+
+
+@pytest.mark.parametrize("regroups", [False, True])
+def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
+    """Not for what was said of the one before, which this worker has left while the roster answered."""
+    beside, asked, cuts = Beside(monkeypatch, alone=True), threading.Event(), []
+    beside.ready.set()
+    monkeypatch.setattr(rendezvous, "cut_group", lambda: cuts.append(len(cuts)))
+
+    def beat(*_: Any) -> Reply:
+        if asked.is_set():
+            return Reply(False, 0, False, nobody_stays=False)
+        if regroups:
+            beside.members.join(None)
+        asked.set()
+        return Reply(False, 0, True, nobody_stays=False)
+
+    beside.members._pulse.enter("joining")
+    monkeypatch.setattr(beside.members._roster.beat, "remote", beat)
+    assert asked.wait(60)
+    time.sleep(0.2)
+    beside.members.close()
+    assert cuts == ([] if regroups else [0])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_worker_that_a_roster_does_not_know_introduces_itself(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """If the others have gone on without it, its group is cut, and it asks for another one."""
+    beside, cuts, introduced = Beside(monkeypatch, alone=True), [], list[Any]()
+    beside.ready.set()
+    monkeypatch.setattr(rendezvous, "cut_group", lambda: cuts.append(len(cuts)))
+
+    def introduce(uid: str, arrival: Any, formed: Formed) -> bool:
+        introduced.append((uid, arrival.worker, arrival.beat.phase, formed.number))
+        return known
+
+    monkeypatch.setattr(beside.members._roster.introduce, "remote", introduce)
+    monkeypatch.setattr(beside.members._roster.beat, "remote",
+                        lambda *_: Reply(False, 0, False, nobody_stays=False, unknown=True))
+    beside.members._pulse.enter("exchanging")
+    time.sleep(0.1)
+    assert not introduced  # it has none to tell of
+    beside.members.join(None)
+    deadline = time.monotonic() + 60
+    while len(introduced) < 3 or not (known or beside.members.regroups()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    beside.members.close()
+    assert set(introduced) == {("uid", 0, "exchanging", 1)}
+    assert bool(cuts) is not known
+    assert beside.members.regroups() is not known
+
+
+def test_a_worker_that_waits_at_a_roster_that_was_started_again_arrives_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch, alone=True)
+    answers = iter([None, "unknown", None, Formed(1, 0, 1, ("", 0), None, False)])
+    monkeypatch.setattr(beside.members._roster.formed, "remote", lambda uid: next(answers))
+    assert isinstance(beside.members.join(None), Generation)
+    assert beside.happened.count("arrived") == 2
+    beside.ready.set()
+    beside.members.close()

@@ -1,0 +1,259 @@
+"""What Ray Train is asked for, and what becomes of lost workers: real processes, and the bits of the calm training."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.train.torch import TorchConfig
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    StacksEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+    WorkerEvent,
+)
+from ray_yolo.runs.event_log import read_events, surviving
+from ray_yolo.runtime.workers import torch_trainer
+from ray_yolo.runtime.workers.torch_trainer import Asked, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.workers.worker import note_sigterm
+from tests.runtime.test_kill import command, finish, log_of, start, tensors
+from tests.support.run_log import only
+
+SHORT, LONG = 60, 300  # epochs of three steps; in the long one a replacement has time to come up, twice
+STALL_SECONDS = 4
+ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
+FULL = RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(("num_workers", "expected"), [(2, True), (1, True), ((2, 4), False)])
+def test_a_fixed_number_of_workers_can(num_workers: Any, expected: bool) -> None:
+    assert replaces_in_place(Placement(num_workers=num_workers)) is expected
+
+
+def test_an_older_ray_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.train.torch.config._TorchBackend", object)
+    assert not replaces_in_place(Placement(num_workers=2))
+
+
+def test_a_group_that_ray_forms_uses_the_interface_that_ray_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: happened.append("group"))
+    monkeypatch.setattr(torch_trainer, "use_interface", happened.append)
+    monkeypatch.setattr(torch_trainer, "own_address", lambda: "10.0.0.7")
+    group = SimpleNamespace(execute=lambda function: function())
+    backend = torch_trainer.InterfaceConfig(backend="gloo").backend_cls()
+    backend.on_start(group, TorchConfig())
+    assert happened == ["10.0.0.7", "group"]
+
+
+def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
+    backend = InPlaceConfig(backend="gloo").backend_cls
+    assert backend.has_replica_groups
+    assert not TorchConfig().backend_cls.has_replica_groups
+    for hook in (backend.on_training_start, backend.on_shutdown):
+        assert hook(backend(), None, None) is None  # the worker group is not touched
+    executed: list[Any] = []
+    backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
+    assert executed == [note_sigterm]  # in the main thread of each worker
+
+
+class Roster:
+    """Says how training ended, from a moment on; `answer` is what asks it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
+        self.ended, self.lost, self.leaving = ended, [], set()
+        self.outcome = SimpleNamespace(remote=lambda: self.ended)
+        self.lose = SimpleNamespace(remote=self.lose_some)
+        monkeypatch.setattr(torch_trainer, "answer", lambda answered: answered)
+
+
+    def lose_some(self, workers: list[int]) -> list[int]:
+        self.lost += workers
+        return [worker for worker in workers if worker not in self.leaving]
+
+
+def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[Any] = []
+    judge: Any = SimpleNamespace(decide=lambda failures, others_go_on: decided.append((list(failures), others_go_on)))
+    roster: Any = Roster(monkeypatch)
+    asked, alone = Asked(judge, 3, roster), Asked(judge)
+    asked.after_exception(None, {0: FULL, 1: FULL})
+    asked.after_exception(None, dict.fromkeys(range(3), FULL))
+    alone.after_exception(None, {0: FULL})
+    assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
+    assert roster.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
+    roster.leaving = {0}
+    asked.after_exception(None, {0: FULL})
+    asked.after_exception(None, {0: FULL, 2: FULL})
+    assert decided[3:] == [([2], True)]
+    roster.ended = ENDED
+    asked.after_exception(None, {1: FULL})
+    assert len(decided) == 4
+
+
+def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    stopped, outcomes = [], iter([ray.exceptions.ActorDiedError(), "done"])
+
+    def in_order(*_: Any) -> str:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert stopped == [tmp_path]
+        return outcome
+
+    for name, instead in (("in_order", in_order), ("stop_workers", stopped.append),
+                          ("build_trainer", lambda *_, **__: None)):
+        monkeypatch.setattr(torch_trainer, name, instead)
+    assert torch_trainer.run_workers(print, {}, Placement(num_workers=2), 0.0, tmp_path, "training") == "done"
+
+
+class Trainer:
+    """Ray's, which ends when it is let."""
+
+    def __init__(self, outcome: Exception | str = "") -> None:
+        self.outcome, self.free = outcome, threading.Event()
+        if outcome:
+            self.free.set()
+
+    def fit(self) -> Any:
+        assert self.free.wait(30)
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return SimpleNamespace(return_value=self.outcome)
+
+
+def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's controller waits for it; what the roster knows counts, and the workers' room is given back."""
+    stopped: list[Path] = []
+    told: list[str] = []
+    monkeypatch.setattr(torch_trainer, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(torch_trainer, "stop_workers", stopped.append)
+    trainer = Trainer()
+    assert torch_trainer._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path, told.append) is ENDED
+    assert stopped == [tmp_path]
+    trainer.free.set()
+
+
+@pytest.mark.parametrize("with_roster", [False, True])
+def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     with_roster: bool) -> None:
+    roster = Roster(monkeypatch) if with_roster else None
+    assert torch_trainer._until_the_end(Trainer("done"), roster, tmp_path, print) == "done"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch_trainer._until_the_end(Trainer(FULL), roster, tmp_path, print)
+
+
+def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
+    return [*command(folder, folder, num_workers), "--epochs", str(epochs), "--set", "augment.mosaic=0", "--mlflow-uri",
+            "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
+
+
+def calm(folder: Path, epochs: int) -> Path:
+    """The same training without a fault, in one process."""
+    folder.mkdir()
+    finish(start(argv_of(folder, 0, epochs), folder))
+    return folder
+
+
+def wait_for_steps(process: subprocess.Popen[bytes], folder: Path, generation: int) -> list[Event]:
+    """The log, once a generation (from 1) has taken some steps."""
+    while True:
+        events = read_events(log_of(folder))
+        places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
+        if len(places) >= generation and len(only(StepEvent, events[places[generation - 1]:])) > 5:
+            return events
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.02)
+
+
+def hit(events: list[Event], worker: int, signum: int) -> int:
+    """Send a signal to a worker. Returns its process id."""
+    pid = next(event.pid for event in only(WorkerEvent, events) if event.worker == worker)
+    os.kill(pid, signum)
+    return pid
+
+
+def check(folder: Path, calm: Path, epochs: int) -> list[Event]:
+    """Same bits, and no step missing or done twice. Returns the log.
+
+    What the recording worker had to say of its last step may end with it: each generation says where it goes on.
+    """
+    events, expected = read_events(log_of(folder)), tensors(calm)
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
+    starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, surviving(events))]
+    assert len(set(steps)) == len(steps)
+    assert set(range(1, 3 * epochs + 1)) - set(steps) <= {start.step for start in starts}
+    assert only(EndEvent, events)[-1].status == "done"
+    assert all(after.step > before.step for before, after in itertools.pairwise(starts))
+    return events
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: Path) -> None:
+    process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
+    hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
+    finish(process)
+    events = check(tmp_path, calm(tmp_path / "calm", SHORT), SHORT)
+    assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
+    [told] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
+    assert told.startswith("worker 0 on ")
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_path: Path) -> None:
+    process = start(argv_of(tmp_path, 3, LONG), tmp_path)
+    hit(wait_for_steps(process, tmp_path, 1), 1, signal.SIGKILL)
+    frozen = hit(wait_for_steps(process, tmp_path, 3), 0, signal.SIGSTOP)
+    wait_for_steps(process, tmp_path, 5)  # its successor has its number, and no state
+    finish(process)
+    events = check(tmp_path, calm(tmp_path / "calm", LONG), LONG)
+    assert [event.num_workers for event in only(StartEvent, events)] == [3, 2, 3, 2, 3]
+    told = [event.message for event in only(WarningEvent, events)]
+    assert sum("it is replaced, and the others go on" in text for text in told) == 2
+    assert sum(f"(process {frozen}) has not moved for" in text for text in told) == 1
+    assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
+    assert "MainThread" in only(StacksEvent, events)[0].stacks
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.parametrize("num_workers", [1, "2-3"])
+def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
+        tmp_path: Path, num_workers: int | str) -> None:
+    """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
+    process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
+                     "--max-failures", "1"], tmp_path)
+    killed = wait_for_steps(process, tmp_path, 1)
+    hit(killed, 0, signal.SIGKILL)
+    finish(process)
+    events, expected = read_events(log_of(tmp_path)), tensors(calm(tmp_path / "calm", SHORT))
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
+    _, second = only(StartEvent, events)
+    assert not second.regrouped
+    assert second.step >= max(event.step for event in only(CheckpointEvent, killed))
+    [told] = [event.message for event in only(WarningEvent, events) if "started again" in event.message]
+    assert f"all workers are started again, from step {second.step}" in told
+    assert only(EndEvent, events)[-1].status == "done"

@@ -1,0 +1,173 @@
+"""A user's functions are called in order, once each, and never hurt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import InputError
+from ray_yolo.core.events import Event
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
+from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.callbacks import Callbacks, load_callbacks
+from tests.support import run_log
+
+RECIPE = Recipe(epochs=3)
+
+USER = """
+import threading
+calls, told = [], threading.Event()
+def on_run_start(run_dir, recipe):
+    calls.append(("start", run_dir, recipe))
+def on_epoch_end(event):
+    calls.append(("epoch", event["epoch"], event["metrics"]["mAP50"]))
+    told.set()
+def on_run_end(result):
+    calls.append(("end", result))
+class Some:
+    def on_run_end(self, result):
+        calls.append(("some", result))
+fitted = Some()
+number = 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A user's module; importable as `users_own.module` too."""
+    (tmp_path / "users_own").mkdir()
+    (tmp_path / "users_own" / "module.py").write_text(USER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "users_own" / "module.py"
+    for name in ("users_own", "users_own.module", "callbacks_module"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    run_log.write(tmp_path / "run" / EVENTS_FILE, [run_log.run()])
+    return tmp_path / "run"
+
+
+def tell(run_dir: Path, *events: Event) -> None:
+    run_log.write(run_dir / EVENTS_FILE, events)
+
+
+class Called:
+    """The functions that a path names, called from now on as the log of a run grows."""
+
+    def __init__(self, path: Path, run_dir: Path, warn: Callable[[str], None] = print) -> None:
+        self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
+        self._projections = Projections(run_dir / EVENTS_FILE, [self.callbacks], warn)
+
+    def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
+        self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
+        self._projections.finish()
+
+
+def calls() -> list[tuple[Any, ...]]:
+    module: Any = sys.modules["callbacks_module"]
+    return list(module.calls)
+
+
+def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir: Path) -> None:
+    warnings: list[str] = []
+    callbacks = Called(module, run_dir, warnings.append)
+    tell(run_dir, run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), run_log.end(20))
+    callbacks.finish("the result")
+    assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("epoch", 1, 1.125), ("end", "the result")]
+    assert warnings == []
+
+
+def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) -> None:
+    callbacks = Called(module, run_dir)
+    tell(run_dir, run_log.start(), run_log.epoch(0))
+    loaded: Any = sys.modules["callbacks_module"]
+    assert loaded.told.wait(10)
+    callbacks.finish()
+
+
+def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
+    tell(run_dir, run_log.start(), *run_log.trained_epoch(0))
+    callbacks = Called(module, run_dir)  # the command was run again
+    tell(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
+    tell(run_dir, run_log.start(10), run_log.epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
+    callbacks.finish()
+    assert [call[1] for call in calls() if call[0] == "epoch"] == [1, 2]
+    assert [call[0] for call in calls()].count("end") == 1
+
+
+@pytest.mark.parametrize(("raised", "told"), [("KeyError('mine')", "KeyError: 'mine'"),
+                                              ("SystemExit(7)", "SystemExit: 7")])
+def test_an_exception_is_a_warning_and_the_others_are_called(
+        module: Path, run_dir: Path, raised: str, told: str) -> None:
+    module.write_text(f"{USER}\ndef on_epoch_end(event):\n    raise {raised}\n")
+    warnings: list[str] = []
+    callbacks = Called(module, run_dir, warnings.append)
+    tell(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
+    callbacks.finish()
+    assert warnings == [f"callbacks: on_epoch_end: {told}"] * 2
+    assert [call[0] for call in calls()] == ["start", "end"]
+
+
+def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir: Path) -> None:
+    module.write_text("import threading\nwait = threading.Event()\ndef on_run_end(result):\n    wait.wait(60)\n")
+    warnings: list[str] = []
+    callbacks = Called(module, run_dir, warnings.append)
+    callbacks.finish(patience_seconds=0.5)
+    assert warnings == ["callbacks: not back after 0.5 s; they are left behind"]
+    sys.modules["callbacks_module"].wait.set()
+
+
+def test_start_and_end_are_told_once_however_the_rounds_of_the_thread_fall(module: Path, run_dir: Path) -> None:
+    callbacks = Callbacks(load_callbacks(str(module)), run_dir, RECIPE, print)
+    callbacks.result = 1
+    callbacks.update()
+    callbacks.update()
+    callbacks.event(run_log.epoch(0))
+    callbacks.update(last=True)
+    assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("end", 1)]
+
+
+def test_an_epoch_is_told_as_the_log_has_it(run_dir: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    callbacks = Callbacks({"on_epoch_end": seen.append}, run_dir, RECIPE, print)
+    tell(run_dir, run_log.epoch(0))
+    [*_, line] = read_lines(run_dir / EVENTS_FILE)
+    callbacks.event(read_events(run_dir / EVENTS_FILE)[-1])
+    callbacks.update()
+    assert seen == [line]
+
+
+def test_no_path_is_no_callbacks() -> None:
+    assert load_callbacks("") == {}
+
+
+@pytest.mark.parametrize(("name", "hooks"), [
+    ("", {"on_run_start", "on_epoch_end", "on_run_end"}), (":fitted", {"on_run_end"}), (":Some", {"on_run_end"}),
+])
+def test_a_path_names_a_module_an_object_or_a_class(module: Path, name: str, hooks: set[str]) -> None:
+    assert load_callbacks(f"{module}{name}").keys() == hooks
+    assert load_callbacks(f"users_own.module{name}").keys() == hooks
+    load_callbacks(f"users_own.module{name}")["on_run_end"](3)
+    assert sys.modules["users_own.module"].calls == [("some" if name else "end", 3)]
+
+
+@pytest.mark.parametrize(("path", "reason"), [
+    ("users_own.nothing", "cannot be imported (ModuleNotFoundError: No module named 'users_own.nothing'); give "
+     "package.module:object or file.py:object"),
+    ("users_own.module:no", "cannot be imported (AttributeError: "), ("nowhere.py", "cannot be imported (FileNotFound"),
+    ("users_own.module:number", "has no function named on_run_start, on_epoch_end or on_run_end"),
+    ("users_own.broken", "cannot be imported (SyntaxError: "), (":x", "cannot be imported (ValueError: "),
+])
+def test_a_path_without_functions_is_refused_at_once(module: Path, path: str, reason: str) -> None:
+    module.with_name("broken.py").write_text("def (")
+    with pytest.raises(InputError) as caught:
+        load_callbacks(path)
+    assert str(caught.value).startswith(f"callbacks: {path}: {reason}")

@@ -1,0 +1,160 @@
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import ray_yolo
+from ray_yolo.core.events import WarningEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.sinks.console import Console, Display
+from tests.support import run_log
+from tests.support.terminal import Terminal
+
+
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch):
+    for name, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TTY_INTERACTIVE", raising=False)
+
+
+BEGIN = run_log.numbered([run_log.run(), run_log.start()])
+
+
+def test_a_file_gets_whole_lines_without_carriage_returns():
+    stream = io.StringIO()
+    display = Display(stream)
+    display.update(BEGIN)
+    for number in range(1, 11):
+        display.update(run_log.numbered([run_log.step(number)]))
+    display.update(run_log.numbered([run_log.epoch(0)]))
+    display.close()
+    assert re.search(r"[\r\x1b]", stream.getvalue()) is None
+    assert len(stream.getvalue().splitlines()) == 4
+    assert stream.getvalue().endswith("\n")
+
+
+def test_a_long_epoch_is_told_every_half_minute():
+    stream, now = io.StringIO(), [0.0]
+    display = Display(stream, clock=lambda: now[0])
+    display.update(BEGIN)
+    for number in range(1, 10):
+        now[0] += 10.0
+        display.update(run_log.numbered([run_log.step(number)]))
+    progress = [line for line in stream.getvalue().splitlines() if "left" in line]
+    assert [re.search(r"\d+ %", line)[0] for line in progress] == ["30 %", "60 %", "90 %"]
+
+
+def test_a_terminal_shows_one_live_line_that_is_redrawn():
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    for number in (1, 2):
+        display.update(run_log.numbered([run_log.step(number)]))
+    assert "20%" in terminal.screen[-1]
+    assert not any("10%" in line for line in terminal.screen)
+    display.update(run_log.numbered([WarningEvent(message="disk slow")]))
+    assert terminal.screen[-2] == "WARNING: disk slow"
+    assert "20%" in terminal.screen[-1]
+    display.close()
+    assert terminal.screen[-1] == ""
+
+
+def test_a_live_line_never_wraps(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    display.update(run_log.numbered([run_log.step(1)]))
+    assert len(terminal.screen[-1]) == 59
+
+
+def test_a_display_that_is_given_up_gives_the_cursor_back(tmp_path):
+    terminal = Terminal()
+    run_log.write(tmp_path / EVENTS_FILE, BEGIN)
+    console = Console(tmp_path, terminal)
+    for event in run_log.numbered([run_log.start(), run_log.step(1)]):
+        console.event(event)
+    console.update()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("l")
+    console.abandon()
+    assert terminal.getvalue().rpartition("\x1b[?25")[2].startswith("h")
+
+
+def test_a_dumb_terminal_gets_whole_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    display = Display(terminal)
+    display.update(BEGIN)
+    display.update(run_log.numbered([run_log.step(1)]))
+    display.close()
+    assert re.search(r"[\r\x1b]", terminal.getvalue()) is None
+
+
+def test_only_rich_writes_escape_codes():
+    package = Path(ray_yolo.__file__).parent
+    assert [file for file in package.rglob("*.py") if re.search(r"\\(x1b|033)", file.read_text("utf-8"))] == []
+
+
+def test_letters_that_the_console_does_not_have_do_no_harm():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    Display(stream).update(run_log.numbered([run_log.run(name="Möwe")]))
+    assert raw.getvalue().startswith(b"M?we: ")
+
+
+def test_of_the_past_only_the_run_is_told(tmp_path):
+    terminal = Terminal()
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)])
+    console = Console(tmp_path, terminal)
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.start(10), run_log.epoch(1)])
+    for event in read_events(tmp_path / EVENTS_FILE):
+        console.event(event)
+    console.update()
+    console.finish()
+    assert terminal.screen[0].startswith("exp: yolov5s")
+    assert terminal.screen[1].startswith("batch 8, microbatch 4, accumulation 8")
+    assert terminal.screen[2] == "going on with 2 workers from step 10, epoch 2"
+    row, _ = (line.split() for line in terminal.screen if line.lstrip().startswith("all "))  # one more at the end
+    assert row[1] == "16"  # validation images, known from the past only
+    assert not any("1/3" in line for line in terminal.screen)
+
+
+@pytest.mark.parametrize("displayed", [True, False])
+def test_at_the_end_the_outcome_is_told_and_what_else_there_is_to_know(tmp_path, displayed):
+    stream, notes = io.StringIO(), []
+    run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
+    console = Console(tmp_path, stream, lambda: notes)
+    notes.append("MLflow has not got everything yet.")
+    console.finish() if displayed else console.abandon()
+    told = stream.getvalue().splitlines()
+    assert "done: 1 epoch in 0:01:00" in told
+    assert told[-1] == "MLflow has not got everything yet."
+
+
+def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Display(Gone()).update(BEGIN)
+
+
+def test_what_the_stream_has_refused_is_told_once_it_can_be():
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    display = Display(stream)
+    with pytest.raises(OSError, match="No space"):
+        display.update(BEGIN)
+    stream.is_full = False
+    display.update([])
+    assert stream.getvalue().startswith("exp: yolov5s")

@@ -1,0 +1,126 @@
+"""What a finished run owes a server that was away is noted, and delivered by sync or by the next training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from ray_yolo import sync
+from ray_yolo.core.errors import InputError
+from ray_yolo.runs.event_log import EVENTS_FILE
+from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, claimed, note_owed, owing_runs, read_owed
+from ray_yolo.sinks.mlflow_run import synchronise
+from tests.support import run_log
+from tests.support.tracking import Tracking
+
+STORY = [run_log.start(), *run_log.trained_epoch(0), run_log.end(10)]
+AWAY = "http://user:s3cr3t@127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a database: making one takes seconds."""
+    return tmp_path_factory.mktemp("storage")
+
+
+@pytest.fixture(scope="module")
+def uri(storage: Path) -> str:
+    return f"sqlite:///{storage}/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def client(uri: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=uri)
+
+
+def begin(folder: Path, finished: bool = True) -> Path:
+    """A run folder with a training of its own."""
+    folder.mkdir(parents=True)
+    run_log.write(folder / EVENTS_FILE, [run_log.run(run_id=str(folder)), *STORY])
+    if finished:
+        (folder / "finished").touch()
+    return folder
+
+
+def delivered(client: MlflowClient, folder: Path) -> list[str]:
+    """Ids of the MLflow runs of a run folder."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, filter_string=f"tags.`ray_yolo.run_id` = '{folder}'")
+    return [run.info.run_id for run in found if run.info.status == "FINISHED"]
+
+
+def test_what_a_server_has_not_got_is_noted_without_secrets_until_it_has(tmp_path: Path) -> None:
+    run = begin(tmp_path / "exp")
+    assert Tracking(run, AWAY, lambda _: None, tags={"a": "b"}).finish(patience_seconds=0.5) is not None
+    assert read_owed(run, AWAY) == {"uri": "http://***@127.0.0.1:1", "parent_run_id": None, "tags": {"a": "b"}}
+    assert "s3cr3t" not in (run / OWED_FILE).read_text()
+
+
+def test_the_next_training_of_the_project_delivers_it(tmp_path: Path, client: MlflowClient, uri: str) -> None:
+    run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2", finished=False)
+    parent = client.create_run("0").info.run_id
+    note_owed(run, uri, parent, {"a": "b"})
+    assert delivered(client, run) == []
+    assert Tracking(later, uri, pytest.fail).finish() is None
+    [delivered_run] = delivered(client, run)
+    assert client.get_run(delivered_run).data.tags["mlflow.parentRunId"] == parent
+    assert client.get_run(delivered_run).data.tags["a"] == "b"
+    assert len(delivered(client, later)) == 1
+    assert not (run / OWED_FILE).exists()
+
+
+def test_sync_delivers_it_as_it_was_to_be(tmp_path: Path, client: MlflowClient, uri: str) -> None:
+    run = begin(tmp_path / "exp")
+    parent = client.create_run("0").info.run_id
+    note_owed(run, uri, parent, {})
+    assert client.get_run(synchronise(run, uri)).data.tags["mlflow.parentRunId"] == parent
+    assert not (run / OWED_FILE).exists()
+
+
+def test_sync_delivers_to_where_the_run_is_tracked_whatever_folder_it_is_started_in(
+        tmp_path: Path, storage: Path, client: MlflowClient, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    owing, tracked, unknown = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(storage / "runs" / "train" / "exp")
+    note_owed(owing, uri, None, {})
+    (tracked / RUN_FILE).write_text(json.dumps({"run_id": "0" * 32, "uri": uri}))
+    for run in (owing, tracked, unknown):  # the last one was killed before it was told to anybody
+        assert sync.main([str(run)]) == 0
+        assert len(delivered(client, run)) == 1
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_server_whose_secrets_are_not_kept_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begin(tmp_path / "exp")
+    note_owed(run, AWAY, None, {})
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"the secrets of http://\*\*\*@127.* --mlflow-uri"):
+        sync.main([str(run)])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "off")
+    with pytest.raises(SystemExit):
+        sync.main([str(run)])
+
+
+def test_only_finished_runs_that_owe_this_server_are_delivered(tmp_path: Path, uri: str) -> None:
+    own, other, unfinished = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(tmp_path / "c", finished=False)
+    for run, owed in ((own, uri), (other, AWAY), (unfinished, uri)):
+        note_owed(run, owed, None, {})
+    assert owing_runs(tmp_path / "new", uri) == [own]
+    assert owing_runs(own, uri) == []
+    synchronise(other, uri)
+    assert read_owed(other, AWAY) is not None
+
+
+def test_two_trainings_that_begin_at_once_deliver_it_once(tmp_path: Path, client: MlflowClient, uri: str) -> None:
+    run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2")
+    note_owed(run, uri, None, {})
+    with claimed(run, uri) as owed:
+        assert owed is not None
+        assert Tracking(later, uri, pytest.fail).finish() is None
+        assert delivered(client, run) == []
+    assert Tracking(later, uri, pytest.fail).finish() is None
+    assert len(delivered(client, run)) == 1

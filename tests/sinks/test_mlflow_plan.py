@@ -1,0 +1,117 @@
+import json
+
+import pytest
+
+from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.core.events import ANCHOR_TERMS
+from ray_yolo.sinks.metric_names import best_metrics, metrics
+from ray_yolo.sinks.mlflow_plan import plan_run
+from tests.support import run_log
+
+BEST = [metric.mlflow for metric in best_metrics()]
+
+
+def plan(*events):
+    return plan_run(run_log.numbered([run_log.run(), *events]))
+
+
+def test_before_the_run_is_told_there_is_no_plan():
+    assert plan_run([]) is None
+
+
+def test_experiment_is_the_project_folder_and_the_run_keeps_its_name():
+    made = plan_run(run_log.numbered([run_log.run(placement={"project": "runs/cards"}, name="exp7")]))
+    assert (made.experiment, made.name) == ("cards", "exp7")
+
+
+def test_params_are_the_recipe_and_the_placement_by_path():
+    params = plan().params
+    assert params["optimizer.lr0"] == "0.01"
+    assert params["epochs"] == "3"
+    assert params["placement.num_workers"] == "1"
+    assert all(isinstance(value, str) for value in params.values())
+
+
+def test_a_param_is_never_longer_than_mlflow_takes():
+    recipe = Recipe().model_dump(mode="json") | {"freeze": list(range(5000))}
+    assert len(plan_run(run_log.numbered([run_log.run(recipe=recipe)])).params["freeze"]) == 6000
+
+
+def test_tags_say_where_the_run_comes_from():
+    tags = plan(run_log.start(), run_log.start(num_workers=4)).tags
+    recipe = Recipe.model_validate(run_log.run().recipe)
+    assert tags | {
+        "ray_yolo.run_id": "train/exp-1", "ray_yolo.recipe_digest": recipe_digest(recipe), "ray_yolo.attempts": "2",
+        "ray_yolo.workers": "4", "mlflow.source.git.commit": "abc123", "mlflow.source.name": "python -m ray_yolo.train",
+    } == tags
+
+
+@pytest.mark.parametrize(("path", "name"), [
+    ("bccd", "bccd"), ("/there/bccd.yaml", "bccd"), ("sets/bccd/data.yaml", "bccd"), ("data.yaml", "data"),
+    ("s3://bucket/bccd/data.yaml", "bccd")])
+def test_data_sets_are_those_of_the_last_start(path, name):
+    recipe = {**run_log.run().recipe, "data": path}
+    told = [run_log.run(recipe=recipe), run_log.dataset(train="old", val="old"), run_log.dataset(train="a1", val="b2")]
+    found = plan_run(run_log.numbered(told)).data
+    assert [(each.name, each.digest, each.context) for each in found] == [
+        (name, "a1", "training"), (name, "b2", "validation")]
+    assert json.loads(found[0].source) == {"uri": path}
+    assert json.loads(found[0].profile) == {"images": 80, "boxes": 99}
+
+
+def test_an_older_log_says_nothing_of_data_sets():
+    assert plan().data == plan(run_log.dataset(train="")).data == []
+
+
+def test_only_durable_epochs_are_planned():
+    points = plan(*run_log.trained_epoch(0), run_log.epoch(1)).points
+    assert {point.epoch for point in points} == {0}
+    assert {point.key: point.value for point in points}["metrics/mAP50"] == 0.125
+    assert [point.key for point in points] == [metric.mlflow for metric in metrics(ANCHOR_TERMS)]
+
+
+def test_every_metric_has_the_value_of_its_own_place():
+    tracked = {point.key: point.value for point in plan(*run_log.trained_epoch(0), run_log.end(10)).points}
+    assert tracked == {
+        "train/box_loss": 0.5, "train/obj_loss": 0.25, "train/cls_loss": 0.125, "val/box_loss": 0.4,
+        "val/obj_loss": 0.2, "val/cls_loss": 0.1, "metrics/precision": 0.5, "metrics/recall": 0.25,
+        "metrics/mAP50": 0.125, "metrics/mAP50-95": 0.0625, "lr/pg0": 0.1, "lr/pg1": 0.01, "lr/pg2": 0.001,
+        "perf/img_per_s": 100.0, "perf/data_wait_frac": 0.02, "sys/gpu_mem_gb": 1.5, "best/precision": 0.5,
+        "best/recall": 0.25, "best/mAP50": 0.125, "best/mAP50-95": 0.0625, "best/fitness": 0.07, "best/epoch": 0}
+
+
+def test_time_is_that_of_the_event_in_milliseconds():
+    (point, *_) = plan(run_log.epoch(0), run_log.checkpoint(10)).points
+    assert point.time_ms == 1_001_000
+
+
+def test_what_was_not_measured_has_no_point():
+    keys = {point.key for point in plan(run_log.epoch(0, metrics=None, val=None), run_log.checkpoint(10)).points}
+    assert not any(key.startswith(("val/", "metrics/")) for key in keys)
+    assert "train/box_loss" in keys
+
+
+@pytest.mark.parametrize(("status", "expected"), [("done", "FINISHED"), ("failed", "FAILED"), ("stopped", "KILLED")])
+def test_the_end_decides_the_status(status, expected):
+    made = plan(run_log.start(), *run_log.trained_epoch(0), run_log.end(10, status))
+    assert made.status == expected
+    assert made.end_ms is not None
+
+
+def test_a_start_after_an_end_runs_again():
+    made = plan(run_log.start(), run_log.end(0, "stopped"), run_log.start())
+    assert (made.status, made.end_ms) == ("RUNNING", None)
+
+
+def test_the_best_epoch_is_told_at_the_end_only():
+    story = [run_log.start(), *run_log.trained_epoch(0), run_log.epoch(1, best=False), run_log.checkpoint(20)]
+    assert not any(point.key in BEST for point in plan(*story).points)
+    best = {point.key: point for point in plan(*story, run_log.end(20)).points if point.key in BEST}
+    assert best["best/mAP50"].value == 0.125
+    assert best["best/epoch"].value == 0
+    assert {point.epoch for point in best.values()} == {0}
+
+
+def test_a_run_that_never_validated_has_no_best():
+    made = plan(run_log.start(), run_log.epoch(0, metrics=None, fitness=None, best=False), run_log.end(10))
+    assert not any(point.key in BEST for point in made.points)

@@ -1,0 +1,65 @@
+"""What `status` says of a sweep and of a training that were interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.cli import status
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.runs.record import RunRecord, SweepRecord, write_record
+from ray_yolo.tune.console import describe_sweep
+from ray_yolo.tune.evolution import Gene, Space
+from ray_yolo.tune.ledger import Ledger, Sweep
+from ray_yolo.tune.search import Search
+from tests.support import run_log
+
+RECIPE = Recipe(epochs=3, batch_size=8, microbatch=4, precision="fp32")
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """A training that was interrupted in its second epoch."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    write_record(folder, RunRecord(digest="ab", asked=Recipe(), recipe=RECIPE, architecture=None, anchors=None,
+                                   num_parameters=7, names=run_log.NAMES, labels="cd", command="x", provenance={}))
+    run_log.write(folder / "events.jsonl", [
+        run_log.run(), run_log.start(), run_log.step(10), *run_log.trained_epoch(0), run_log.step(15),
+        run_log.end(15, "stopped", reason="interrupted")])
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, training: Path) -> Path:
+    """A sweep that was killed in the second of its two trials."""
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    write_record(folder, SweepRecord(digest="ab", space="space.yaml", trials=2))
+    space = Space((Gene("lr0", low=0.01, high=0.1),), ({"lr0": 0.02},))
+    ledger = Ledger(folder / "ledger.jsonl", Sweep(space, Search(), Recipe(), "data"), RECIPE)
+    for number in range(2):
+        ledger.propose()
+        ledger.start(number)
+        if number == 0:
+            ledger.finish(0, 0.25, {}, {}, 3)
+    ledger.close()
+    (folder / "trials").mkdir()
+    training.rename(folder / "trials" / "trial1")
+    return folder
+
+
+def test_a_sweep_is_told_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
+    before = sorted(sweep.rglob("*"))
+    first, second, *_ = describe_sweep(sweep)
+    assert first == f"{sweep}: interrupted: the same command continues it; 1/2 trials ended; best 0.2500 (trial 0)"
+    assert second == f"  {sweep}/trials/trial1: stopped (interrupted); the same command continues it"
+    assert sorted(sweep.rglob("*")) == before
+
+
+def test_the_command_tells_a_training_too(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([str(training)]) == 0
+    first, progress = capsys.readouterr().out.splitlines()
+    assert first == f"{training}: stopped (interrupted); the same command continues it"
+    assert progress.startswith("epoch 2 of 3, step 15, 100 images/s, ")

@@ -1,0 +1,34 @@
+"""How many trials there is room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ray_yolo.core.errors import ConfigError
+from ray_yolo.tune import tuner as module
+from ray_yolo.tune.tuner import concurrent_trials, room_for_trials, trials_ahead
+from tests.support.sweeps import make_sweep
+
+
+@pytest.mark.parametrize(("there", "gpus", "limit", "room"), [
+    ({"CPU": 8.0}, 0.0, "auto", 4), ({"CPU": 7.9}, 0.0, "auto", 3), ({"CPU": 8.0}, 0.0, 3, 3),
+    ({"CPU": 64.0, "GPU": 3.0}, 0.5, "auto", 3), ({"CPU": 1.0}, 0.0, "auto", 0), ({"CPU": 8.0}, 1.0, "auto", 0),
+])
+def test_trials_have_room_for_all_their_workers_or_none(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: dict[str, float], gpus: float, limit: object,
+        room: int) -> None:
+    config = make_sweep(tmp_path, workers_per_trial=2, max_concurrent=limit)
+    monkeypatch.setattr(module.ray, "cluster_resources", lambda: there)
+    assert room_for_trials(config, gpus) == room
+    if room:
+        assert concurrent_trials(config, gpus) == room
+    else:
+        with pytest.raises(ConfigError, match=r"workers_per_trial: 2 workers need 2 CPU and \d GPU, the cluster has "):
+            concurrent_trials(config, gpus)
+
+
+@pytest.mark.parametrize(("slots", "ahead"), [(1, 1), (2, 2), (4, 2), (64, 8)])
+def test_few_trials_get_ready_while_others_train(slots: int, ahead: int) -> None:
+    assert trials_ahead(slots) == ahead
