@@ -22,10 +22,10 @@ from pydantic import BaseModel
 from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.config.settings import config_fields, given_by_keyword, resolve_config
+from ray_yolo.config.settings import config_fields, resolve_config, sourced_by_keyword
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import InputError
-from ray_yolo.data.sources import Source, read_source
+from ray_yolo.data.sources import InputSource, read_source
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, detect_frames, prediction_of, write_tables
 from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained
@@ -176,7 +176,7 @@ class YOLO:
             own["weights"] = self._weights
         if settings.get("resume"):  # the run knows its own
             own = {}
-        return resolve_config(config, given_by_keyword({**own, **_spelled(config, settings)}))[0]
+        return resolve_config(config, sourced_by_keyword({**own, **_spelled(config, settings)}))[0]
 
     def _load(self, weights: str) -> None:
         self._trained = load_trained(local_file(weights))
@@ -213,7 +213,7 @@ def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any
     return spelled
 
 
-def _found(predictor: Predictor, given: Source, config: PredictConfig, output: Output | None) -> Iterator[Results]:
+def _found(predictor: Predictor, given: InputSource, config: PredictConfig, output: Output | None) -> Iterator[Results]:
     """The results one by one; tables of all of them are written at the end."""
     threads = 0 if given.alone else len(os.sched_getaffinity(0))
     predictions = []

@@ -104,7 +104,7 @@ TRAIN = Command(
         "optimizer.name", "schedule.cos_lr", "loss.label_smoothing",
     ),
     switches={"--noautoanchor": ("autoanchor", "false")},
-    answers={
+    unsupported={
         "--bucket": "use --storage-path s3://BUCKET (or gs://, az://)",
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
@@ -142,7 +142,7 @@ PREDICT = Command(
         "project", "name", "exist_ok", "storage_path",
     ),
     switches={"--half": ("precision", "fp16"), "--square": ("rect", "false")},
-    answers={
+    unsupported={
         "--data": "not needed: the weights know the names of their classes",
         "--view-img": "not supported: look at the pictures in the folder that the command names at its end",
         "--augment": "not supported: a larger --imgsz does most of what it did",
@@ -155,7 +155,7 @@ EXPORT = Command(
     model=ExportConfig,
     paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
-    answers={
+    unsupported={
         "--data": "not needed: the weights know the names of their classes",
         "--half": "not supported: the program that runs the file chooses its precision",
         "--simplify": "not needed: constants are folded already",
@@ -176,7 +176,7 @@ TUNE = Command(
     model=TuneConfig,
     paths=(*config_fields(SweepConfig), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
     switches=TRAIN.switches,
-    answers={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
+    unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: --space evolve --trials N is what it did"},
 )
 
@@ -190,7 +190,7 @@ def train(argv: Sequence[str] | None = None) -> int:
     parsed = parse_train(argv)
     from ray_yolo.runtime import trainer
 
-    return _act(parsed, trainer.fit, trainer.foresee, _train_note)
+    return _act(parsed, trainer.fit, trainer.dry_run, _train_note)
 
 
 def _train_note(config: RunConfig) -> str:
@@ -212,7 +212,7 @@ def tune(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
-    return _act(parsed, tuner.search, tuner.foresee, lambda config: f"# {report.settings_line(config.recipe)}")
+    return _act(parsed, tuner.search, tuner.dry_run, lambda config: f"# {report.settings_line(config.recipe)}")
 
 
 def val(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from ray_yolo.config.flags import ALIASES, build_parser
 from ray_yolo.core.errors import DatasetError, InputError, ResourcesError
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import torch_trainer
-from ray_yolo.runtime.workers.failures import Judge
+from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.train import main
 from tests.support.flag_effects import EFFECTS
 from tests.support.flag_files import make_files
@@ -104,7 +104,7 @@ def asked_for(words: str, folder: Path) -> TorchTrainer:
     placement = parse_train(["--num-workers", "1", *words.split()]).config.placement
     gpus = 0.0 if placement.gpus_per_worker == "auto" else placement.gpus_per_worker
     return torch_trainer.build_trainer(lambda config: {}, {}, placement, gpus, folder,
-                                   torch_trainer.Asked(Judge(folder, placement.max_failures, None)))
+                                   torch_trainer.FailureCallback(FailurePolicy(folder, placement.max_failures, None)))
 
 
 @pytest.mark.parametrize("words", ASKED)
@@ -123,7 +123,7 @@ def test_a_flag_that_has_no_place_here_is_answered_with_what_replaces_it(words: 
     assert flag.split()[0] == words.split()[0]
     assert all(name in answer for name in ANSWERS[words])
     named = set(re.findall(r"--[a-z][a-z-]+", answer))
-    assert named <= {*TRAIN.flags, *TUNE.flags} - {*TRAIN.answers}
+    assert named <= {*TRAIN.flags, *TUNE.flags} - {*TRAIN.unsupported}
 
 
 def test_resume_goes_on_where_the_run_was_stopped(watch: Watch, files: Path, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data import index as index_module
-from ray_yolo.engine.build import Host, build
+from ray_yolo.engine.build import WorkerContext, build
 from ray_yolo.runtime.preflight import read_dataset
 from ray_yolo.runtime.trainer import fit
 from tests.support.formats import FORMATS, NAMES
-from tests.support.jobs import TINY, make_job
+from tests.support.jobs import TINY, make_spec
 from tests.support.snapshot import snapshot
 
 LIVELY = {"mosaic": 0.5, "mixup": 0.5, "degrees": 20.0, "shear": 5.0, "flipud": 0.5}
@@ -78,9 +78,9 @@ def test_every_format_reads_as_what_was_written(stored: dict[str, Stored], name:
 
 
 def first_batch(stored: Stored, folder: Path) -> dict[str, Tensor]:
-    job = replace(make_job(folder, num_images=1, augment=LIVELY), names=NAMES, train=stored.read["train"],
+    job = replace(make_spec(folder, num_images=1, augment=LIVELY), names=NAMES, train=stored.read["train"],
                   val=stored.read["val"])
-    parts = build(job, Host())
+    parts = build(job, WorkerContext())
     parts.sampler.start(0)
     return dict(next(iter(parts.loader)))
 

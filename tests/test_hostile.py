@@ -26,7 +26,7 @@ from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.runtime import trainer
 from tests.support.corpus import CASES, GOOD_ROW, GOOD_YAML, Case, picture, png_header
 from tests.support.desk import AcceptedError, Desk, Ended
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 from tests.support.pictures import smooth_picture, write_image
 
 # Where the messages about data.yaml point; line 1 where nothing is said here.
@@ -147,7 +147,7 @@ def test_a_training_on_everything_at_once_reports_what_it_leaves_out(desk: Desk)
 
 def microbatches(index: AnnotationIndex, num_workers: int, folder: Path) -> dict[tuple[int, ...], list[torch.Tensor]]:
     """Everything that the workers forward in an epoch, by the images in it; each image belongs to one of them."""
-    job = replace(make_job(folder, num_images=1), train=index, val=index, names=index.names)
+    job = replace(make_spec(folder, num_images=1), train=index, val=index, names=index.names)
     plan = Plan(job.recipe, len(index))
     found: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for worker in range(num_workers):

@@ -38,32 +38,56 @@ MIRROR = "data/test_remote.py"
 
 MUTATIONS = (
     # What the first tests did not notice
-    Mutation("data/dataset.py", "stretch(labels, factors, corner(tile, seam))",
-             "stretch(labels, factors, (corner(tile, seam)[0] + 4, corner(tile, seam)[1]))", DATASET),
-    Mutation("data/dataset.py", "draw_colour_gains(rng, self.augment)",
-             "draw_colour_gains(np.random.default_rng(0), self.augment)", DATASET),
+    Mutation(
+        "data/dataset.py",
+        "stretch(labels, factors, corner(tile, seam))",
+        "stretch(labels, factors, (corner(tile, seam)[0] + 4, corner(tile, seam)[1]))",
+        DATASET,
+    ),
+    Mutation(
+        "data/dataset.py",
+        "draw_colour_gains(rng, self.augment)",
+        "draw_colour_gains(np.random.default_rng(0), self.augment)",
+        DATASET,
+    ),
     Mutation("engine/evaluate.py", "iou=config.iou", "iou=0.6", EVALUATE),
     Mutation("engine/build.py", "sharding.balanced_shard(pixels, ", "sharding.balanced_shard(pixels[1:], ", EVALUATE),
-    Mutation("engine/session.py", "evaluate(parts.ema.model, parts.family", "evaluate(parts.model, parts.family",
-             EPOCHS),
+    Mutation(
+        "engine/session.py", "evaluate(parts.ema.model, parts.family", "evaluate(parts.model, parts.family", EPOCHS
+    ),
     Mutation("engine/loop.py", "recorded(count - 1 - microbatch.number)", "recorded(0)", LOOP),
-    Mutation("engine/loop.py", "parts.ema.update(parts.model, summed.number + 1)",
-             "parts.ema.update(parts.model, summed.number)", LOOP),
+    Mutation(
+        "engine/loop.py",
+        "parts.ema.update(parts.model, summed.number + 1)",
+        "parts.ema.update(parts.model, summed.number)",
+        LOOP,
+    ),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
     Mutation("engine/loop.py", "    if finite:\n", "    if True:\n", LOOP),
     Mutation("engine/build.py", "torch.zeros_like(parameter)", "torch.full_like(parameter, 1.0)", LOOP),
-    Mutation("engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ",
-             LOOP),
+    Mutation(
+        "engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP
+    ),
     Mutation("checkpoints/local.py", "_link(folder / MANIFEST, manifest)", "pass", "checkpoints/test_local.py"),
     Mutation("models/loss_anchor_free.py", "BINS - 1 - 0.01)", "BINS - 1 - 0.5)", "models/test_loss_anchor_free.py"),
-    Mutation("models/loss_anchor_free.py", "truth[..., 2:] - places), 2) / strides",
-             "truth[..., 2:] - places), 2) / strides[:1]", "models/test_loss_anchor_free.py"),
-    Mutation("models/loss_anchor_free.py", "counts.clamp(min=1)", "counts.clamp(min=1e-3)", "models/test_loss_anchor_free.py"),
+    Mutation(
+        "models/loss_anchor_free.py",
+        "truth[..., 2:] - places), 2) / strides",
+        "truth[..., 2:] - places), 2) / strides[:1]",
+        "models/test_loss_anchor_free.py",
+    ),
+    Mutation(
+        "models/loss_anchor_free.py", "counts.clamp(min=1)", "counts.clamp(min=1e-3)", "models/test_loss_anchor_free.py"
+    ),
     Mutation("ops/assign.py", "claims = taken | contested[image]", "claims = taken", "ops/test_assign_align.py"),
     Mutation("ops/assign.py", "TOP = 10", "TOP = 9", "ops/test_assign_align.py"),
     Mutation("inference/results.py", "np.ceil(np.asarray", "np.floor(np.asarray", "inference/test_results.py"),
-    Mutation("checkpoints/foreign.py", "[names.get(number) for number in range(len(names))]", "list(names.values())",
-             "checkpoints/test_foreign.py"),
+    Mutation(
+        "checkpoints/foreign.py",
+        "[names.get(number) for number in range(len(names))]",
+        "list(names.values())",
+        "checkpoints/test_foreign.py",
+    ),
     Mutation("runs/event_log.py", "StartEvent(regrouped=False)", "StartEvent()", "runs/test_event_log.py"),
     # stores
     Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
@@ -71,21 +95,25 @@ MUTATIONS = (
     Mutation("storage/store.py", "if known != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
     Mutation("checkpoints/remote.py", "self._check_attempt()", "pass", "checkpoints/test_remote.py"),
-    Mutation("checkpoints/remote.py", "name in names[:keep] or name in shown", "name in names[:keep]",
-             "checkpoints/test_remote.py"),
+    Mutation(
+        "checkpoints/remote.py",
+        "name in names[:keep] or name in shown",
+        "name in names[:keep]",
+        "checkpoints/test_remote.py",
+    ),
     Mutation("runs/remote_run.py", "if not self._lease.renew():", "if False:", "runs/test_remote_run.py"),
-    Mutation("runs/remote_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)",
-             "runs/test_remote_run.py"),
+    Mutation("runs/remote_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)", "runs/test_remote_run.py"),
     Mutation("runs/remote_run.py", "if name[:7] == names[-1][:7]", "", "runs/test_remote_run.py"),
-    Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:",
-             "runs/test_run_dir.py"),
-    Mutation("data/remote.py", "found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True",
-             MIRROR),
+    Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:", "runs/test_run_dir.py"),
+    Mutation(
+        "data/remote.py", "found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True", MIRROR
+    ),
     Mutation("data/remote.py", "            if md5 == tag:", "            if True:", MIRROR),
     Mutation("data/remote.py", "(md5 == tag or not is_md5)", "True", MIRROR),
     Mutation("data/remote.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
-    Mutation("data/remote.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):",
-             MIRROR),
+    Mutation(
+        "data/remote.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):", MIRROR
+    ),
     Mutation("data/remote.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
@@ -95,101 +123,186 @@ MUTATIONS = (
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
-    Mutation("ops/average_precision.py", "-scores[rows], precision[:, 0], left=1.0",
-             "-scores[rows], precision[:, 0], left=0.0", "ops/test_average_precision.py"),
+    Mutation(
+        "ops/average_precision.py",
+        "-scores[rows], precision[:, 0], left=1.0",
+        "-scores[rows], precision[:, 0], left=0.0",
+        "ops/test_average_precision.py",
+    ),
     Mutation("ops/assign.py", "(distance % 1 < 0.5) & (distance > 1)", "(distance % 1 < 0.5)", "ops/test_assign.py"),
     Mutation("ops/anchors.py", ".min(axis=2).max(axis=1)", ".mean(axis=2).max(axis=1)", "ops/test_anchors.py"),
-    Mutation("ops/confusion.py", "if row not in pairs and column not in pairs.values():", "if row not in pairs:",
-             "ops/test_confusion.py"),
+    Mutation(
+        "ops/confusion.py",
+        "if row not in pairs and column not in pairs.values():",
+        "if row not in pairs:",
+        "ops/test_confusion.py",
+    ),
     Mutation("ops/coco_metrics.py", "(areas[:, None] > high)", "(areas[:, None] >= high)", "ops/test_coco_metrics.py"),
-    Mutation("ops/seeding.py", "default_rng([int(stream), *key])", "default_rng([int(stream), sum(key)])",
-             "ops/test_seeding.py"),
-    Mutation("tune/evolution.py", "weights = fitness - fitness.min() + WEIGHT_FLOOR",
-             "weights = fitness + WEIGHT_FLOOR", "tune/test_evolution.py"),
+    Mutation(
+        "ops/seeding.py",
+        "default_rng([int(stream), *key])",
+        "default_rng([int(stream), sum(key)])",
+        "ops/test_seeding.py",
+    ),
+    Mutation(
+        "tune/evolution.py",
+        "weights = fitness - fitness.min() + WEIGHT_FLOOR",
+        "weights = fitness + WEIGHT_FLOOR",
+        "tune/test_evolution.py",
+    ),
     # models and losses
-    Mutation("models/heads.py", "math.log(8 / (640 / stride) ** 2)", "math.log(5 / (640 / stride) ** 2)",
-             "models/test_heads.py"),
+    Mutation(
+        "models/heads.py",
+        "math.log(8 / (640 / stride) ** 2)",
+        "math.log(5 / (640 / stride) ** 2)",
+        "models/test_heads.py",
+    ),
     Mutation("models/batch_norm.py", "var * (count / (count - 1).clamp(min=1))", "var", "models/test_batch_norm.py"),
-    Mutation("models/rows.py", "max(round(self.repeats * depth), 1) if", "max(int(self.repeats * depth), 1) if",
-             "models/test_detector.py models/test_yaml_rows.py"),
-    Mutation("models/blocks.py", "self.adds = shortcut and inputs == outputs", "self.adds = inputs == outputs",
-             "models/test_blocks.py"),
+    Mutation(
+        "models/rows.py",
+        "max(round(self.repeats * depth), 1) if",
+        "max(int(self.repeats * depth), 1) if",
+        "models/test_detector.py models/test_yaml_rows.py",
+    ),
+    Mutation(
+        "models/blocks.py",
+        "self.adds = shortcut and inputs == outputs",
+        "self.adds = inputs == outputs",
+        "models/test_blocks.py",
+    ),
     Mutation("models/loss_anchor_based.py", "(imgsz / 640) ** 2", "(imgsz / 640)", "models/test_loss_anchor_based.py"),
-    Mutation("models/loss_anchor_based.py", "overlap.detach() * valid", "overlap * valid", "models/test_loss_anchor_based.py"),
+    Mutation(
+        "models/loss_anchor_based.py", "overlap.detach() * valid", "overlap * valid", "models/test_loss_anchor_based.py"
+    ),
     # data
     Mutation("data/dataset.py", "rng.beta(32, 32)", "rng.beta(8, 8)", DATASET),
-    Mutation("data/dataset.py", "torch.tensor([left, top, left, top])", "torch.tensor([top, left, top, left])",
-             DATASET),
+    Mutation(
+        "data/dataset.py", "torch.tensor([left, top, left, top])", "torch.tensor([top, left, top, left])", DATASET
+    ),
     Mutation("data/labels.py", "before[:, 1]) * zoom**2", "before[:, 1])", "data/test_labels.py"),
-    Mutation("data/labels.py", "(size[1] * along_x, size[0] * along_y)", "(size[0] * along_x, size[1] * along_y)",
-             "data/test_labels.py"),
-    Mutation("data/mosaic.py", "return range(target_y.start, target_y.stop)", "return range(target_y.start + 1, "
-             "target_y.stop)", "data/test_mosaic.py"),
+    Mutation(
+        "data/labels.py",
+        "(size[1] * along_x, size[0] * along_y)",
+        "(size[0] * along_x, size[1] * along_y)",
+        "data/test_labels.py",
+    ),
+    Mutation(
+        "data/mosaic.py",
+        "return range(target_y.start, target_y.stop)",
+        "return range(target_y.start + 1, target_y.stop)",
+        "data/test_mosaic.py",
+    ),
     Mutation("data/augment.py", "image[:rows.start] = image[rows.stop:] =", "_ =", "data/test_augment.py"),
     Mutation("data/augment.py", "-0.4999", "0", "data/test_augment.py"),
-    Mutation("data/augment.py", "(np.arange(256) * gains[0] % 180)", "(np.arange(256) * gains[0])",
-             "data/test_augment.py"),
+    Mutation(
+        "data/augment.py", "(np.arange(256) * gains[0] % 180)", "(np.arange(256) * gains[0])", "data/test_augment.py"
+    ),
     Mutation("data/image_cache.py", " and not (original % part).any()", "", "data/test_image_cache.py"),
-    Mutation("data/image_cache.py", "original >= part * wanted", "original >= (part - 1) * wanted",
-             "data/test_image_cache.py"),
+    Mutation(
+        "data/image_cache.py",
+        "original >= part * wanted",
+        "original >= (part - 1) * wanted",
+        "data/test_image_cache.py",
+    ),
     Mutation("data/images.py", "way |= _REDUCED[reduction]", "pass", "data/test_images.py"),
-    Mutation("data/coco.py", "path: self._rows[path] for path in paths", "path: [] for path in paths",
-             "data/test_index.py"),
+    Mutation(
+        "data/coco.py", "path: self._rows[path] for path in paths", "path: [] for path in paths", "data/test_index.py"
+    ),
     Mutation("ops/sharding.py", "loads[taker] += costs[number]", "loads[taker] += 1", "ops/test_sharding.py"),
-    Mutation("data/index.py", "missing = (1 - average_precisions) ** 2", "missing = 1 - average_precisions",
-             "data/test_index_survey.py"),
-    Mutation("data/image_cache.py", "cv2.INTER_AREA if self._smooth and shrinks", "cv2.INTER_AREA if shrinks",
-             "data/test_image_cache.py"),
-    Mutation("data/augment.py", "(augment.hsv_h, augment.hsv_s, augment.hsv_v)",
-             "(augment.hsv_v, augment.hsv_s, augment.hsv_h)", "data/test_augment.py"),
+    Mutation(
+        "data/index.py",
+        "missing = (1 - average_precisions) ** 2",
+        "missing = 1 - average_precisions",
+        "data/test_index_survey.py",
+    ),
+    Mutation(
+        "data/image_cache.py",
+        "cv2.INTER_AREA if self._smooth and shrinks",
+        "cv2.INTER_AREA if shrinks",
+        "data/test_image_cache.py",
+    ),
+    Mutation(
+        "data/augment.py",
+        "(augment.hsv_h, augment.hsv_s, augment.hsv_v)",
+        "(augment.hsv_v, augment.hsv_s, augment.hsv_h)",
+        "data/test_augment.py",
+    ),
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
     Mutation("engine/loop.py", "parts.optimizer.zero_grad(set_to_none=True)  # the next", "pass  # the next", LOOP),
-    Mutation("engine/build.py", "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
-             "pass", EPOCHS),
+    Mutation(
+        "engine/build.py",
+        "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+        "pass",
+        EPOCHS,
+    ),
     Mutation("engine/session.py", "score > state.best_fitness", "score >= state.best_fitness", EPOCHS),
     Mutation("engine/session.py", "(epoch + 1) % period == 0", "epoch % period == 0", EPOCHS),
-    Mutation("engine/session.py", "found.metrics.ap.mean(1).tolist()", "found.metrics.ap[:, 0].tolist()",
-             EPOCHS),
+    Mutation("engine/session.py", "found.metrics.ap.mean(1).tolist()", "found.metrics.ap[:, 0].tolist()", EPOCHS),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
-    Mutation("inference/output.py", "/ (width, height, width, height)", "/ (height, width, height, width)",
-             "inference/test_output.py"),
+    Mutation(
+        "inference/output.py",
+        "/ (width, height, width, height)",
+        "/ (height, width, height, width)",
+        "inference/test_output.py",
+    ),
     Mutation("checkpoints/foreign.py", "> path.stat().st_size", "> 1 << 60", "checkpoints/test_foreign.py"),
-    Mutation("checkpoints/foreign.py", 'for place in places:', 'for place in places[1:]:',
-             "checkpoints/test_foreign.py"),
+    Mutation(
+        "checkpoints/foreign.py", "for place in places:", "for place in places[1:]:", "checkpoints/test_foreign.py"
+    ),
     Mutation("inference/results.py", "(y1 + y2) / 2, x2 - x1", "(y1 + y2) / 2, x2", "inference/test_results.py"),
     Mutation("data/sources.py", "picture[..., 2::-1]", "picture[..., :3]", "data/test_sources.py"),
     Mutation("data/voc.py", '"annots", ', "", "data/test_layouts.py"),
     Mutation("sinks/metric_names.py", "(getattr(row, part) or {})", "row.train", "sinks/test_metric_names.py"),
-    Mutation("runs/event_log.py", '<= min(limit, committed)', '<= committed', "runs/test_event_log.py"),
-    Mutation("sinks/base.py", "projection.update(last)", "projection.update(self._finishing.is_set())",
-             "sinks/test_base.py"),
+    Mutation("runs/event_log.py", "<= min(limit, committed)", "<= committed", "runs/test_event_log.py"),
+    Mutation(
+        "sinks/base.py", "projection.update(last)", "projection.update(self._finishing.is_set())", "sinks/test_base.py"
+    ),
     # runtime
-    Mutation("runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz",
-             "runtime/test_validator_numbers.py"),
-    Mutation("sinks/metric_names.py", 'Metric(COLUMNS[name], f"metrics/{name}", measured(name))',
-             'Metric(COLUMNS[name], f"metrics/{name}", measured("precision"))', "sinks/test_mlflow_plan.py"),
-    Mutation("sinks/report.py", "(self._epochs * self._batches - self._batch) * self._batch_size",
-             "(self._epochs * self._batches - self._batch)", "sinks/test_report.py"),
+    Mutation(
+        "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
+    ),
+    Mutation(
+        "sinks/metric_names.py",
+        'Metric(COLUMNS[name], f"metrics/{name}", measured(name))',
+        'Metric(COLUMNS[name], f"metrics/{name}", measured("precision"))',
+        "sinks/test_mlflow_plan.py",
+    ),
+    Mutation(
+        "sinks/report.py",
+        "(self._epochs * self._batches - self._batch) * self._batch_size",
+        "(self._epochs * self._batches - self._batch)",
+        "sinks/test_report.py",
+    ),
     Mutation("tune/searcher.py", "reduction_factor=reduction", "reduction_factor=4", "tune/test_searcher.py"),
     # plots
-    Mutation("plots/metrics.py", "np.maximum(matrix.sum(axis=0), 1)", "np.maximum(matrix.sum(axis=1), 1)",
-             "plots/test_metrics.py"),
+    Mutation(
+        "plots/metrics.py",
+        "np.maximum(matrix.sum(axis=0), 1)",
+        "np.maximum(matrix.sum(axis=1), 1)",
+        "plots/test_metrics.py",
+    ),
     Mutation("plots/labels.py", "(left + right) / 2 / width", "(left + right) / 2 / height", "plots/test_labels.py"),
     Mutation("plots/boxes.py", "detections[::-1].tolist()", "detections.tolist()", "plots/test_boxes.py"),
     # config
     Mutation("config/recipe.py", "if num_workers > units:", "if num_workers >= units:", "engine/test_plan.py"),
-    Mutation("config/flags.py", "given |= options.given | dict(map(_read_assignment, options.set))",
-             "given = options.given | dict(map(_read_assignment, options.set)) | given", "config/test_flags.py"),
+    Mutation(
+        "config/flags.py",
+        "given |= options.given | dict(map(_read_assignment, options.set))",
+        "given = options.given | dict(map(_read_assignment, options.set)) | given",
+        "config/test_flags.py",
+    ),
     Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
-    Mutation("config/sections.py", "for name, weight in self if weight]", "for name, weight in self]",
-             "tune/test_search.py"),
-    Mutation("tune/search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(',
-             "tune/test_search.py"),
-    Mutation("tune/files.py", 'trial.state == "finished"]', 'trial.has_ended]', "tune/test_files.py"),
+    Mutation(
+        "config/sections.py", "for name, weight in self if weight]", "for name, weight in self]", "tune/test_search.py"
+    ),
+    Mutation(
+        "tune/search.py", '"grace_epochs", 0) or math.ceil(', '"grace_epochs", 0) or math.floor(', "tune/test_search.py"
+    ),
+    Mutation("tune/files.py", 'trial.state == "finished"]', "trial.has_ended]", "tune/test_files.py"),
 )
 
 

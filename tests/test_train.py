@@ -21,7 +21,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What the trainer was called with; a stand-in for the runtime, which needs Ray."""
     seen: list[RunConfig] = []
     stand_ins = {
-        "trainer": SimpleNamespace(fit=seen.append, foresee=lambda config: config.model_copy(
+        "trainer": SimpleNamespace(fit=seen.append, dry_run=lambda config: config.model_copy(
             update={"recipe": resolve(config.recipe, 2, gpu=False)})),
     }
     for name, module in stand_ins.items():

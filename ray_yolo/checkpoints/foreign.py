@@ -38,13 +38,13 @@ class Weights(NamedTuple):
     meta: Mapping[str, Any] | None = None  # of a checkpoint of ours: recipe, names, anchors, ...
 
 
-class Inert:
+class StubClass:
     """Stands in for every class and function that a file names."""
 
     __slots__ = ("attributes",)
     attributes: dict[Any, Any]
 
-    def __new__(cls, *ignored: object, **also: object) -> Inert:
+    def __new__(cls, *ignored: object, **also: object) -> StubClass:
         self = object.__new__(cls)
         self.attributes = {}
         return self
@@ -70,15 +70,15 @@ def read_weights(path: Path) -> Weights:
     if path.suffix == ".safetensors":
         return Weights(_taken(_read_safetensors(path), path))
     check_file(path)
-    with _reading, torch.serialization.safe_globals([(Inert, name) for name in _names_in(path)]):
+    with _reading, torch.serialization.safe_globals([(StubClass, name) for name in _names_in(path)]):
         state = load_plain(path)
     if isinstance(state, dict) and isinstance(state.get("meta"), str) and isinstance(state.get("ema"), dict):
         return _own(state["meta"], state["ema"], path)
     places = [*map(state.get, _MODEL_KEYS), state] if isinstance(state, dict) else [state]
     for place in places:
-        tensors = _tensors_of(place, path) if isinstance(place, Inert) else place
+        tensors = _tensors_of(place, path) if isinstance(place, StubClass) else place
         if isinstance(tensors, dict) and any(isinstance(value, Tensor) for value in tensors.values()):
-            return Weights(_taken(tensors, path), _class_names(place) if isinstance(place, Inert) else ())
+            return Weights(_taken(tensors, path), _class_names(place) if isinstance(place, StubClass) else ())
     raise CheckpointError(f"{path}: holds no tensors by name, neither plain nor in a model")
 
 
@@ -124,7 +124,7 @@ def _names_in(path: Path) -> list[str]:
     return names
 
 
-def _tensors_of(model: Inert, path: Path) -> dict[str, Tensor]:
+def _tensors_of(model: StubClass, path: Path) -> dict[str, Tensor]:
     """Parameters and buffers of a pickled `nn.Module` and all below it, named as in its state dict."""
     found: dict[str, Tensor] = {}
     waiting, seen = [("", model)], 0
@@ -137,11 +137,11 @@ def _tensors_of(model: Inert, path: Path) -> dict[str, Tensor]:
             if isinstance(name, str) and isinstance(value, Tensor):
                 found[prefix + name] = value
         waiting += [(f"{prefix}{name}.", child) for name, child in module.part("_modules").items()
-                    if isinstance(name, str) and isinstance(child, Inert)]
+                    if isinstance(name, str) and isinstance(child, StubClass)]
     return found
 
 
-def _class_names(model: Inert) -> tuple[str, ...]:
+def _class_names(model: StubClass) -> tuple[str, ...]:
     """The names of a model's classes: a list, or a dict by number as newer files have it."""
     names = model.attributes.get("names")
     if isinstance(names, dict):

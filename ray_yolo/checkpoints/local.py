@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.checkpoints.state_file import FORMAT, MANIFEST, damage, read_state, unreadable, write_state
+from ray_yolo.checkpoints.state_file import FORMAT, MANIFEST, io_error, read_state, verify_manifest, write_state
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing, sync
 
@@ -162,7 +162,7 @@ def recover(run_dir: Path, digest: str) -> tuple[int, list[str]]:
         _link_weights(run_dir)
         return step, problems
     except OSError as error:
-        raise unreadable(root, error) from error
+        raise io_error(root, error) from error
 
 
 def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
@@ -174,7 +174,7 @@ def newest_verified(run_dir: Path) -> tuple[Path | None, list[str]]:
     """
     problems: list[str] = []
     for folder in newest_first(run_dir):
-        problem = damage(folder / "state.pt", folder / MANIFEST)
+        problem = verify_manifest(folder / "state.pt", folder / MANIFEST)
         if problem is None:
             return folder, problems
         problems.append(f"{folder.name}: {problem}")
@@ -206,7 +206,7 @@ def check_weights(run_dir: Path, step: int) -> None:
         steps = steps_of_weights(run_dir) | {"last": step}
         for kind in {"last", "best"} & steps.keys():
             weights, manifest = (run_dir / "weights" / f"{kind}.{suffix}" for suffix in ("pt", "json"))
-            problem = damage(weights, manifest)
+            problem = verify_manifest(weights, manifest)
             if problem is None and (shown := json.loads(manifest.read_bytes())["step"]) != steps[kind]:
                 problem = f"it is of step {shown}, not of step {steps[kind]}"
             if problem:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.state_file import MANIFEST, damage, mismatch, unreadable
+from ray_yolo.checkpoints.state_file import MANIFEST, io_error, mismatch, verify_manifest
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.files import atomic_write, replacing
 from ray_yolo.core.redact import redact
@@ -42,7 +42,7 @@ class _Name(NamedTuple):
         return f"checkpoints/{self.attempt:06d}-step-{self.step}.json"
 
 
-class StoredCheckpoints:
+class RemoteCheckpoints:
     """Those of one run, for one attempt at it.
 
     Args:
@@ -78,7 +78,7 @@ class StoredCheckpoints:
         """Bring a file of the run's folder there."""
         self._store.put(path.name, path)
 
-    def bring(self, run_dir: Path, step: int | None = None) -> list[str]:
+    def download(self, run_dir: Path, step: int | None = None) -> list[str]:
         """Make the newest sound checkpoint the only one of a folder. Returns what was wrong with newer ones.
 
         Args:
@@ -101,7 +101,7 @@ class StoredCheckpoints:
                     self._store.put(f"checkpoints/damaged-{name.attempt:06d}-step-{name.step}.json", data)
                     self._store.delete(name.key)
         except OSError as error:
-            raise unreadable(run_dir, error) from error
+            raise io_error(run_dir, error) from error
         if names or step is not None:
             raise CheckpointError(f"nothing in checkpoints/ of the store can be gone on from ({'; '.join(problems)}); "
                                   "put a checkpoint back from a copy, or choose another --name")
@@ -116,22 +116,22 @@ class StoredCheckpoints:
         """
         self._keep([name for name in self._names() if name.attempt != self._attempt or name.step <= newer_than])
 
-    def bring_weights(self, run_dir: Path) -> None:
+    def download_weights(self, run_dir: Path) -> None:
         """The newest checkpoint, and weights/last.pt and best.pt as they are now, for a folder without them."""
-        self.bring(run_dir)
+        self.download(run_dir)
         for kind, step in checkpoint.steps_of_weights(run_dir).items():
             name = next((name for name in self._names() if name.step == step), None)
             if kind in ("last", "best") and name:
                 weights = run_dir / "weights" / f"{kind}.pt"
                 self._fetch(self._store.get(name.key).data, weights, weights.with_suffix(".json"))
 
-    def bring_all(self, run_dir: Path) -> None:
+    def download_all(self, run_dir: Path) -> None:
         """Every checkpoint as it is, sound or not."""
         for name in reversed(self._names()):
             folder = run_dir / "checkpoints" / f"step-{name.step}"
             self._fetch(self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
-    def bring_owed(self, run_dir: Path) -> None:
+    def download_pending(self, run_dir: Path) -> None:
         """Store the newest checkpoint of a folder that an attempt was kept from storing."""
         local, _ = checkpoint.newest_verified(run_dir)
         stored = max((name.step for name in self._names()), default=-1)
@@ -210,7 +210,7 @@ def state_key(manifest: dict[str, Any]) -> str:
 def _holds(state: Path, manifest: Path, key: str) -> bool:
     """Whether a file is that state already."""
     with suppress(OSError, ValueError, KeyError):
-        return state_key(json.loads(manifest.read_bytes())) == key and damage(state, manifest) is None
+        return state_key(json.loads(manifest.read_bytes())) == key and verify_manifest(state, manifest) is None
     return False
 
 
@@ -247,7 +247,7 @@ def _fetched(store: Store, key: str, path: Path) -> Path:
     told = b""
     with suppress(FileNotFoundError):
         told = store.get(f"{key.removesuffix(path.suffix)}.json").data
-    if told and manifest.exists() and manifest.read_bytes() == told and damage(path, manifest) is None:
+    if told and manifest.exists() and manifest.read_bytes() == told and verify_manifest(path, manifest) is None:
         return path
     with replacing(path, durable=False) as temporary:
         try:

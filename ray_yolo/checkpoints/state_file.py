@@ -66,7 +66,7 @@ def tensors(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, to
             yield from tensors(value, f"{prefix}{name}.")
 
 
-def damage(state: Path, manifest: Path) -> str | None:
+def verify_manifest(state: Path, manifest: Path) -> str | None:
     """Why a state file does not match its manifest, or None if it does.
 
     Raises:
@@ -85,7 +85,7 @@ def damage(state: Path, manifest: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
-        raise unreadable(state, error) from error
+        raise io_error(state, error) from error
     except (ValueError, KeyError, TypeError) as error:
         return f"{manifest.name} is unreadable ({error})"
 
@@ -122,7 +122,7 @@ def check_file(path: Path) -> None:
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
     manifest = manifest_of(path)
-    if manifest.is_file() and (problem := damage(path, manifest)):
+    if manifest.is_file() and (problem := verify_manifest(path, manifest)):
         raise CheckpointError(f"{path}: {problem} (see {manifest.name}); use an older checkpoint of the run")
     if kind := kind_of_file(path):
         raise CheckpointError(f"{path}: {kind}")
@@ -182,7 +182,7 @@ def _inflates(path: Path) -> bool:
             or sum(entry.file_size for entry in entries) > path.stat().st_size)
 
 
-def unreadable(path: Path, error: OSError) -> CheckpointError:
+def io_error(path: Path, error: OSError) -> CheckpointError:
     """What says nothing about a checkpoint, good or bad."""
     return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
                            "permissions and run the same command again (nothing was given up)")

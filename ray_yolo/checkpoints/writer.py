@@ -14,7 +14,7 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
-from ray_yolo.checkpoints.remote import StoredCheckpoints
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
 
@@ -33,7 +33,7 @@ class Saver:
     """
 
     def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit,
-                 stored: StoredCheckpoints | None = None) -> None:
+                 stored: RemoteCheckpoints | None = None) -> None:
         self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
         self._missed = 0

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.placement import Placement
-from ray_yolo.config.sections import Classes, EvaluateConfig, Frozen
+from ray_yolo.config.sections import Classes, ConfigModel, EvaluateConfig
 
 ImageSize = Annotated[int | None, Field(ge=2 * GRID, multiple_of=GRID)]
 
@@ -37,7 +37,7 @@ class ValPlacement(ResultsPlacement):
     """Restarts after worker failures, each from the first image; -1: no limit."""
 
 
-class ValConfig(Frozen):
+class ValConfig(ConfigModel):
     """One validation of trained weights. The numbers do not depend on the placement."""
 
     weights: str
@@ -68,7 +68,7 @@ class ValConfig(Frozen):
     placement: ValPlacement = ValPlacement()
 
 
-class NmsConfig(Frozen):
+class NmsConfig(ConfigModel):
     """How predictions become detections, for use; validation has its own numbers."""
 
     confidence: float = Field(0.25, ge=0.0, lt=1.0)

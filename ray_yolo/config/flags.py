@@ -19,7 +19,7 @@ from ray_yolo import __version__
 from ray_yolo.config.settings import (
     TRANSPARENT,
     ConfigField,
-    Given,
+    SourcedValue,
     canonical,
     config_fields,
     did_you_mean,
@@ -90,14 +90,14 @@ class Command(NamedTuple, Generic[Model]):
     model: type[Model]
     paths: Sequence[str]  # config paths that have a flag of their own; --set reaches the others
     switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it stands for
-    answers: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
+    unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
 
     @property
     def flags(self) -> dict[str, str]:
         """Every flag by the path that it sets, or by its own name where it sets none."""
-        set_by = {flag: path for path in self.paths for flag in spell(path)}
+        set_by = {flag: path for path in self.paths for flag in flag_name(path)}
         return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
-            flag: flag for flag in (*self.answers, *OPTIONS)}
+            flag: flag for flag in (*self.unsupported, *OPTIONS)}
 
 
 class Parsed(NamedTuple, Generic[Model]):
@@ -108,7 +108,7 @@ class Parsed(NamedTuple, Generic[Model]):
     dry_run: bool
 
 
-def spell(path: str) -> tuple[str, ...]:
+def flag_name(path: str) -> tuple[str, ...]:
     """The flags of a field: its own name with hyphens (nested fields have none), then YOLOv5's."""
     own = () if "." in path else (f"--{path.replace('_', '-')}",)
     return own + ALIASES.get(path, ())
@@ -127,7 +127,7 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
     if unknown:
         raise InputError(_explain_unknown(unknown, command))
-    given: dict[str, Given] = {}
+    given: dict[str, SourcedValue] = {}
     for flag in FILES:
         if path := getattr(options, flag.strip("-")):
             given |= _allowed(read_config_file(path), flag, config_fields(command.model))
@@ -136,7 +136,9 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
     return Parsed(config, origins, options.dry_run)
 
 
-def _allowed(given: Mapping[str, Given], flag: str, fields: Mapping[str, ConfigField]) -> Mapping[str, Given]:
+def _allowed(
+    given: Mapping[str, SourcedValue], flag: str, fields: Mapping[str, ConfigField]
+) -> Mapping[str, SourcedValue]:
     """What a file gives: files are passed from hand to hand, so none runs code, and hyper-parameters decide only what
     is trained, not where it is trained, written and reported.
 
@@ -144,7 +146,7 @@ def _allowed(given: Mapping[str, Given], flag: str, fields: Mapping[str, ConfigF
         ConfigError: naming the line of a setting that this kind of file must not hold.
     """
     for path, item in given.items():
-        spelled = spell(path)[0] if spell(path) else f"--set {path}"
+        spelled = flag_name(path)[0] if flag_name(path) else f"--set {path}"
         if path in CODE and item.value not in (None, ""):  # as a dry run prints it
             raise ConfigError(f"{item.origin}: {path} runs code, which no file may ask for; give it as {spelled}")
         if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
@@ -197,7 +199,7 @@ class _Note(argparse.Action):
                                  "number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        namespace.given[self.dest] = Given(value, str(option_string))
+        namespace.given[self.dest] = SourcedValue(value, str(option_string))
 
 
 class _Device(argparse.Action):
@@ -209,14 +211,14 @@ class _Device(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         if values == "cpu" and self.const:
-            namespace.given["gpus_per_worker"] = Given("0", "--device cpu")
+            namespace.given["gpus_per_worker"] = SourcedValue("0", "--device cpu")
         elif values not in ("cpu", ""):
             advice = ("Ray chooses the devices; say how many with --num-workers and --gpus-per-worker" if self.const
                       else "this command runs on the CPU; leave it out")
             raise InputError(f"--device {values}: {advice}")
 
 
-class _Answer(argparse.Action):
+class _UnsupportedFlag(argparse.Action):
     """Refuses a flag; its help says what to do instead."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
@@ -233,7 +235,7 @@ def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) ->
         shape |= {"nargs": "?", "const": ALONE[path]}
     elif path in SEVERAL:
         shape |= {"nargs": "+"}
-    group.add_argument(*spell(path), dest=path, action=_Note, help=_help(field), **shape)
+    group.add_argument(*flag_name(path), dest=path, action=_Note, help=_help(field), **shape)
 
 
 def _help(field: ConfigField) -> str:
@@ -249,15 +251,15 @@ def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> N
     gpus = "gpus_per_worker" in config_fields(command.model)
     group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
                        "GPUs itself" if gpus else "cpu is all that this command uses")
-    for flag, answer in command.answers.items():
-        group.add_argument(flag, action=_Answer, nargs="?", metavar="X", help=answer)
+    for flag, answer in command.unsupported.items():
+        group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)
 
 
-def _read_assignment(text: str) -> tuple[str, Given]:
+def _read_assignment(text: str) -> tuple[str, SourcedValue]:
     key, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"--set {text}: write --set PATH=VALUE, e.g. --set optimizer.lr0=0.02")
-    return canonical(key), Given(None if value == "null" else value, f"--set {key}")
+    return canonical(key), SourcedValue(None if value == "null" else value, f"--set {key}")
 
 
 def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:

@@ -15,11 +15,11 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.sections import Frozen
+from ray_yolo.config.sections import ConfigModel
 from ray_yolo.core.events import ResourcesEvent
 
 
-class Placement(Frozen):
+class Placement(ConfigModel):
     """Where the recipe is trained and where its results go. Nothing here changes the weights."""
 
     num_workers: int | tuple[int, int] | Literal["auto"] = "auto"
@@ -162,7 +162,7 @@ class Placement(Frozen):
         return max(1, int(self.cpus) - self.loader_processes)
 
 
-class RunConfig(Frozen):
+class RunConfig(ConfigModel):
     """One training: what (`recipe`) and where (`placement`)."""
 
     recipe: Recipe = Recipe()
@@ -176,7 +176,7 @@ MAX_LOADERS, MAX_GPU_LOADERS = 8, 16
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeResources:
     """What a node has free."""
 
     cpus: float
@@ -207,7 +207,7 @@ class Resources:
                               cache=given.cache, reasons=self.reasons)
 
 
-def share_out(placement: Placement, gpus: float, nodes: Sequence[Node], threads: int = 0,
+def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources], threads: int = 0,
               images: Images | None = None) -> Resources:
     """The placement with everything decided that the user left open.
 
@@ -248,7 +248,7 @@ def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[i
     return 0, "in this process: no cluster was asked for, and no more than one GPU"
 
 
-def workers_on(nodes: Sequence[Node], gpus: float, cpus: float) -> tuple[int, str]:
+def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tuple[int, str]:
     """How many workers `auto` means on a cluster, and why: one for each free GPU, else one for each node with so many
     free CPUs; at least 1, which waits for them.
     """
@@ -259,7 +259,7 @@ def workers_on(nodes: Sequence[Node], gpus: float, cpus: float) -> tuple[int, st
     return max(1, number), f"nodes with free CPUs: {number}"
 
 
-def most_cpus(nodes: Sequence[Node], workers: int, gpus: float, strategy: str) -> int:
+def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strategy: str) -> int:
     """The most whole CPUs, at least 1, that each of so many workers with so many GPUs can have at the same time.
 
     A worker with GPUs has at most the part of a node's CPUs that its GPUs are of the node's.
@@ -301,7 +301,7 @@ def _cache(images: Images | None) -> tuple[str, str]:
     return "ram" if images.num_bytes <= images.room else "none", needed
 
 
-def _free(nodes: Sequence[Node], workers: int) -> str:
+def _free(nodes: Sequence[NodeResources], workers: int) -> str:
     cpus = sum(node.cpus for node in nodes)
     shared = f"{workers} workers" if workers > 1 else "1 worker"
     return f"{cpus:g} CPUs free for {shared}"

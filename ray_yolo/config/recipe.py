@@ -25,7 +25,7 @@ from pydantic import (
 
 from ray_yolo.config import sections
 from ray_yolo.config.model_facts import GRID, facts_of, off_grid
-from ray_yolo.config.sections import SECTIONS, Frozen
+from ray_yolo.config.sections import SECTIONS, ConfigModel
 from ray_yolo.config.settings import canonical, did_you_mean
 from ray_yolo.core.errors import ConfigError
 
@@ -37,7 +37,7 @@ CHANGEABLE = tuple(
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
 
 
-class Change(Frozen):
+class Change(ConfigModel):
     """Other values for some settings from an epoch on; its plain form is the text that users write."""
 
     epoch: int = Field(ge=1)
@@ -91,7 +91,7 @@ def _freeze_list(value: object) -> object:
     return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
 
 
-class Recipe(Frozen):
+class Recipe(ConfigModel):
     """Everything that decides the trained weights."""
 
     data: str = "shapes"
@@ -113,7 +113,7 @@ class Recipe(Frozen):
     imgsz: int = Field(640, ge=2 * GRID, le=8192)
     """Long side of the network input in pixels; a multiple of 32, of 64 for models with a 6."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Decides initial weights, order of samples and every augmentation."""
+    """FailureHandler initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of forward and backward; auto: bf16 on GPUs and processors that multiply it, else fp32."""
     sync_bn: bool = False
@@ -242,12 +242,14 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def given_settings(settings: Frozen, above: str = "") -> dict[str, Any]:
+def given_settings(settings: ConfigModel, above: str = "") -> dict[str, Any]:
     """What the user has set of a recipe, also to its default, by path."""
     given: dict[str, Any] = {}
     for name in sorted(settings.model_fields_set):
         value = getattr(settings, name)
-        given |= (given_settings(value, f"{above}{name}.") if isinstance(value, Frozen) else {f"{above}{name}": value})
+        given |= (
+            given_settings(value, f"{above}{name}.") if isinstance(value, ConfigModel) else {f"{above}{name}": value}
+        )
     return given
 
 

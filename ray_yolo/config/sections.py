@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
-class Frozen(BaseModel):
+class ConfigModel(BaseModel):
     """A value: no unknown keys, no mutation, no infinities."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -28,7 +28,7 @@ class Frozen(BaseModel):
 Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if isinstance(v, int) else v)]
 
 
-class OptimizerConfig(Frozen):
+class OptimizerConfig(ConfigModel):
     """How gradients become weights."""
 
     name: Literal["SGD", "Adam", "AdamW"] = "SGD"
@@ -45,7 +45,7 @@ class OptimizerConfig(Frozen):
     """Largest L2 norm of the whole gradient."""
 
 
-class ScheduleConfig(Frozen):
+class ScheduleConfig(ConfigModel):
     """How rates move over the epochs."""
 
     lrf: float = Field(0.01, gt=0.0, le=1.0)
@@ -66,7 +66,7 @@ class ScheduleConfig(Frozen):
     """Steps over which the moving average's decay rises."""
 
 
-class LossConfig(Frozen):
+class LossConfig(ConfigModel):
     """Gains of the loss terms and the rule of assignment."""
 
     box: float = Field(0.05, ge=0.0)
@@ -89,7 +89,7 @@ class LossConfig(Frozen):
     """Class targets become 1 - eps/2 and eps/2."""
 
 
-class AugmentConfig(Frozen):
+class AugmentConfig(ConfigModel):
     """What training images go through; every draw comes from the sample's own key."""
 
     hsv_h: float = Field(0.015, ge=0.0, le=1.0)
@@ -127,7 +127,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 """The sections that hyper-parameters are in."""
 
 
-class EvaluateConfig(Frozen):
+class EvaluateConfig(ConfigModel):
     """How validation turns predictions into detections."""
 
     confidence: float = Field(0.001, ge=0.0, lt=1.0)
@@ -140,7 +140,7 @@ class EvaluateConfig(Frozen):
     """Images per validation batch; part of the recipe because it shapes the numbers' last bits."""
 
 
-class ObjectiveConfig(Frozen):
+class ObjectiveConfig(ConfigModel):
     """What makes an epoch the best one: its fitness is the weighted sum of these metrics."""
 
     precision: float = Field(0.0, ge=0.0)

@@ -124,14 +124,14 @@ _log = logging.getLogger(__name__)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
-class Given(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value as the user wrote it, and where: 'hyp.yaml:3', '--epochs', '--set optimizer.lr0'."""
 
     value: object
     origin: str
 
 
-def read_config_file(path: str) -> dict[str, Given]:
+def read_config_file(path: str) -> dict[str, SourcedValue]:
     """The values of a YAML file by config path.
 
     Keys are config paths, nested (`optimizer: {lr0: 0.1}`) or dotted (`optimizer.lr0: 0.1`), or YOLOv5's gene names
@@ -142,19 +142,21 @@ def read_config_file(path: str) -> dict[str, Given]:
         ConfigError: if two keys mean the same field.
     """
     file = load_text_yaml(path)
-    given: dict[str, Given] = {}
+    given: dict[str, SourcedValue] = {}
     for keys, value in _leaves(file.data, ()):
         name = canonical(".".join(keys))
         origin = file.where(*keys)
         if name in given:
             raise ConfigError(f"{origin}: {name} is given twice, first at {given[name].origin}")
-        given[name] = Given(value, origin)
+        given[name] = SourcedValue(value, origin)
     return given
 
 
-def given_by_keyword(settings: Mapping[str, Any]) -> dict[str, Given]:
+def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
     """Settings of a Python call by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
-    return {canonical(".".join(keys)): Given(value, f"{'.'.join(keys)}=") for keys, value in _leaves(settings, ())}
+    return {
+        canonical(".".join(keys)): SourcedValue(value, f"{'.'.join(keys)}=") for keys, value in _leaves(settings, ())
+    }
 
 
 def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], object]]:
@@ -165,7 +167,7 @@ def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tupl
             yield (*above, key), value
 
 
-def resolve_config(model: type[Model], given: Mapping[str, Given]) -> tuple[Model, dict[str, str]]:
+def resolve_config(model: type[Model], given: Mapping[str, SourcedValue]) -> tuple[Model, dict[str, str]]:
     """The configuration with the given values over the defaults, and the origin of every field by its path.
 
     Raises:
@@ -184,7 +186,7 @@ def resolve_config(model: type[Model], given: Mapping[str, Given]) -> tuple[Mode
     return config, {path: known[path].origin if path in known else DEFAULT for path in fields}
 
 
-def _has_no_effect(path: str, item: Given, fields: Mapping[str, ConfigField]) -> bool:
+def _has_no_effect(path: str, item: SourcedValue, fields: Mapping[str, ConfigField]) -> bool:
     """Whether a key may be passed over: an empty section, or (said so) a gene that nothing reads."""
     if path in LEGACY_GENES:
         _log.warning("%s: %s is ignored: %s", item.origin, path, LEGACY_GENES[path])
@@ -192,7 +194,7 @@ def _has_no_effect(path: str, item: Given, fields: Mapping[str, ConfigField]) ->
     return item.value is None and any(name.startswith(f"{path}.") for name in fields)
 
 
-def _tree(given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> dict[str, Any]:
+def _tree(given: Mapping[str, SourcedValue], fields: Mapping[str, ConfigField]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, item in given.items():
         *sections, last = fields[path].keys
@@ -205,7 +207,9 @@ def _tree(given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> dict
     return tree
 
 
-def _messages(error: ValidationError, given: Mapping[str, Given], fields: Mapping[str, ConfigField]) -> list[str]:
+def _messages(
+    error: ValidationError, given: Mapping[str, SourcedValue], fields: Mapping[str, ConfigField]
+) -> list[str]:
     """One line for each field (a union reports each of its alternatives) and each rule between fields."""
     by_keys = {field.keys: path for path, field in fields.items()}
     lines: dict[str, str] = {}
@@ -219,7 +223,7 @@ def _messages(error: ValidationError, given: Mapping[str, Given], fields: Mappin
     return list(lines.values())
 
 
-def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, Given], field: ConfigField) -> str:
+def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedValue], field: ConfigField) -> str:
     if detail["type"] == "missing":
         return f"{path} is needed: {field.info.description}"
     value, origin = given[path]
@@ -230,7 +234,7 @@ def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, Given], 
     return f"{where}: got {'nothing' if value is None else short(value)}; expected {field.expected}"
 
 
-def _rule_message(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
+def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> str:
     """A rule between fields, with the origins of those it names."""
     words = set(re.findall(r"\w+", text := str(detail["ctx"]["error"])))
     origins = dict.fromkeys(item.origin for path, item in given.items() if path in words)

@@ -8,7 +8,10 @@ not recognised.
 
 import re
 
+from ray_yolo.core.errors import RayYoloError
+
 MASK = "***"
+_LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
 
 # Greedy up to the last '@' before the path: passwords with an '@' in them are common, and wrong, and still secret.
 _URL_USER = re.compile(r"(?<=://)[^/\s]*@")
@@ -47,3 +50,9 @@ def redact(text: str) -> str:
     """The text with the user part of every URL, the value of every named secret and every known key as `***`."""
     text = _BEARER.sub(rf"\1{MASK}", _BARE_KEY.sub(MASK, _URL_USER.sub(f"{MASK}@", text)))
     return _NAMED_VALUE.sub(rf"\1{MASK}", text)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, on one line and without secrets."""
+    kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
+    return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

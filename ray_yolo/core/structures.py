@@ -32,7 +32,7 @@ class Finding:
     image: bool = False  # a whole image was left out, not a row
 
 
-class Mirror(NamedTuple):
+class DatasetSnapshot(NamedTuple):
     """A version of a data set that lies in a store, in a folder of the machine that this was made on."""
 
     address: str
@@ -57,7 +57,7 @@ class AnnotationIndex:
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
     num_without_file: int = 0  # images that no label file belongs to
     looked_for: tuple[str, ...] = ()  # where labels were looked for: COCO files, and patterns of the others
-    mirror: Mirror | None = None  # that `paths` are of
+    snapshot: DatasetSnapshot | None = None  # that `paths` are of
 
     def __len__(self) -> int:
         return len(self.paths)

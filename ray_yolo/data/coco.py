@@ -17,7 +17,16 @@ import numpy as np
 
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import NO_OUTLINE, Box, ImageLabels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
+from ray_yolo.data.labels import (
+    NO_OUTLINE,
+    Box,
+    ImageLabels,
+    LabelRow,
+    UnreadableLabelsError,
+    cut_box,
+    labels_of,
+    read_rows,
+)
 
 
 class CocoFile:
@@ -97,13 +106,13 @@ class CocoFile:
         return ImageLabels(labels_of(rows), [*findings, *more], np.array([row.area for row in rows]),
                            np.array([(row.kind, *row.box, row.area) for row in crowds]).reshape(-1, 6))
 
-    def _row(self, row: dict[str, Any], size: tuple[int, int]) -> Row:
+    def _row(self, row: dict[str, Any], size: tuple[int, int]) -> LabelRow:
         place, category = self._place(row), row.get("category_id")
         if not isinstance(category, (int, float, str)) or category not in self._classes:
             raise UnreadableLabelsError(place, f"has the category_id {short(category)}, which the file's categories do "
                                                "not list")
         kind, box = self._classes[category], _box(row, size, place)
-        return Row(place, (kind, *box), kind, box, _outline(row, size), _area(row, box))
+        return LabelRow(place, (kind, *box), kind, box, _outline(row, size), _area(row, box))
 
     def _place(self, row: dict[str, Any]) -> str:
         return f"{self.file}: annotation {str(row.get('id'))[:80]}"

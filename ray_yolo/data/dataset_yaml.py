@@ -18,8 +18,8 @@ from reprlib import repr as short
 from typing import Any
 
 from ray_yolo.core.errors import DatasetError, InputError
-from ray_yolo.core.structures import Finding, Mirror
-from ray_yolo.data.remote import address_parts, mirror
+from ray_yolo.core.structures import DatasetSnapshot, Finding
+from ray_yolo.data.remote import address_parts, snapshot
 from ray_yolo.data.sources import matching
 from ray_yolo.data.synthetic import BUILT_IN, ensure_shapes
 from ray_yolo.storage.store import is_address
@@ -46,7 +46,7 @@ class DatasetDescription:
     names: tuple[str, ...]
     findings: tuple[Finding, ...] = ()  # what there was to say about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
-    mirror: Mirror | None = None  # where the data set lies in a store
+    snapshot: DatasetSnapshot | None = None  # where the data set lies in a store
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -67,12 +67,12 @@ def read_description(source: str | Path) -> DatasetDescription:
         DatasetError: if there is no such data set or its description cannot be used.
     """
     if is_address(str(source)):
-        mirrored = mirror(str(source))
+        mirrored = snapshot(str(source))
         try:
             found = read_description(Path(mirrored.folder, address_parts(mirrored.address)[1]))
         except InputError as error:
             raise DatasetError(str(error).replace(mirrored.folder, address_parts(mirrored.address)[0])) from None
-        return replace(found, file=mirrored.address, mirror=mirrored)
+        return replace(found, file=mirrored.address, snapshot=mirrored)
     from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
@@ -119,7 +119,7 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
                            "add lines such as `train: images/train`")
     findings = (*_unrun(content, where), *_doubles(names, where("names")))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
-                              mirror=None, **splits)
+                              snapshot=None, **splits)
 
 
 def _unrun(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from ray_yolo.data import index_cache
 from ray_yolo.data.dataset_yaml import DatasetDescription
 from ray_yolo.data.image_cache import loaded_sizes
 from ray_yolo.data.images import UnreadableImageError, check_image
-from ray_yolo.data.label_files import Sources
+from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
 
 _MANY = 4000  # images whose check takes longer than the start of processes
@@ -51,7 +51,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     Raises:
         DatasetError: for a split without a usable image, or (strict) anything left out.
     """
-    sources = Sources(description, split)
+    sources = LabelSources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
     key = index_cache.content_key(files, index_cache.FORMAT, description.names)
     index = index_cache.recall(key, sources.paths, description.names)
@@ -60,7 +60,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
         index = build_index(sources.paths, checked, description.names)
         index_cache.keep(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
-                    mirror=description.mirror)
+                    snapshot=description.snapshot)
     dropped = [finding for finding in index.findings if finding.dropped]
     if strict and dropped:
         raise DatasetError(f"{description.file}: {split}: {len(dropped)} findings: {listed(dropped)}; correct the "
@@ -101,7 +101,7 @@ def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex
         areas=None if index.areas is None else index.areas[labels])
 
 
-def _check_all(sources: Sources, num_readers: int) -> list[Checked]:
+def _check_all(sources: LabelSources, num_readers: int) -> list[Checked]:
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
     with warnings.catch_warnings(), _readers(num_readers, len(sources.paths)) as pool:
         # Pillow's about odd files. Set here and not where they arise: filters belong to the process, not to a thread.
@@ -123,11 +123,11 @@ def _readers(number: int, num_images: int) -> Executor:
     return ProcessPoolExecutor(number, get_context("spawn"), warnings.simplefilter, ("ignore",))
 
 
-def _check_part(sources: Sources) -> list[Checked]:
+def _check_part(sources: LabelSources) -> list[Checked]:
     return [_check(sources, path) for path in sources.paths]
 
 
-def _check(sources: Sources, path: str) -> Checked:
+def _check(sources: LabelSources, path: str) -> Checked:
     findings: tuple[Finding, ...] = ()
     try:
         size = check_image(path)
@@ -208,7 +208,7 @@ def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescriptio
 
 
 def first_places(looked_for: Sequence[str]) -> str:
-    """Places in one line, the first of many."""
+    """WorkerPool in one line, the first of many."""
     more = len(looked_for) - 4
     return ", ".join(looked_for[:4]) + (f" and {more} more" if more > 0 else "")
 

@@ -20,7 +20,7 @@ from ray_yolo.data.yolo_txt import label_path, parse_labels
 MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: no picture has more, and no step could train on them
 
 
-class Sources:
+class LabelSources:
     """The images of a split and the reader of their labels.
 
     A `.json` file, or a folder holding `instances_<split>*.json` or `_annotations.coco.json`, is COCO's, and has the
@@ -55,7 +55,7 @@ class Sources:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))})")
 
-    def part(self, paths: list[str]) -> Sources:
+    def part(self, paths: list[str]) -> LabelSources:
         """Some of the images, with all that reading them takes and nothing of the others: small enough to be sent."""
         chosen = copy(self)
         chosen.paths, chosen.findings = paths, []

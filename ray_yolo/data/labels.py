@@ -42,7 +42,7 @@ class UnreadableLabelsError(Exception):
         self.finding = Finding(where, what, dropped=True)
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """One box of a label file."""
 
     place: str  # for messages
@@ -62,13 +62,13 @@ class ImageLabels(NamedTuple):
     crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
 
 
-def read_rows(items: Iterable[Item], read: Callable[[Item], Row]) -> tuple[list[Row], list[Finding]]:
+def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
     """The rows that are to be used, and what there was to say about the others.
 
     Left out is a row that `read` refuses with UnreadableLabelsError and one whose box has no area as float32, in which
     labels are kept (1e-9 px at 30 px is no width); rows with equal keys count once.
     """
-    kept: dict[tuple[float, ...], Row] = {}
+    kept: dict[tuple[float, ...], LabelRow] = {}
     findings = []
     for item in items:
         try:
@@ -86,7 +86,7 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], Row]) -> tuple[list[
     return list(kept.values()), findings
 
 
-def labels_of(rows: Sequence[Row]) -> Labels:
+def labels_of(rows: Sequence[LabelRow]) -> Labels:
     """The labels that rows describe, in order."""
     if not rows:
         return NO_LABELS

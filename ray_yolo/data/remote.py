@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ray_yolo.core.errors import DatasetError, InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
-from ray_yolo.core.structures import AnnotationIndex, Mirror
+from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
 from ray_yolo.data import voc
 from ray_yolo.data.images import SUFFIXES
 from ray_yolo.data.index_cache import cache_folder
@@ -67,7 +67,7 @@ def address_parts(address: str) -> tuple[str, str]:
     return (folder, name) if suffix(name) in (".yaml", ".yml") else (address.rstrip("/"), "data.yaml")
 
 
-def mirror(address: str, version: str = "", tell: Callable[[str], None] = _log.warning) -> Mirror:
+def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _log.warning) -> DatasetSnapshot:
     """A data set's mirror on this machine, whole, and there until this process ends. One process makes it; others wait.
 
     Args:
@@ -93,7 +93,7 @@ def mirror(address: str, version: str = "", tell: Callable[[str], None] = _log.w
             found = hashlib.sha256(json.dumps(sorted(wanted.items())).encode()).hexdigest()[:16]
             if version not in ("", found):
                 raise DatasetError(f"data: {address} has changed since this command was started; start it again")
-            _fill(store, top / found, wanted, lambda what: tell(f"{address}: {what}"))
+            _fill(store, top / found, wanted, lambda what: notify(f"{address}: {what}"))
             _use(top / found)
             _remove_unused(top)
     except FileNotFoundError as error:
@@ -104,7 +104,7 @@ def mirror(address: str, version: str = "", tell: Callable[[str], None] = _log.w
     except OSError as error:
         advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
         raise DatasetError(f"data: {address}: {error}; see that {advice}") from None
-    return Mirror(address, found, str(top / found))
+    return DatasetSnapshot(address, found, str(top / found))
 
 
 def at_hand(index: AnnotationIndex) -> AnnotationIndex:
@@ -113,14 +113,14 @@ def at_hand(index: AnnotationIndex) -> AnnotationIndex:
     Raises:
         DatasetError: as `mirror` does.
     """
-    if index.mirror is None:
+    if index.snapshot is None:
         return index
-    address, version, there = index.mirror
+    address, version, there = index.snapshot
     here = cache_folder() / "data" / Path(there).parent.name / version
     if not _use(here):
-        mirror(address, version)
+        snapshot(address, version)
     return replace(index, paths=tuple(f"{here}{path.removeprefix(there)}" for path in index.paths),
-                   mirror=Mirror(address, version, str(here)))
+                   snapshot=DatasetSnapshot(address, version, str(here)))
 
 
 @contextmanager
@@ -177,11 +177,13 @@ def _prefix(path: str) -> str:
     return f"{plain}/" if plain else ""
 
 
-def _fill(store: Store, folder: Path, wanted: _Wanted, tell: Callable[[str], None]) -> None:
+def _fill(store: Store, folder: Path, wanted: _Wanted, notify: Callable[[str], None]) -> None:
     """Make a version whole."""
     files = _kept(folder, wanted)
     if missing := [key for key in wanted if key not in files]:
-        tell(f"{len(missing)} files ({sum(wanted[key][0] for key in missing) / 1e6:.1f} MB) are fetched into {folder}")
+        notify(
+            f"{len(missing)} files ({sum(wanted[key][0] for key in missing) / 1e6:.1f} MB) are fetched into {folder}"
+        )
         fetch = _Fetch(store, folder)
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for first in range(0, len(missing), _PART):

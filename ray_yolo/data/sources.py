@@ -208,7 +208,7 @@ def frames_of(media: Iterable[Media], stride: int = 1) -> Iterator[Frame]:
             yield Frame(one, error=str(error))
 
 
-class Source(NamedTuple):
+class InputSource(NamedTuple):
     """What a caller wants to be looked at."""
 
     parts: list[tuple[Media, np.ndarray | None]]  # files and streams, and pictures that are there already
@@ -228,7 +228,7 @@ class Source(NamedTuple):
                 yield Frame(media, pixels=pixels)
 
 
-def read_source(source: object) -> Source:
+def read_source(source: object) -> InputSource:
     """One thing or a list of things, each of them
 
     - what `find_media` takes (path, folder, pattern, list file, camera number, address of a stream): text, Path or int
@@ -242,7 +242,7 @@ def read_source(source: object) -> Source:
     things = list(source) if isinstance(source, list | tuple) else [source]
     parts = [part for number, thing in enumerate(things) for part in _media_or_pixels(thing, number)]
     taken = Counter(media.stem for media, _ in parts)
-    return Source([(media if taken[media.stem] == 1 else media._replace(stem=f"{number}_{media.stem}"), pixels)
+    return InputSource([(media if taken[media.stem] == 1 else media._replace(stem=f"{number}_{media.stem}"), pixels)
                    for number, (media, pixels) in enumerate(parts)])
 
 

@@ -27,7 +27,7 @@ _SUBPIXEL_BITS = 4
 _SPLITS = ("train", "val")
 
 
-class Drawing(NamedTuple):
+class SyntheticDataset(NamedTuple):
     """What a built-in data set looks like."""
 
     seed: int
@@ -41,9 +41,9 @@ class Drawing(NamedTuple):
 
 
 BUILT_IN = {
-    "shapes": Drawing(1, 128, 64, 160, 3, (0.28, 0.60), 3, 25),
-    "shapes8": Drawing(8, 8, 8, 160, 3, (0.28, 0.60), 3, 25),
-    "shapes1k": Drawing(1000, 1000, 100, 256, 6, (0.05, 0.40), 8, 180),
+    "shapes": SyntheticDataset(1, 128, 64, 160, 3, (0.28, 0.60), 3, 25),
+    "shapes8": SyntheticDataset(8, 8, 8, 160, 3, (0.28, 0.60), 3, 25),
+    "shapes1k": SyntheticDataset(1000, 1000, 100, 256, 6, (0.05, 0.40), 8, 180),
 }
 
 
@@ -53,7 +53,7 @@ def ensure_shapes(name: str) -> Path:
     return folder / "data.yaml"
 
 
-def draw(drawing: Drawing, split: int, number: int) -> tuple[np.ndarray, Annotation]:
+def draw(drawing: SyntheticDataset, split: int, number: int) -> tuple[np.ndarray, Annotation]:
     """Image `number` of a split (0 train, 1 val): (side, side, 3) uint8 RGB and what it shows."""
     rng = np.random.default_rng([drawing.seed, split, number])
     image = _ground(rng, drawing.side_px)
@@ -98,7 +98,7 @@ def _unit_outline(kind: int) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radius[:, None]
 
 
-def _place(rng: np.random.Generator, kind: int, drawing: Drawing) -> tuple[np.ndarray, np.ndarray]:
+def _place(rng: np.random.Generator, kind: int, drawing: SyntheticDataset) -> tuple[np.ndarray, np.ndarray]:
     """A turned, slightly stretched outline inside the image, and its box (both in pixels)."""
     low, high = drawing.scale
     radius = drawing.side_px * (low + (high - low) * rng.random()) / 2
@@ -133,7 +133,7 @@ def _fill(mask: np.ndarray, outline: np.ndarray, value: int) -> None:
     cv2.fillPoly(mask, [points], value, lineType=cv2.LINE_AA, shift=_SUBPIXEL_BITS)
 
 
-def _write(drawing: Drawing, folder: Path) -> None:
+def _write(drawing: SyntheticDataset, folder: Path) -> None:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for split, count in enumerate((drawing.num_train, drawing.num_val)):
             for kind in ("images", "labels"):
@@ -143,7 +143,7 @@ def _write(drawing: Drawing, folder: Path) -> None:
     (folder / "data.yaml").write_text(f"path: .\ntrain: images/train\nval: images/val\nnames:\n{names}")
 
 
-def _write_image(drawing: Drawing, folder: Path, split: int, number: int) -> None:
+def _write_image(drawing: SyntheticDataset, folder: Path, split: int, number: int) -> None:
     image, shown = draw(drawing, split, number)
     file = folder / "images" / _SPLITS[split] / shown.path
     if not cv2.imwrite(str(file), image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92]):

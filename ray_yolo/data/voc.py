@@ -9,7 +9,7 @@ from reprlib import repr as short
 from xml.parsers import expat
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, cut_box, labels_of, read_rows
+from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, cut_box, labels_of, read_rows
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _USUAL = ("annotations", "annots", "Annotations", "annotations/xmls")
@@ -48,7 +48,7 @@ def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],
     return labels_of(rows), findings
 
 
-def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], place: str) -> Row:
+def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], place: str) -> LabelRow:
     try:
         left, above, right, below = (float(item[side]) for side in _SIDES)
         box = cut_box((left - 1, above - 1, right, below), size)
@@ -58,7 +58,7 @@ def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], plac
         raise UnreadableLabelsError(place, f"has the class {short(name)}, which the data set does not name; correct it "
                                            "or add the name")
     kind = names.index(name)
-    return Row(place, (kind, *box), kind, box)
+    return LabelRow(place, (kind, *box), kind, box)
 
 
 def _objects(content: bytes, where: str) -> list[dict[str, str]]:

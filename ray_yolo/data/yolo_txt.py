@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_yolo.core.structures import Finding
-from ray_yolo.data.labels import Labels, Row, UnreadableLabelsError, labels_of, read_rows
+from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, labels_of, read_rows
 
 _SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped
 
@@ -51,16 +51,16 @@ def _text(content: bytes, where: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> Row:
+def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> LabelRow:
     kind, *shares = _numbers(line, num_classes, place)
     if len(shares) > 4:
         outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
         (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
-        return Row(place, (kind, *shares), int(kind), (left, above, right, below), outline)
+        return LabelRow(place, (kind, *shares), int(kind), (left, above, right, below), outline)
     x, y, width, height = shares  # plain floats: arrays of a row would take half of the scan
     box = (_share(x - width / 2) * size[1], _share(y - height / 2) * size[0],
            _share(x + width / 2) * size[1], _share(y + height / 2) * size[0])
-    return Row(place, (kind, *shares), int(kind), box)
+    return LabelRow(place, (kind, *shares), int(kind), box)
 
 
 def _share(value: float) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ray_yolo.checkpoints.foreign import read_weights
-from ray_yolo.checkpoints.remote import StoredCheckpoints, local_file
+from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
 from ray_yolo.config.model_facts import GRID
 from ray_yolo.config.recipe import Recipe, accumulate_batches, check_workers, resolved_batch
 from ray_yolo.core.errors import ResourcesError
@@ -32,9 +32,9 @@ from ray_yolo.data.dataset import (
 )
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import image_weights
-from ray_yolo.engine.collectives import Replicas, bare
+from ray_yolo.engine.collectives import Collectives, bare
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.membership import Pulse
+from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.plan import Plan, ShardSampler
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.blocks import avoid_slow_convolutions
@@ -86,7 +86,7 @@ def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
 
 Batches = Iterable[Mapping[str, Tensor]]
 
-ALONE = Replicas(0, 1)
+ALONE = Collectives(0, 1)
 CPU = torch.device("cpu")
 
 
@@ -103,7 +103,7 @@ def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainSpec:
     """What the driver has decided for all workers: everything a training needs beside its surroundings."""
 
     recipe: Recipe  # resolved
@@ -117,10 +117,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Host:
+class WorkerContext:
     """What surrounds the worker: handed in by Ray Train, or by the caller that trains in-process."""
 
-    replicas: Replicas = ALONE
+    collectives: Collectives = ALONE
     device: torch.device = CPU
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
@@ -129,16 +129,16 @@ class Host:
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
-    pulse: Pulse = field(default_factory=Pulse)
-    stored: StoredCheckpoints | None = None  # where workers have no folder in common
+    activity: Activity = field(default_factory=Activity)
+    stored: RemoteCheckpoints | None = None  # where workers have no folder in common
 
 
 @dataclass
-class Parts:
+class TrainComponents:
     """Everything one worker trains with."""
 
-    job: Job
-    host: Host
+    spec: TrainSpec
+    context: WorkerContext
     plan: Plan
     family: Family
     model: Detector  # the bare model
@@ -155,158 +155,172 @@ class Parts:
     stores: tuple[ImageStore, ImageStore]  # of both; to be closed at the end
 
 
-def build(job: Job, host: Host) -> Parts:
+def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
     """Everything that trains `job` on this worker, at its first step.
 
     Raises:
         ConfigError: if the recipe cannot be shared out over so many workers.
         CheckpointError: if the initial weights do not fit.
     """
-    recipe = job.recipe
-    torch.set_num_threads(recipe.threads or host.threads)
+    recipe = spec.recipe
+    torch.set_num_threads(recipe.threads or context.threads)
     if recipe.exact != torch.are_deterministic_algorithms_enabled():  # or torch's compiler is imported for nothing
         torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
-    model = build_network(job).to(memory_format=torch.channels_last)
-    if host.device.type == "cpu":
+    model = build_network(spec).to(memory_format=torch.channels_last)
+    if context.device.type == "cpu":
         avoid_slow_convolutions(model)
-    family = find_family(job.architecture or recipe.model)
+    family = find_family(spec.architecture or recipe.model)
     for number in recipe.freeze:
         model.model[number].requires_grad_(False)
-    shared = _shared_parts(job, host, model)
+    shared = _shared_components(spec, context, model)
     model = cast(Detector, bare(shared["replica"]))  # on its device
-    stores = (ImageStore(job.train, recipe.imgsz, host.cache, host.cache_dir),
-              ImageStore(job.val, recipe.imgsz, host.cache, host.cache_dir, smooth=True))
-    return Parts(
+    stores = (ImageStore(spec.train, recipe.imgsz, context.cache, context.cache_dir),
+              ImageStore(spec.val, recipe.imgsz, context.cache, context.cache_dir, smooth=True))
+    return TrainComponents(
         family=family, model=model, ema=Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp),
         optimizer=build_optimizer(model, recipe), stores=stores,
-        scaler=torch.amp.GradScaler(host.device.type, enabled=recipe.precision == "fp16"),
-        loss=family.build_loss(model.head, recipe.loss, len(job.names), recipe.imgsz),
-        **shared, **_loaders(job, host, stores, model.grid))
+        scaler=torch.amp.GradScaler(context.device.type, enabled=recipe.precision == "fp16"),
+        loss=family.build_loss(model.head, recipe.loss, len(spec.names), recipe.imgsz),
+        **shared, **_loaders(spec, context, stores, model.grid))
 
 
-def ungroup(parts: Parts) -> None:
+def release_process_group(components: TrainComponents) -> None:
     """Let go of the process group: it closes its connections, which tells those who wait, when nothing holds it."""
-    alone = parts.replica is parts.model
-    if parts.gradients is not None:  # somebody may be lost before the next group is whole
-        parts.gradients.close()
-    vars(parts).update(replica=None, gradients=None)
+    alone = components.replica is components.model
+    if components.gradients is not None:  # somebody may be lost before the next group is whole
+        components.gradients.close()
+    vars(components).update(replica=None, gradients=None)
     if not alone:
         gc.collect()  # DDP is part of a circle; its hooks on parameters would still wait for a step that was given up
 
 
-def regroup(parts: Parts, replicas: Replicas) -> Parts:
+def regroup(components: TrainComponents, collectives: Collectives) -> TrainComponents:
     """The same training on this worker as one of other replicas, between two steps. Collective."""
-    host = replace(parts.host, replicas=replicas)
-    return replace(parts, **_shared_parts(parts.job, host, parts.model),
-                   **_loaders(parts.job, host, parts.stores, parts.model.grid))
+    context = replace(components.context, collectives=collectives)
+    return replace(components, **_shared_components(components.spec, context, components.model),
+                   **_loaders(components.spec, context, components.stores, components.model.grid))
 
 
-def _shared_parts(job: Job, host: Host, model: Detector) -> dict[str, Any]:
+def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector) -> dict[str, Any]:
     """The parts, by name, that know the other workers."""
-    check_workers(job.recipe, host.replicas.num_workers)
-    replica = host.prepare_model(model)
-    statistics = Statistics(cast(Detector, bare(replica)), host.replicas.global_sum if job.recipe.sync_bn else None)
-    return {"host": host, "replica": replica, "statistics": statistics,
-            "gradients": GradientTree(replica, host.replicas, statistics.size)}
+    check_workers(spec.recipe, context.collectives.num_workers)
+    replica = context.prepare_model(model)
+    statistics = Statistics(
+        cast(Detector, bare(replica)), context.collectives.global_sum if spec.recipe.sync_bn else None
+    )
+    return {"context": context, "replica": replica, "statistics": statistics,
+            "gradients": GradientTree(replica, context.collectives, statistics.size)}
 
 
-def rebuild(parts: Parts, recipe: Recipe) -> Parts:
+def rebuild(components: TrainComponents, recipe: Recipe) -> TrainComponents:
     """The same training by a recipe that differs in settings that may change; weights and optimiser go on."""
-    job = replace(parts.job, recipe=recipe)
-    optimizer = build_optimizer(parts.model, recipe)
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": parts.optimizer.state_dict()["state"]})
-    parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
-    loss = parts.family.build_loss(parts.model.head, recipe.loss, len(job.names), recipe.imgsz)
-    return replace(parts, optimizer=optimizer, loss=loss,
-                   **_loaders(job, parts.host, parts.stores, parts.model.grid))
+    spec = replace(components.spec, recipe=recipe)
+    optimizer = build_optimizer(components.model, recipe)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": components.optimizer.state_dict()["state"]})
+    components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp
+    loss = components.family.build_loss(components.model.head, recipe.loss, len(spec.names), recipe.imgsz)
+    return replace(components, optimizer=optimizer, loss=loss,
+                   **_loaders(spec, components.context, components.stores, components.model.grid))
 
 
-def _loaders(job: Job, host: Host, stores: tuple[ImageStore, ImageStore], grid: int) -> dict[str, Any]:
+def _loaders(
+    spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, ImageStore], grid: int
+) -> dict[str, Any]:
     """The parts, by name, that bring this worker its shard of a job."""
-    recipe, plan, order = job.recipe, Plan(job.recipe, len(job.train)), _rect_order(job)
-    sampler = ShardSampler(plan, host.replicas.worker, host.replicas.num_workers, order)
+    recipe, plan, order = spec.recipe, Plan(spec.recipe, len(spec.train)), _rect_order(spec)
+    sampler = ShardSampler(plan, context.collectives.worker, context.collectives.num_workers, order)
     return {
-        "job": job, "plan": plan, "sampler": sampler,
-        "loader": _train_loader(train_dataset(job, stores[0], _rect_shapes(job, order, grid)), host, plan, sampler),
-        "val_batches": val_loader(job.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, host),
+        "spec": spec,
+        "plan": plan,
+        "sampler": sampler,
+        "loader": _train_loader(
+            train_dataset(spec, stores[0], _rect_shapes(spec, order, grid)), context, plan, sampler
+        ),
+        "val_batches": val_loader(spec.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, context),
     }
 
 
-def build_network(job: Job) -> Detector:
+def build_network(spec: TrainSpec) -> Detector:
     """The model with its initial weights: drawn from the recipe's seed, or read from its weights file."""
-    recipe = job.recipe
+    recipe = spec.recipe
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build_model(job.architecture or recipe.model, len(job.names), job.anchors)
+        model = build_model(spec.architecture or recipe.model, len(spec.names), spec.anchors)
     if recipe.weights:
-        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=job.anchors is not None)
+        load_weights(model, read_weights(local_file(recipe.weights)).tensors, keep_anchors=spec.anchors is not None)
     return model
 
 
-def _rect_order(job: Job) -> np.ndarray | None:
+def _rect_order(spec: TrainSpec) -> np.ndarray | None:
     """Under `rect`, images by aspect ratio, the same in every epoch."""
-    if not job.recipe.rect:
+    if not spec.recipe.rect:
         return None
-    return np.argsort(job.train.sizes[:, 0] / job.train.sizes[:, 1], kind="stable")
+    return np.argsort(spec.train.sizes[:, 0] / spec.train.sizes[:, 1], kind="stable")
 
 
-def _rect_shapes(job: Job, order: np.ndarray | None, grid: int) -> np.ndarray | None:
+def _rect_shapes(spec: TrainSpec, order: np.ndarray | None, grid: int) -> np.ndarray | None:
     """Under `rect`, each image's (height, width): the smallest that holds every image of its microbatch."""
     if order is None:
         return None
-    shapes = padded_shapes(job.train.sizes, job.recipe.imgsz, grid, pad=0.0)
-    _, size = resolved_batch(job.recipe)
+    shapes = padded_shapes(spec.train.sizes, spec.recipe.imgsz, grid, pad=0.0)
+    _, size = resolved_batch(spec.recipe)
     for first in range(0, len(order), size):
         microbatch = order[first : first + size]
         shapes[microbatch] = shapes[microbatch].max(axis=0)
     return shapes
 
 
-def train_dataset(job: Job, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
+def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
     """The job's augmented samples."""
-    recipe = job.recipe
-    return TrainDataset(job.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
+    recipe = spec.recipe
+    return TrainDataset(spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
                         quad=recipe.quad)
 
 
-def first_batches(job: Job) -> Batches:
+def first_batches(spec: TrainSpec) -> Batches:
     """The batches of the first epoch, one microbatch each, as a worker on its own trains them: for pictures."""
-    order, plan = _rect_order(job), Plan(job.recipe, len(job.train))
+    order, plan = _rect_order(spec), Plan(spec.recipe, len(spec.train))
     sampler = ShardSampler(plan, ALONE.worker, ALONE.num_workers, order)
-    sampler.start(0, weights=draw_weights(job, ()))
-    shapes = _rect_shapes(job, order, GRID if order is None else build_network(job).grid)
-    dataset = train_dataset(job, ImageStore(job.train, job.recipe.imgsz), shapes)
-    return _train_loader(dataset, Host(), plan, sampler)
+    sampler.start(0, weights=draw_weights(spec, ()))
+    shapes = _rect_shapes(spec, order, GRID if order is None else build_network(spec).grid)
+    dataset = train_dataset(spec, ImageStore(spec.train, spec.recipe.imgsz), shapes)
+    return _train_loader(dataset, WorkerContext(), plan, sampler)
 
 
-def draw_weights(job: Job, class_maps: Sequence[float]) -> np.ndarray | None:
+def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | None:
     """Under `image_weights`, how often each image is drawn, by the class results of the last validation (if any)."""
-    if not job.recipe.image_weights:
+    if not spec.recipe.image_weights:
         return None
-    return image_weights(job.train, np.array(class_maps or (0.0,) * len(job.names)))
+    return image_weights(spec.train, np.array(class_maps or (0.0,) * len(spec.names)))
 
 
-def _train_loader(dataset: TrainDataset, host: Host, plan: Plan, sampler: ShardSampler) -> Batches:
-    return host.prepare_loader(DataLoader(
-        dataset, batch_size=plan.loader_batch(host.replicas.num_workers, host.replicas.worker), sampler=sampler,
-        collate_fn=as_it_is, **_processes(host)))
+def _train_loader(dataset: TrainDataset, context: WorkerContext, plan: Plan, sampler: ShardSampler) -> Batches:
+    return context.prepare_loader(
+        DataLoader(
+            dataset,
+            batch_size=plan.loader_batch(context.collectives.num_workers, context.collectives.worker),
+            sampler=sampler,
+            collate_fn=as_it_is,
+            **_processes(context),
+        )
+    )
 
 
-def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, host: Host
+def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, context: WorkerContext
                ) -> Batches:
     """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers. Each
     worker has about as many pixels."""
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
-    mine = sharding.balanced_shard(pixels, host.replicas.worker, host.replicas.num_workers)
-    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(host))
+    mine = sharding.balanced_shard(pixels, context.collectives.worker, context.collectives.num_workers)
+    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(context))
 
 
-def _processes(host: Host) -> dict[str, Any]:
+def _processes(context: WorkerContext) -> dict[str, Any]:
     """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
-    pinned = {"pin_memory": host.device.type == "cuda"}  # or a copy to the device waits
-    if not host.loader_processes:
+    pinned = {"pin_memory": context.device.type == "cuda"}  # or a copy to the device waits
+    if not context.loader_processes:
         return pinned
     start_forkserver()
-    return {**pinned, "num_workers": host.loader_processes, "persistent_workers": True,
-            "worker_init_fn": host.loader_init, "multiprocessing_context": "forkserver"}
+    return {**pinned, "num_workers": context.loader_processes, "persistent_workers": True,
+            "worker_init_fn": context.loader_init, "multiprocessing_context": "forkserver"}

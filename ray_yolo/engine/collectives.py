@@ -67,7 +67,7 @@ class _GlobalSum(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Replicas:
+class Collectives:
     """This worker's number and how many there are."""
 
     worker: int = 0
@@ -134,7 +134,7 @@ class Replicas:
         received: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
         return received
 
-    def parts(self, spread: bool) -> int:
+    def num_parts(self, spread: bool) -> int:
         """Into how many parts a microbatch falls: one for each worker where it is spread over them."""
         return self.num_workers if spread else 1
 
@@ -150,7 +150,7 @@ class Replicas:
 
 
 @contextlib.contextmanager
-def peers_needed() -> Iterator[None]:
+def collective_errors() -> Iterator[None]:
     """Context of collectives; one that fails because a peer is gone, or does not answer, is a `PeerLostError`."""
     try:
         yield
@@ -161,7 +161,7 @@ def peers_needed() -> Iterator[None]:
         raise
 
 
-def offer_store(host: str) -> dist.TCPStore:
+def serve_rendezvous_store(host: str) -> dist.TCPStore:
     """A place where others may meet this worker. It listens at a free port of `host`, its own address, alone."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
@@ -185,8 +185,14 @@ def use_interface(address: str) -> None:
                         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int, timeout_seconds: float,
-               device: torch.device) -> Replicas:
+def form_process_group(
+    own: dist.TCPStore,
+    address: tuple[str, int],
+    worker: int,
+    num_workers: int,
+    timeout_seconds: float,
+    device: torch.device,
+) -> Collectives:
     """The process group of those who meet in the store of worker 0, at `address`, with one device each. Collective.
 
     Args:
@@ -199,7 +205,7 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
     global _group
     _group = _Group()
     if num_workers == 1:
-        return Replicas()
+        return Collectives()
     gpus = device.type == "cuda"
     if gpus:  # or NCCL's own watchdog ends the process when a peer is lost; who is lost is the roster's to say
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -207,7 +213,7 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
         os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{_MEETING_SECONDS:.0f}")
     use_interface(own.host)
-    with peers_needed():
+    with collective_errors():
         meeting = timedelta(seconds=_MEETING_SECONDS)
         store = own if worker == 0 else dist.TCPStore(*address, is_master=False, timeout=meeting)
         if store.add("come", 1) == num_workers:
@@ -219,10 +225,10 @@ def form_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_wo
         _set_timeout(timedelta(seconds=timeout_seconds))
         _group = _Group(frozenset(_sockets().keys() - before), dist.group.WORLD if gpus else None,
                         torch.zeros((), pin_memory=gpus))
-    return Replicas(worker, num_workers)
+    return Collectives(worker, num_workers)
 
 
-def cut_group() -> None:
+def abort_process_group() -> None:
     """Have what another thread of this worker waits for in its group fail at once, and tell the others in it.
 
     gloo's abort and shutdown end nothing that is under way, and a wire that is cut closes no connection. NCCL has no
@@ -258,18 +264,18 @@ def _sockets() -> dict[str, int]:
     return {name: number for name, number in found.items() if name.startswith("socket:")}
 
 
-def in_group() -> bool:
+def is_distributed() -> bool:
     """Whether this worker has others to talk to."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def wrapped(model: nn.Module, device: torch.device) -> nn.Module:
+def wrap_in_ddp(model: nn.Module, device: torch.device) -> nn.Module:
     """A model on its device, in DDP's wrapper if this worker is in a group with others."""
     model = model.to(device)
-    return DistributedDataParallel(model, **ddp_options()) if in_group() else model
+    return DistributedDataParallel(model, **ddp_options()) if is_distributed() else model
 
 
-def leave_group() -> None:
+def leave_process_group() -> None:
     """Leave the process group, if there is one; those who still wait for this worker in it are told.
 
     Whoever left in order has compared weights before, and so knows that nobody waits for its last step.

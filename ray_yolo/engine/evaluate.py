@@ -19,7 +19,7 @@ from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.events import ClassResult
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.labels import box_areas
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Detector
 from ray_yolo.models.families import Family
@@ -88,7 +88,7 @@ def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float
 
 @torch.no_grad()
 def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
-             index: AnnotationIndex, config: EvaluateConfig, precision: str, replicas: Replicas,
+             index: AnnotationIndex, config: EvaluateConfig, precision: str, collectives: Collectives,
              device: torch.device) -> Evaluation:
     """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
 
@@ -117,10 +117,10 @@ def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable
         rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
         clock.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
-    totals = replicas.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
-    table = replicas.gather(torch.cat(rows)).numpy()
+    totals = collectives.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
+    table = collectives.gather(torch.cat(rows)).numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    seconds = replicas.gather(torch.tensor([clock.seconds], dtype=torch.double)).sum(0).tolist()
+    seconds = collectives.gather(torch.tensor([clock.seconds], dtype=torch.double)).sum(0).tolist()
     speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
     return Evaluation(metrics_of(table, index), _losses(loss, totals), table, speed)
 

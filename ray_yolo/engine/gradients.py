@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.ops import torch_internals
-from ray_yolo.ops.sharding import Node, aligned_nodes, parent
+from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent
 
 Value = list[Tensor]
 """What a node of the tree holds: the gradient of each parameter, and the row that rides along."""
@@ -40,14 +40,14 @@ class GradientTree:
         row_size: length of the row that each microbatch has.
     """
 
-    def __init__(self, replica: nn.Module, replicas: Replicas, row_size: int) -> None:
-        self._replica, self._replicas = replica, replicas
+    def __init__(self, replica: nn.Module, collectives: Collectives, row_size: int) -> None:
+        self._replica, self._collectives = replica, collectives
         self._parameters = [p for p in replica.parameters() if p.requires_grad]
         self._index = {id(p): number for number, p in enumerate(self._parameters)}
         self._row = self._parameters[0].new_zeros(row_size)
-        self._nodes: list[tuple[Node, Value]] = []  # this worker's subtrees, from left to right
+        self._nodes: list[tuple[TreeNode, Value]] = []  # this worker's subtrees, from left to right
         self._parts: list[range] = []  # each worker's leaves
-        self._leaf: Node | None = None  # whose gradient DDP reduces
+        self._leaf: TreeNode | None = None  # whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
         if isinstance(replica, DistributedDataParallel):
             replica.register_comm_hook(self, _reduce)
@@ -56,7 +56,7 @@ class GradientTree:
         """Begin a step of which worker w holds the next `counts[w]` leaves."""
         self._parts = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
         self._nodes, self._leaf, self._exchanges = [], None, []
-        self._next = self._parts[self._replicas.worker].start
+        self._next = self._parts[self._collectives.worker].start
 
     def microbatch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Context of one forward and backward; `last` marks the worker's last of the step."""
@@ -66,7 +66,7 @@ class GradientTree:
 
     def backward(self, loss: Tensor, row: Tensor, *, last: bool) -> None:
         """The backward pass of the worker's next leaf. Collective if it is the worker's last."""
-        node, self._next = Node(self._next, 1), self._next + 1
+        node, self._next = TreeNode(self._next, 1), self._next + 1
         if last and isinstance(self._replica, DistributedDataParallel):
             self._leaf, self._row = node, row
             loss.backward()
@@ -96,7 +96,7 @@ class GradientTree:
         """Let go of the model: DDP holds its hook where the garbage collector does not look, and the hook the model."""
         vars(self).clear()
 
-    def _push(self, node: Node, value: Value) -> None:
+    def _push(self, node: TreeNode, value: Value) -> None:
         """Add a leaf to the right of the subtrees, folding those that become whole."""
         while self._nodes and (above := parent(self._nodes[-1][0], node)):
             left = self._nodes.pop()[1]
@@ -131,7 +131,7 @@ class GradientTree:
         while leaf and merged < len(nodes) and (above := parent(nodes[-1 - merged][0], leaf)):
             leaf, merged = above, merged + 1
         kept = nodes[: len(nodes) - merged]
-        length, workers = sum(shape.numel() for shape in shapes), self._replicas.num_workers
+        length, workers = sum(shape.numel() for shape in shapes), self._collectives.num_workers
         rows = bucket.buffer().new_zeros(len(kept) + (leaf is not None), -(-length // workers) * workers)
         for place, (_, value) in zip(rows, kept, strict=False):
             torch_internals.copy_(_like(place, shapes), [value[i] for i in own])
@@ -182,18 +182,18 @@ def _reduce(tree: GradientTree, bucket: dist.GradBucket) -> torch.futures.Future
     return tree.exchange(bucket)
 
 
-def _root(count: int) -> Node:
-    return Node(0, 1 << (count - 1).bit_length())
+def _root(count: int) -> TreeNode:
+    return TreeNode(0, 1 << (count - 1).bit_length())
 
 
-def _fold(node: Node, values: dict[Node, Value], count: int) -> Value:
+def _fold(node: TreeNode, values: dict[TreeNode, Value], count: int) -> Value:
     """Value of a node of the tree over `count` leaves, from given subtrees, which are used up."""
     if node in values:
         return values[node]
     half = node.size // 2
-    left = _fold(Node(node.start, half), values, count)
+    left = _fold(TreeNode(node.start, half), values, count)
     if node.start + half < count:
-        torch_internals.add_(left, _fold(Node(node.start + half, half), values, count))
+        torch_internals.add_(left, _fold(TreeNode(node.start + half, half), values, count))
     return left
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ray_yolo.core.errors import PeerLostError, TrainingError
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.build import Parts, draw_weights
+from ray_yolo.engine.build import TrainComponents, draw_weights
 from ray_yolo.engine.evaluate import autocast
 from ray_yolo.engine.plan import Microbatch, Step
 from ray_yolo.engine.state import TrainState
@@ -28,7 +28,7 @@ MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before tra
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
 
 
-class Wishes(NamedTuple):
+class ControlFlags(NamedTuple):
     """What a worker was told: heard by all of them with the step in hand."""
 
     stop: bool = False  # training shall stop
@@ -44,7 +44,7 @@ class StepResult(NamedTuple):
     skipped: bool  # non-finite somewhere: no weight and no statistic has changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
-    wishes: Wishes  # of all workers
+    flags: ControlFlags  # of all workers
 
 
 class Summed(NamedTuple):
@@ -55,7 +55,7 @@ class Summed(NamedTuple):
     losses: Tensor  # (microbatches, terms), each times its images
     statistics: Tensor  # what `Statistics.apply` takes
     whole: Tensor  # () bool: no exchange of any worker was aborted; otherwise all of this may be anything
-    wishes: Tensor  # (3,) bool: those of any worker
+    flags: Tensor  # (3,) bool: those of any worker
     wait_seconds: float
 
 
@@ -69,11 +69,11 @@ class Launched(NamedTuple):
 
 StepHook = Callable[[Step, Rates, StepResult], None]
 EpochHook = Callable[[int], bool]
-Listen = Callable[[], Wishes]
+PollControls = Callable[[], ControlFlags]
 
 
-def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
-          listen: Listen = Wishes) -> None:
+def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
+          poll_controls: PollControls = ControlFlags) -> None:
     """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
 
     Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch`
@@ -82,10 +82,10 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
     """
-    for epoch in range(state.progress.epoch, parts.plan.recipe.epochs):
-        parts.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(parts.job, state.class_maps))
-        for launched in launch_steps(parts, state.progress, listen):
-            step, result = launched.summed.step, finish_step(parts, launched)
+    for epoch in range(state.progress.epoch, components.plan.recipe.epochs):
+        components.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(components.spec, state.class_maps))
+        for launched in launch_steps(components, state.progress, poll_controls):
+            step, result = launched.summed.step, finish_step(components, launched)
             state.progress = Progress(epoch, step.images.stop, state.progress.step + 1)
             state.count(result.losses, len(step.images), result.skipped)
             state.moved |= not result.skipped and math.isfinite(result.gradient_norm)  # fp16 may have overflowed
@@ -93,33 +93,33 @@ def train(parts: Parts, state: TrainState, after_step: StepHook, after_epoch: Ep
             if state.skipped_in_row >= MAX_SKIPPED:
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     f"a row; {REMEDY}")
-            if result.wishes.stop or result.wishes.regroup:
-                parts.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
+            if result.flags.stop or result.flags.regroup:
+                components.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
                 return
         if after_epoch(epoch):
             return
 
 
-def launch_steps(parts: Parts, progress: Progress, listen: Listen) -> Iterator[Launched]:
+def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
     """The steps of the rest of an epoch, each to be finished before the next one is asked for. Collective.
 
     Where the device runs on its own, a step is handed out once the next one's forward and backward, which change
     nothing, are queued behind it: the host waits for what the device is done with, and the device never for the host.
     A step that was handed to the device before a peer was lost is handed out, too: it may have been finished.
     """
-    batches, unread = iter(parts.loader), None
-    steps = [step for step in parts.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
+    batches, unread = iter(components.loader), None
+    steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     for number, step in enumerate(steps, progress.step):
         try:
-            summed = sum_microbatches(parts, step, batches, number, listen)
+            summed = sum_microbatches(components, step, batches, number, poll_controls)
         except RuntimeError:
             if unread:
                 yield unread
             raise
         if unread:
             yield unread
-        unread = update_weights(parts, summed, parts.plan.rates(step, progress.epoch))
-        if not runs_ahead(parts.host.device):
+        unread = update_weights(components, summed, components.plan.rates(step, progress.epoch))
+        if not runs_ahead(components.context.device):
             yield unread
             unread = None
     if unread:
@@ -131,50 +131,53 @@ def runs_ahead(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def sum_microbatches(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
-                     listen: Listen) -> Summed:
+def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
+                     poll_controls: PollControls) -> Summed:
     """Forward and backward over the worker's shard of a step, summed and gathered over the workers. Collective."""
-    replicas, recipe = parts.host.replicas, parts.plan.recipe
-    counts = parts.plan.shard_sizes(step, replicas.num_workers)
-    parts.model.train()
-    parts.gradients.start(counts)
-    size = image_size(recipe.seed, number, recipe.imgsz, parts.model.grid) if recipe.multi_scale else None
-    rows, waited = forward_backward(parts, step, batches, size)
-    statistics = parts.gradients.finish()
-    losses, whole, wishes = gather_measurements(parts, rows, counts, listen(), number)
-    return Summed(step, number, losses, statistics, whole, wishes, waited)
+    collectives, recipe = components.context.collectives, components.plan.recipe
+    counts = components.plan.shard_sizes(step, collectives.num_workers)
+    components.model.train()
+    components.gradients.start(counts)
+    size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
+    rows, waited = forward_backward(components, step, batches, size)
+    statistics = components.gradients.finish()
+    losses, whole, flags = gather_measurements(components, rows, counts, poll_controls(), number)
+    return Summed(step, number, losses, statistics, whole, flags, waited)
 
 
-def forward_backward(parts: Parts, step: Step, batches: Iterator[Mapping[str, Tensor]],
+def forward_backward(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]],
                      size: int | None) -> tuple[list[Tensor], float]:
     """Forward and backward of the worker's microbatches. Collective.
 
     Returns the losses of each, and the seconds waited for the loader.
     """
-    replicas, recipe = parts.host.replicas, parts.plan.recipe
-    mine, count = parts.plan.shard(step, replicas.worker, replicas.num_workers), parts.plan.microbatches(step)
-    rows, waited, pulse = [], 0.0, parts.host.pulse
+    collectives, recipe = components.context.collectives, components.plan.recipe
+    mine, count = (
+        components.plan.shard(step, collectives.worker, collectives.num_workers),
+        components.plan.microbatches(step),
+    )
+    rows, waited, activity = [], 0.0, components.context.activity
     for microbatch in mine:
         began, last = time.perf_counter(), microbatch is mine[-1]
-        pulse.enter("loading")
+        activity.enter("loading")
         batch = next(batches) if microbatch.images else blank_batch(0, recipe.imgsz)
         waited += time.perf_counter() - began
-        pulse.enter("computing")
-        with parts.gradients.microbatch(last=last):
-            loss, terms = forward(parts, batch, len(whole_microbatch(parts, step, microbatch)), size,
-                                  parts.plan.share_trained(step))
-            statistics = parts.statistics.recorded(count - 1 - microbatch.number)
+        activity.enter("computing")
+        with components.gradients.microbatch(last=last):
+            loss, terms = forward(components, batch, len(whole_microbatch(components, step, microbatch)), size,
+                                  components.plan.share_trained(step))
+            statistics = components.statistics.recorded(count - 1 - microbatch.number)
             if last:  # from here on others are waited for
-                pulse.enter("exchanging")
-            parts.gradients.backward(loss, statistics / replicas.parts(recipe.sync_bn), last=last)
+                activity.enter("exchanging")
+            components.gradients.backward(loss, statistics / collectives.num_parts(recipe.sync_bn), last=last)
         rows.append(terms)
     if not mine:
-        pulse.enter("exchanging")
-        parts.gradients.backward_of_nothing(blank_loss(parts))
+        activity.enter("exchanging")
+        components.gradients.backward_of_nothing(blank_loss(components))
     return rows, waited
 
 
-def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: int | None, trained: float
+def forward(components: TrainComponents, batch: Mapping[str, Tensor], num_images: int, size: int | None, trained: float
             ) -> tuple[Tensor, Tensor]:
     """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
 
@@ -183,27 +186,27 @@ def forward(parts: Parts, batch: Mapping[str, Tensor], num_images: int, size: in
     count depends on how the images are shared out; counts carry no gradient. `trained` is the share
     of training that is done.
     """
-    precision, replicas = parts.plan.recipe.precision, parts.host.replicas
-    images, targets = to_network_input(batch, parts.host.device, size, parts.model.grid)
-    parts.statistics.clear()
-    with autocast(parts.host.device, precision):
-        levels = parts.replica(images)
-    measured = parts.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
-    counts = replicas.global_sum(measured.counts) if parts.plan.recipe.sync_bn else measured.counts
-    terms = parts.loss.terms(measured.numerators, counts, trained) * num_images
-    return parts.scaler.scale(terms.sum()), terms.detach()
+    precision, collectives = components.plan.recipe.precision, components.context.collectives
+    images, targets = to_network_input(batch, components.context.device, size, components.model.grid)
+    components.statistics.clear()
+    with autocast(components.context.device, precision):
+        levels = components.replica(images)
+    measured = components.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
+    counts = collectives.global_sum(measured.counts) if components.plan.recipe.sync_bn else measured.counts
+    terms = components.loss.terms(measured.numerators, counts, trained) * num_images
+    return components.scaler.scale(terms.sum()), terms.detach()
 
 
-def blank_loss(parts: Parts) -> Tensor:
+def blank_loss(components: TrainComponents) -> Tensor:
     """For a worker without a microbatch: a blank image at no weight, because DDP reduces in every worker's backward.
 
     What the blank image does to the statistics is not recorded.
     """
-    images, _ = to_network_input(blank_batch(1, 2 * parts.model.grid), parts.host.device)
-    return parts.scaler.scale(sum(level.float().sum() for level in parts.replica(images)) * 0.0)
+    images, _ = to_network_input(blank_batch(1, 2 * components.model.grid), components.context.device)
+    return components.scaler.scale(sum(level.float().sum() for level in components.replica(images)) * 0.0)
 
 
-def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], wishes: Wishes,
+def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], flags: ControlFlags,
                         number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Losses of all microbatches of step `number` in their order, whether the step is whole, and the wishes of any
     worker (bools on the device); the same on every worker. Collective.
@@ -211,14 +214,14 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], wis
     Each worker's rows travel behind a header that it has whether it has a microbatch or not. The header also says
     whether the worker's group was cut before its gradients had come, and so whether it may have passed on garbage.
     """
-    width, replicas, device = len(parts.loss.names), parts.host.replicas, parts.host.device
+    width, collectives, device = len(components.loss.names), components.context.collectives, components.context.device
     mine = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    header = torch.stack([*(mine.new_full((), float(wish)) for wish in wishes), replicas.was_cut(device)])
+    header = torch.stack([*(mine.new_full((), float(wish)) for wish in flags), collectives.was_cut(device)])
     room = mine.new_zeros(max(counts) * width - len(mine))
-    gathered, of_this_step = replicas.gather_step(torch.cat([header, mine, room]), number)
+    gathered, of_this_step = collectives.gather_step(torch.cat([header, mine, room]), number)
     *wished, cut = gathered[:, : len(header)].unbind(1)
     whole = of_this_step & ~cut.any()
-    if parts.plan.recipe.sync_bn:  # every worker has a part of every microbatch
+    if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
     else:
         losses = torch.cat([row[len(header):][: count * width].view(count, width)
@@ -226,18 +229,18 @@ def gather_measurements(parts: Parts, rows: list[Tensor], counts: list[int], wis
     return losses, whole, torch.stack(wished).any(1)
 
 
-def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
+def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
     """Clip and step; the weights stay as they are if the step is not whole, or any loss or the gradient not finite.
 
     The device decides that itself, so that the host need not wait for it here: the optimiser's kernel is told.
     fp16 overflow with finite losses is the scaler's business, which lowers its scale, until that cannot be the reason
     any more; such a step counts as finite.
     """
-    optimizer, scaler = parts.optimizer, parts.scaler
+    optimizer, scaler = components.optimizer, components.scaler
     set_rates(optimizer, rates)
     scaler.unscale_(optimizer)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, parts.plan.recipe.optimizer.clip_norm, foreach=True)
+    norm = nn.utils.clip_grad_norm_(trained, components.plan.recipe.optimizer.clip_norm, foreach=True)
     overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
     finite = summed.whole & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
     vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # what torch's fused optimisers look for
@@ -245,7 +248,7 @@ def update_weights(parts: Parts, summed: Summed, rates: Rates) -> Launched:
     update_scale(scaler, summed.whole)
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    told = [mean, torch.stack([norm, finite, summed.whole]), summed.wishes]
+    told = [mean, torch.stack([norm, finite, summed.whole]), summed.flags]
     return Launched(summed, rates, send_to_host(torch.cat(told)))
 
 
@@ -274,7 +277,7 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def finish_step(parts: Parts, launched: Launched) -> StepResult:
+def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
     """Read what a step has told; statistics and moving average follow the weights unless it was skipped.
 
     The gather is a step's last exchange: where all rows of the step have come, so has all else.
@@ -282,16 +285,18 @@ def finish_step(parts: Parts, launched: Launched) -> StepResult:
     Raises:
         PeerLostError: if the step is not whole; the device has skipped it.
     """
-    summed, replicas = launched.summed, parts.host.replicas
+    summed, collectives = launched.summed, components.context.collectives
     *losses, norm, finite, whole, stop, regroup, save = launched.read()
     if not whole:
         raise PeerLostError("the exchange was aborted")
     if finite:
-        parts.statistics.apply(summed.statistics, len(summed.losses))
-        parts.ema.update(parts.model, summed.number + 1)
-    images = sum(len(part.images) for part in parts.plan.shard(summed.step, replicas.worker, replicas.num_workers))
+        components.statistics.apply(summed.statistics, len(summed.losses))
+        components.ema.update(components.model, summed.number + 1)
+    images = sum(
+        len(part.images) for part in components.plan.shard(summed.step, collectives.worker, collectives.num_workers)
+    )
     return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images,
-                      Wishes(bool(stop), bool(regroup), bool(save)))
+                      ControlFlags(bool(stop), bool(regroup), bool(save)))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1
@@ -311,9 +316,9 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
     return images.contiguous(memory_format=torch.channels_last), targets
 
 
-def whole_microbatch(parts: Parts, step: Step, microbatch: Microbatch) -> range:
+def whole_microbatch(components: TrainComponents, step: Step, microbatch: Microbatch) -> range:
     """Positions of a microbatch over all workers (they differ from the worker's own under sync_bn only)."""
-    size = parts.plan.recipe.microbatch
+    size = components.plan.recipe.microbatch
     assert size is not None
     return step.images[microbatch.number * size : (microbatch.number + 1) * size]
 

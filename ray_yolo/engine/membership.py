@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 from ray_yolo.checkpoints.writer import WRITE_SECONDS
 from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.collectives import Collectives
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
@@ -23,7 +23,7 @@ _SLOW: tuple[Phase, ...] = ("starting", "validating")  # may take ten times as l
 
 
 @dataclass
-class Pulse:
+class Activity:
     """What a worker is doing: written by its training, read by the thread that tells others.
 
     Args:
@@ -65,12 +65,12 @@ class Pulse:
 class Generation(NamedTuple):
     """Those who train together until one is lost or one is waiting."""
 
-    replicas: Replicas
+    collectives: Collectives
     source: int | None  # the worker whose state counts; None: nobody has any
     behind: bool  # somebody has another state than the source
 
 
-class Membership(Protocol):
+class Rendezvous(Protocol):
     """How a session finds the others."""
 
     lasting: bool
@@ -84,40 +84,40 @@ class Membership(Protocol):
             progress: where this worker is between two steps; None: it has no state yet.
         """
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         """Whether the generation shall end: somebody waits to join, or is to leave. Does not wait for the answer."""
 
-    def nobody_stays(self) -> bool:
+    def all_draining(self) -> bool:
         """Whether all members are to leave, so that what is not saved by then is lost. Does not wait for the answer."""
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         """Whether this worker is the one that saves the last finished step because a peer was lost."""
 
     def finish(self, summary: Summary) -> None:
         """Tell those who come later that training has ended."""
 
 
-class FixedMembers:
+class FixedRendezvous:
     """The one generation of a group that somebody else has made."""
 
     lasting = True
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
         """The group as it is."""
-        return Generation(self._replicas, None, False)
+        return Generation(self._collectives, None, False)
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         """Never."""
         return False
 
-    def nobody_stays(self) -> bool:
+    def all_draining(self) -> bool:
         """Never: nobody is told to leave."""
         return False
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         """Never: the group is torn down, and goes on from its last checkpoint."""
         return False
 

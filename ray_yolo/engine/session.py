@@ -24,20 +24,20 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import Emit, EndEvent, EpochEvent, ShardEvent, StartEvent, StepEvent, Summary, WarningEvent
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.build import Host, Job, build, rebuild, regroup, ungroup
-from ray_yolo.engine.collectives import Replicas, peers_needed
+from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
+from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
-from ray_yolo.engine.loop import REMEDY, StepResult, Wishes, train
-from ray_yolo.engine.membership import FixedMembers, Generation, Membership
+from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
+from ray_yolo.engine.membership import FixedRendezvous, Generation, Rendezvous
 from ray_yolo.engine.plan import Step
-from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, take_over
+from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
 
 STEP_EVENTS_PER_EPOCH = 100
 
 
 @dataclass
-class Clock:
+class StepTimer:
     """Of one epoch, or of what is left of it when training goes on inside.
 
     Args:
@@ -70,7 +70,7 @@ class Clock:
         """The epoch's last step has been taken."""
         self.trained = time.perf_counter()
 
-    def tells(self, step: int, result: StepResult) -> bool:
+    def should_log(self, step: int, result: StepResult) -> bool:
         """Whether there is to be an event of a step."""
         return step % -(-self.steps // STEP_EVENTS_PER_EPOCH) == 0 or result.skipped
 
@@ -101,8 +101,14 @@ STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before e
 LEAVING_SECONDS = 10.0  # between two saves of workers who are all to leave: their nodes go at any moment
 
 
-def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members: Membership | None = None,
-                stop_asked: Callable[[], bool] = lambda: False) -> Summary | None:
+def run_session(
+    spec: TrainSpec,
+    context: WorkerContext,
+    placement: Placement,
+    emit: Emit,
+    rendezvous: Rendezvous | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Summary | None:
     """Train `job` on this worker until the last checkpoint is on storage. Collective. Returns how it ended, equal on
     all workers; None on a worker that was asked to leave, without which the training continues.
 
@@ -117,9 +123,9 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members:
         PeerLostError: if a worker was lost whom these `members` cannot do without.
         CheckpointError: if there are checkpoints and none of them can be gone on from.
     """
-    session = Session(job, host, placement, emit, members or FixedMembers(host.replicas))
+    session = Session(spec, context, placement, emit, rendezvous or FixedRendezvous(context.collectives))
     try:
-        session.train_with_others(stop_asked)
+        session.train_with_others(stop_requested)
     finally:
         session.close()
     return session.ended
@@ -128,16 +134,18 @@ def run_session(job: Job, host: Host, placement: Placement, emit: Emit, members:
 class Session:
     """The state of `run_session`."""
 
-    def __init__(self, job: Job, host: Host, placement: Placement, emit: Emit, members: Membership) -> None:
-        self.job, self.placement = job, placement
-        self._emit, self._members = emit, members
-        self.parts = build(job, host)
+    def __init__(
+        self, spec: TrainSpec, context: WorkerContext, placement: Placement, emit: Emit, rendezvous: Rendezvous
+    ) -> None:
+        self.spec, self.placement = spec, placement
+        self._emit, self._rendezvous = emit, rendezvous
+        self.components = build(spec, context)
         self.state = TrainState()
-        self.saver = Saver(job.run_dir, job.digest, placement.keep_checkpoints, emit, host.stored)
+        self.saver = Saver(spec.run_dir, spec.digest, placement.keep_checkpoints, emit, context.stored)
         self.done = False  # the training has ended, or continues without this worker
         self.ended: Summary | None = None
         self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
-        self.clock = Clock(0)
+        self.timer = StepTimer(0)
         self._begun = False  # has a state to train on from
         self._lost = 0  # peers since the last step
         self._agreed = -1  # step of the newest checkpoint whose weights were compared before
@@ -145,38 +153,38 @@ class Session:
         self._saved = time.monotonic()  # when the last save began
 
     @property
-    def host(self) -> Host:
+    def context(self) -> WorkerContext:
         """What surrounds this worker, with the replicas of the present generation."""
-        return self.parts.host
+        return self.components.context
 
     @property
     def records(self) -> bool:
         """Whether this worker writes the checkpoints, and tells what is equal on all."""
-        return self.host.replicas.worker == 0
+        return self.context.collectives.worker == 0
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train, or nobody who wants it now."""
         return (self.done or self.stopped or self.stopped_early
-                or self.state.progress.epoch >= self.job.recipe.epochs)
+                or self.state.progress.epoch >= self.spec.recipe.epochs)
 
-    def train_with_others(self, stop_asked: Callable[[], bool]) -> None:
+    def train_with_others(self, stop_requested: Callable[[], bool]) -> None:
         """Train to the end in generation after generation. Collective.
 
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
         checkpoint is on storage, they form another generation there, whose first worker saves.
         """
-        def listen() -> Wishes:
-            return Wishes(stop_asked(), self._members.regroups(), self._wishes_to_save())
+        def poll_controls() -> ControlFlags:
+            return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._wishes_to_save())
 
         while not self.done:
             try:
-                with peers_needed():
+                with collective_errors():
                     self.join()
-                    self._train(listen)
+                    self._train(poll_controls)
             except PeerLostError:
                 self._lost += 1
-                if self._members.lasting or 0 <= self.placement.max_failures < self._lost:
+                if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._lost:
                     raise
                 self._rescue()
             else:
@@ -184,50 +192,57 @@ class Session:
 
     def join(self) -> None:
         """Become a member of a generation, and take the state of whoever is furthest. Collective."""
-        self.host.pulse.enter("joining")
-        if not self._members.lasting:
-            ungroup(self.parts)
-        found = self._members.join(self.state.progress if self._begun else None)
+        self.context.activity.enter("joining")
+        if not self._rendezvous.lasting:
+            release_process_group(self.components)
+        found = self._rendezvous.join(self.state.progress if self._begun else None)
         if not isinstance(found, Generation):
             self.ended, self.done = found, True
             return
         before, self.stopped = self.state, False  # a newcomer has not heard of the stop: all hear of it again
         if found.source is None:
-            self.state = resume(self.parts, found.replicas, self._warn)
+            self.state = resume(self.components, found.collectives, self._warn)
             self._agreed = self.saver.step = self.state.progress.step
         else:
-            self._compare(found.replicas)
-            self.state = take_over(self.parts, self.state, found)
-        self._begun, self.host.pulse.step = True, self.state.progress.step
-        if not self._members.lasting:  # now that all have one state: DDP would give them that of worker 0
-            self.parts = regroup(self.parts, found.replicas)
+            self._compare(found.collectives)
+            self.state = sync_from_peer(self.components, self.state, found)
+        self._begun, self.context.activity.step = True, self.state.progress.step
+        if not self._rendezvous.lasting:  # now that all have one state: DDP would give them that of worker 0
+            self.components = regroup(self.components, found.collectives)
         if self.records:
             progress = self.state.progress
-            self._emit(StartEvent(
-                step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
-                num_workers=self.host.replicas.num_workers, epochs=self.job.recipe.epochs, terms=self.parts.loss.names,
-                regrouped=found.source is not None))
+            self._emit(
+                StartEvent(
+                    step=progress.step,
+                    epoch=progress.epoch,
+                    images_in_epoch=progress.images_in_epoch,
+                    num_workers=self.context.collectives.num_workers,
+                    epochs=self.spec.recipe.epochs,
+                    terms=self.components.loss.names,
+                    regrouped=found.source is not None,
+                )
+            )
             if self.state.last_epoch:  # its event may have been lost on the way when a worker died
                 self._emit(self.state.last_epoch)
         if self.state is before:  # its own, between the same two steps
-            self.clock.go_on()
+            self.timer.go_on()
         else:
-            self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
+            self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
         self._count_anew()
         self.stopped_early = self._has_stalled()
 
-    def _train(self, listen: Callable[[], Wishes]) -> None:
+    def _train(self, poll_controls: Callable[[], ControlFlags]) -> None:
         """Train until the end, or until somebody waits to join. Collective."""
         self._regroup = False
         while not (self.is_over or self._regroup):
             self.follow_changes()
-            train(self.parts, self.state, self.after_step, self.after_epoch, listen)
+            train(self.components, self.state, self.after_step, self.after_epoch, poll_controls)
 
     def _rescue(self) -> None:
         """Give up the step in hand, and have one of those who are left save the last finished one."""
-        self.parts.optimizer.zero_grad(set_to_none=True)
+        self.components.optimizer.zero_grad(set_to_none=True)
         step = self.state.progress.step
-        if self._begun and step > self.saver.step and not self.placement.nosave and self._members.rescues():
+        if self._begun and step > self.saver.step and not self.placement.nosave and self._rendezvous.elect_saver():
             self._save()
 
     def _end(self) -> None:
@@ -246,7 +261,7 @@ class Session:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
                 self._save()
             self._await_saver(needed=not self.stopped)
-        elif not self._members.lasting:
+        elif not self._rendezvous.lasting:
             return
         self.ended, self.done = Summary(
             step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
@@ -256,32 +271,32 @@ class Session:
             self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
                                 step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
-        self._members.finish(self.ended)
+        self._rendezvous.finish(self.ended)
 
     def close(self) -> None:
         """Let go of what is held beside memory, when everything is on storage."""
         with contextlib.suppress(TrainingError):  # it has been told as a warning, and is not why this ends
             self._await_saver()
-        for store in self.parts.stores:
+        for store in self.components.stores:
             store.close()
 
     def follow_changes(self) -> None:
         """Train by the settings that hold now; see `Recipe.changes`."""
-        if self.job.recipe.changes:
-            self.parts = rebuild(self.parts, self.job.recipe.at(self.state.progress.epoch))
+        if self.spec.recipe.changes:
+            self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
         """Record a step, and save where that is due inside an epoch (its last step is saved with the epoch)."""
-        progress, clock = self.state.progress, self.clock
-        self.host.pulse.enter("computing")  # nobody is waited for any more
-        seconds = clock.stop_step(result, len(step.images))
-        if self.records and clock.tells(progress.step, result):
-            self._emit(clock.step_event(progress, step, rates, result, seconds))
-        self.host.pulse.finished(progress.step, seconds)
+        progress, timer = self.state.progress, self.timer
+        self.context.activity.enter("computing")  # nobody is waited for any more
+        seconds = timer.stop_step(result, len(step.images))
+        if self.records and timer.should_log(progress.step, result):
+            self._emit(timer.step_event(progress, step, rates, result, seconds))
+        self.context.activity.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps
-        inside = step.images.stop < len(self.job.train)
-        self.stopped, self._regroup, save = result.wishes
+        inside = step.images.stop < len(self.spec.train)
+        self.stopped, self._regroup, save = result.flags
         due = not self.placement.nosave and (
             self.stopped or (inside and (save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
@@ -291,13 +306,13 @@ class Session:
 
     def after_epoch(self, epoch: int) -> bool:
         """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
-        recipe, state = self.job.recipe, self.state
+        recipe, state = self.spec.recipe, self.state
         last = epoch + 1 == recipe.epochs
-        self.clock.stop_training()
+        self.timer.stop_training()
         self.compare_weights()
         found = self.validate() if last or not recipe.noval else None
         self._await_saver()  # so that the log tells of an epoch's checkpoint before the next epoch
-        self._emit(self.clock.shard_event(state.progress, self.host.replicas.worker))
+        self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
         if self.records and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
@@ -311,24 +326,33 @@ class Session:
             self._keep_detections(found)
         self._count_anew()
         self.stopped_early = self._has_stalled()
-        plan = self.parts.plan
-        state.last_epoch = self.clock.epoch_event(
-            epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.host.device,
-            train=dict(zip(self.parts.loss.names, losses, strict=True)), fitness=score, best=best,
-            **outcome(found, self.job.val))
+        plan = self.components.plan
+        state.last_epoch = self.timer.epoch_event(
+            epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.context.device,
+            train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=score, best=best,
+            **outcome(found, self.spec.val))
         if self.records:
             self._emit(state.last_epoch)
         if not self.placement.nosave:
             self._save_agreed()
-        self.clock = Clock(len(self.parts.plan.steps(self.state.progress.epoch)))
+        self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
 
     def validate(self) -> Evaluation:
         """Validate the moving average over all workers. Collective."""
-        parts = self.parts
-        parts.host.pulse.enter("validating")
-        return evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, self.job.val,
-                        self.job.recipe.evaluate, self.job.recipe.precision, self.host.replicas, self.host.device)
+        components = self.components
+        components.context.activity.enter("validating")
+        return evaluate(
+            components.ema.model,
+            components.family,
+            components.loss,
+            components.val_batches,
+            self.spec.val,
+            self.spec.recipe.evaluate,
+            self.spec.recipe.precision,
+            self.context.collectives,
+            self.context.device,
+        )
 
     def compare_weights(self) -> None:
         """Find out whether a worker has other weights than the rest: it computes wrongly. Collective.
@@ -338,23 +362,24 @@ class Session:
             PeerLostError: on the others, which have summed its gradients: they no longer have a state, and `join`
                 restores the newest checkpoint whose weights were compared.
         """
-        self.host.pulse.enter("exchanging")
-        self._compare(self.host.replicas)
-        self.host.pulse.enter("computing")
+        self.context.activity.enter("exchanging")
+        self._compare(self.context.collectives)
+        self.context.activity.enter("computing")
 
-    def _compare(self, replicas: Replicas) -> None:
+    def _compare(self, collectives: Collectives) -> None:
         """The same among the workers of a group that have its newest state; all learn what was agreed. Collective."""
-        own = [self.state.progress.step if self._begun else -1, self._agreed, int(fingerprint(self.parts))]
-        rows = replicas.gather(torch.tensor([own])).tolist()
+        own = [self.state.progress.step if self._begun else -1, self._agreed, int(fingerprint(self.components))]
+        rows = collectives.gather(torch.tensor([own])).tolist()
         step, self._agreed = max(row[0] for row in rows), max(row[1] for row in rows)
         weights = [row[2] for row in rows if row[0] == step]
         if len(set(weights)) == 1:
             return
         self._begun = False
         self._await_saver()
-        with contextlib.suppress(PeerLostError), peers_needed():
-            replicas.gather(torch.zeros(1, 1))  # a worker that left earlier would look lost to one that does not know
-        if replicas.worker == 0:
+        with contextlib.suppress(PeerLostError), collective_errors():
+            # a worker that left earlier would look lost to one that does not know
+            collectives.gather(torch.zeros(1, 1))
+        if collectives.worker == 0:
             self._withdraw()
         if own[0] == step and 2 * weights.count(own[2]) <= len(weights):
             raise WrongWeightsError(f"the weights after step {step} are not those of the other workers: memory or "
@@ -365,33 +390,33 @@ class Session:
         """Remove checkpoints whose weights were not compared, and which workers that were wrong have a part in."""
         self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
                    "newest checkpoint on which they agreed")
-        checkpoint.withdraw(self.job.run_dir, self._agreed)
-        if self.host.stored:
-            self.host.stored.withdraw(self._agreed)
+        checkpoint.withdraw(self.spec.run_dir, self._agreed)
+        if self.context.stored:
+            self.context.stored.withdraw(self._agreed)
 
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
 
     def _count_anew(self) -> None:
         """Forget a best epoch from before the last change: what goes on is another training from there."""
-        if self.state.best_epoch < self.job.recipe.last_change(self.state.progress.epoch):
+        if self.state.best_epoch < self.spec.recipe.last_change(self.state.progress.epoch):
             self.state.best_fitness, self.state.best_epoch = -1.0, -1
 
     def _has_stalled(self) -> bool:
         """Whether the last epoch was the `patience`-th without a better fitness, and there are more."""
-        state, patience, epoch = self.state, self.job.recipe.patience, self.state.progress.epoch
-        return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.job.recipe.epochs
+        state, patience, epoch = self.state, self.spec.recipe.patience, self.state.progress.epoch
+        return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.spec.recipe.epochs
 
     def _wishes_to_save(self) -> bool:
         """Whether too much would be lost now: the last save is long ago, or all workers are to leave (at once, and
         again from time to time)."""
         now = time.monotonic()
-        leaving = self._members.nobody_stays() and now - self._wished >= LEAVING_SECONDS
+        leaving = self._rendezvous.all_draining() and now - self._wished >= LEAVING_SECONDS
         late = now - self._saved >= save_interval(self.placement.save_seconds, self.saver)
-        wishes = self.records and (leaving or late)
-        if wishes:  # on a GPU the next step asks before this one's save
+        flags = self.records and (leaving or late)
+        if flags:  # on a GPU the next step asks before this one's save
             self._wished = self._saved = now
-        return wishes
+        return flags
 
     def _save_agreed(self) -> None:
         """Have the training checkpointed by the recording worker, now that all workers agree on the weights."""
@@ -404,23 +429,23 @@ class Session:
         progress, period, kinds = self.state.progress, self.placement.save_period, ["last"]
         if (ended := self.state.last_epoch) and not progress.images_in_epoch:
             kinds += ["best"] * ended.best + [f"epoch{ended.epoch}"] * (period > 0 and progress.epoch % period == 0)
-        self.host.pulse.enter("saving")
+        self.context.activity.enter("saving")
         self._saved = time.monotonic()
-        self.saver.save(capture(self.parts, self.state, about(self.job)), progress.step, progress.epoch, kinds)
+        self.saver.save(capture(self.components, self.state, about(self.spec)), progress.step, progress.epoch, kinds)
 
     def _await_saver(self, *, needed: bool = False) -> None:
         """Wait for what is being written, for as long as that may take."""
-        self.host.pulse.enter("saving")
+        self.context.activity.enter("saving")
         self.saver.wait(needed=needed)
-        self.host.pulse.enter("computing")
+        self.context.activity.enter("computing")
 
     def _keep_detections(self, found: Evaluation) -> None:
         """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
         if self.records:
             try:
-                path = self.job.run_dir / DETECTIONS_FILE
+                path = self.spec.run_dir / DETECTIONS_FILE
                 np.save(path, found.detections, allow_pickle=False)
-                if self.host.stored:
-                    self.host.stored.put_file(path)
+                if self.context.stored:
+                    self.context.stored.put_file(path)
             except OSError as error:
                 self._warn(f"{DETECTIONS_FILE} could not be written: {error}")

@@ -20,8 +20,8 @@ from ray_yolo.checkpoints import state_file
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.build import Job, Parts, build
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainComponents, TrainSpec, build
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Generation
 
 START = Progress(0, 0, 0)
@@ -64,24 +64,24 @@ TRAINED = ("meta", "ema")
 """The parts of a captured state that whoever uses the weights needs."""
 
 
-def capture(parts: Parts, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
+def capture(components: TrainComponents, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to continue: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
-    optimizer = parts.optimizer.state_dict()
+    optimizer = components.optimizer.state_dict()
     meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
             "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
             "skipped_in_row": state.skipped_in_row, "epoch_sums": list(state.epoch_sums),
             "last_epoch": state.last_epoch and state.last_epoch.fields,
             "skipped": [state.skipped, state.first_skipped], "moved": state.moved,
-            "scaler": parts.scaler.state_dict()}
+            "scaler": components.scaler.state_dict()}
     return {
         "meta": json.dumps(meta),
-        "model": parts.model.state_dict(),
-        "ema": parts.ema.model.state_dict(),
+        "model": components.model.state_dict(),
+        "ema": components.ema.model.state_dict(),
         "optimizer": {str(number): _tensors(entry) for number, entry in optimizer["state"].items()},
     }
 
 
-def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
+def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
     """Put a captured state into freshly built parts.
 
     Raises:
@@ -89,20 +89,20 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
     """
     meta = json.loads(saved["meta"])
     try:
-        parts.model.load_state_dict(saved["model"])
-        parts.ema.model.load_state_dict(saved["ema"])
+        components.model.load_state_dict(saved["model"])
+        components.ema.model.load_state_dict(saved["ema"])
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
-    optimizer = parts.optimizer.state_dict()
+    optimizer = components.optimizer.state_dict()
     # load_state_dict keeps the very tensors it is given: copy, or the caller's dict would be trained along; and a fused
     # optimiser walks through memory: what belongs to a parameter has to lie as it does
-    trained = [p for group in parts.optimizer.param_groups for p in group["params"]]
+    trained = [p for group in components.optimizer.param_groups for p in group["params"]]
     optimizer["state"] = {int(number): {name: torch.empty_like(trained[int(number)]).copy_(value) if value.dim()
                                         else value.clone() for name, value in entry.items()}
                           for number, entry in saved["optimizer"].items()}
-    parts.optimizer.load_state_dict(optimizer)
+    components.optimizer.load_state_dict(optimizer)
     if meta["scaler"]:
-        parts.scaler.load_state_dict(meta["scaler"])
+        components.scaler.load_state_dict(meta["scaler"])
     skipped, first_skipped = meta["skipped"]
     return TrainState(Progress(*meta["progress"]), meta["best_fitness"], meta["best_epoch"],
                       tuple(meta["class_maps"]), meta["skipped_in_row"], tuple(meta["epoch_sums"]),
@@ -110,9 +110,9 @@ def restore(parts: Parts, saved: dict[str, Any]) -> TrainState:
                       meta["moved"])
 
 
-def fingerprint(parts: Parts) -> Tensor:
+def fingerprint(components: TrainComponents) -> Tensor:
     """() int64 that any flipped bit of the weights, statistics or their average changes."""
-    tensors = [*parts.model.state_dict().values(), *parts.ema.model.state_dict().values()]
+    tensors = [*components.model.state_dict().values(), *components.ema.model.state_dict().values()]
     sums = torch.stack([tensor.view(torch.int32).sum() for tensor in tensors if tensor.is_floating_point()])
     return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # swapped tensors are told apart, too
 
@@ -121,56 +121,61 @@ def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in entry.items() if value is not None}
 
 
-def resume(parts: Parts, replicas: Replicas, warn: Callable[[str], None]) -> TrainState:
+def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
     """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective.
 
     Raises:
         CheckpointError: if there are checkpoints and none of them can be gone on from.
         TrainingError: if it is not to be gone on from with these threads.
     """
-    step, job, stored = -1, parts.job, parts.host.stored
-    if replicas.worker == 0:
-        told = stored.bring(job.run_dir) if stored else []
-        step, problems = checkpoint.recover(job.run_dir, job.digest)
+    step, spec, stored = -1, components.spec, components.context.stored
+    if collectives.worker == 0:
+        told = stored.download(spec.run_dir) if stored else []
+        step, problems = checkpoint.recover(spec.run_dir, spec.digest)
         for problem in (*told, *problems):
             warn(f"damaged checkpoint set aside: {problem}")
-    chosen = int(replicas.gather(torch.tensor([[step]]))[0])
+    chosen = int(collectives.gather(torch.tensor([[step]]))[0])
     if chosen < 0:
-        return _start_over(parts) if parts.optimizer.state else TrainState()
-    if stored and replicas.worker:
-        stored.bring(job.run_dir, chosen)
-    saved = state_file.read_state(job.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
-    _check_threads(job, json.loads(saved["meta"]))
-    return restore(parts, saved)
+        return _start_over(components) if components.optimizer.state else TrainState()
+    if stored and collectives.worker:
+        stored.download(spec.run_dir, chosen)
+    saved = state_file.read_state(spec.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
+    _check_threads(spec, json.loads(saved["meta"]))
+    return restore(components, saved)
 
 
-def _start_over(parts: Parts) -> TrainState:
+def _start_over(components: TrainComponents) -> TrainState:
     """The state before the first step, where steps were taken that do not count."""
-    host = replace(parts.host, replicas=Replicas(), prepare_model=lambda model: model.to(parts.host.device),
-                   cache="none", loader_processes=0)
-    return restore(parts, capture(build(parts.job, host), TrainState(), {}))
+    context = replace(
+        components.context,
+        collectives=Collectives(),
+        prepare_model=lambda model: model.to(components.context.device),
+        cache="none",
+        loader_processes=0,
+    )
+    return restore(components, capture(build(components.spec, context), TrainState(), {}))
 
 
-def take_over(parts: Parts, state: TrainState, generation: Generation) -> TrainState:
+def sync_from_peer(components: TrainComponents, state: TrainState, generation: Generation) -> TrainState:
     """The state of the worker that is furthest, out of its memory; `state` where nobody is behind. Collective."""
     if not generation.behind:
         return state
-    replicas, source = generation.replicas, cast(int, generation.source)
-    own = capture(parts, state, {}) if replicas.worker == source else None
-    given = replicas.share(own, source)
-    return state if own else restore(parts, given)
+    collectives, source = generation.collectives, cast(int, generation.source)
+    own = capture(components, state, {}) if collectives.worker == source else None
+    given = collectives.share(own, source)
+    return state if own else restore(components, given)
 
 
-def about(job: Job) -> dict[str, Any]:
+def about(spec: TrainSpec) -> dict[str, Any]:
     """What a checkpoint says of itself beside tensors."""
-    return {"format": state_file.FORMAT, "recipe": job.recipe.model_dump(mode="json"), "digest": job.digest,
-            "names": list(job.names), "architecture": job.architecture, "anchors": job.anchors,
-            "threads": torch.get_num_threads(), "labels": job.train.digest,
+    return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
+            "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,
+            "threads": torch.get_num_threads(), "labels": spec.train.digest,
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
 
-def _check_threads(job: Job, meta: dict[str, Any]) -> None:
+def _check_threads(spec: TrainSpec, meta: dict[str, Any]) -> None:
     """Under exact, arithmetic threads are part of the result."""
-    if job.recipe.exact and meta["threads"] != torch.get_num_threads():
+    if spec.recipe.exact and meta["threads"] != torch.get_num_threads():
         raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
                             f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")

@@ -28,7 +28,7 @@ from ray_yolo.config.commands import PredictConfig
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import DatasetDescription
-from ray_yolo.data.label_files import Sources
+from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.sources import USUAL_RATE, Frame, Media, frames_of, frames_per_second, unique_stems
 from ray_yolo.inference.predictor import Predictor
 from ray_yolo.inference.results import NOTHING, Boxes, Results
@@ -240,12 +240,12 @@ def write_tables(output: Output, predictions: Sequence[Prediction], names: Seque
             atomic_write(output.folder / name, form(predictions, names))
 
 
-def to_wire(predictions: Iterable[Prediction]) -> str:
+def to_payload(predictions: Iterable[Prediction]) -> str:
     """Predictions as JSON, exactly: every float32 comes back with its bits."""
     return json.dumps([[*one._replace(detections=one.detections.tolist())] for one in predictions])
 
 
-def from_wire(text: str) -> list[Prediction]:
+def from_payload(text: str) -> list[Prediction]:
     """The predictions that `to_wire` sent."""
     return [Prediction(image, frame, tuple(size), np.array(rows, np.float32).reshape(-1, 6), error)
             for image, frame, size, rows, error in json.loads(text)]
@@ -261,7 +261,7 @@ def coco_results(table: np.ndarray, index: AnnotationIndex, description: Dataset
     Args:
         table: detections as `Evaluation` has them.
     """
-    sources = Sources(description, split)
+    sources = LabelSources(description, split)
     owns = [sources.own_ids(path) for path in index.paths]
     rows = []
     for number, x1, y1, x2, y2, score, kind, _ in table.tolist():

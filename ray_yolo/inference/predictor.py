@@ -93,7 +93,7 @@ def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
     return {number for number in counts if number > 0}
 
 
-class Found(NamedTuple):
+class ImageDetections(NamedTuple):
     """What was found in an image, and how long it took."""
 
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image, best first
@@ -117,7 +117,7 @@ class Predictor:
         return self.detect([image])[0].detections
 
     @torch.no_grad()
-    def detect(self, images: Sequence[np.ndarray]) -> list[Found]:
+    def detect(self, images: Sequence[np.ndarray]) -> list[ImageDetections]:
         """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
         begun = perf_counter()
         prepared = [to_network(image, self.imgsz, self.model.grid, rect=self.settings.rect) for image in images]
@@ -125,7 +125,7 @@ class Predictor:
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
             groups.setdefault(pixels.shape, []).append(number)
-        found: dict[int, Found] = {}
+        found: dict[int, ImageDetections] = {}
         for group in groups.values():
             begun = perf_counter()
             boxes, scores = self._forward(np.stack([prepared[number][0] for number in group]))
@@ -137,7 +137,9 @@ class Predictor:
                 corners = to_original(rows[:, :4], ratio, pad, images[number].shape[:2])
                 detections = torch.cat([corners, rows[:, 4:]], 1).cpu().numpy()
                 times = preprocess, inference, perf_counter() - begun
-                found[number] = Found(detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
+                found[number] = ImageDetections(
+                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)}
+                )
         return [found[number] for number in range(len(images))]
 
     def _forward(self, pixels: np.ndarray) -> Predictions:

@@ -16,7 +16,7 @@ from ray_yolo.config.model_facts import GRID
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
-from ray_yolo.models.rows import DetectRow, HeadRow, Row
+from ray_yolo.models.rows import DetectRow, HeadRow, LayerRow
 
 PROBE_PX = 64  # side of the dummy image that finds channels
 
@@ -24,7 +24,7 @@ PROBE_PX = 64  # side of the dummy image that finds channels
 class Detector(nn.Module):
     """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last one is the head."""
 
-    def __init__(self, rows: Sequence[Row], anchors_px: Anchors | None = None) -> None:
+    def __init__(self, rows: Sequence[LayerRow], anchors_px: Anchors | None = None) -> None:
         """Build rows that have their final channels, repeats and classes; the last one is the head's.
 
         Args:
@@ -68,7 +68,7 @@ class Detector(nn.Module):
         return cast(tuple[Tensor, ...], x)
 
     @torch.no_grad()
-    def _assemble(self, rows: Sequence[Row]) -> tuple[int, ...]:
+    def _assemble(self, rows: Sequence[LayerRow]) -> tuple[int, ...]:
         """Build each layer for the channels that a dummy image has at its place; the strides of the head's levels."""
         outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # row i gives outputs[i + 1]
         for index, (row, sources) in enumerate(zip(rows, self._sources, strict=True)):
@@ -93,7 +93,7 @@ class Detector(nn.Module):
 class Architecture:
     """A model before its classes are known: a table of rows and the multiples of its size."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     anchors_px: Anchors | int | None  # per level and anchor (width, height); a number: so many per level, to be fitted
     depth: float = 1.0
     width: float = 1.0
@@ -134,7 +134,7 @@ class Architecture:
         return Detector([*scaled, head], None if isinstance(anchors, int) else anchors)
 
 
-def _absolute(row: Row, index: int) -> tuple[int, ...]:
+def _absolute(row: LayerRow, index: int) -> tuple[int, ...]:
     """Sources of row `index` counted from the first row; -1 is the image, for the first row only."""
     sources = tuple(source if source >= 0 else index + source for source in row.source)
     lowest = -1 if index == 0 else 0

@@ -22,7 +22,7 @@ FOCAL_ALPHA = 0.25  # weight of positive targets under the focal option; negativ
 TINY = 1e-7  # an exponent below 1 has no gradient at 0, which float32 reaches at a logit of 17
 
 
-class Head(Protocol):
+class AnchorHead(Protocol):
     """What the loss needs of a head; read at every call, because anchors may be refitted and moved."""
 
     anchors: Tensor  # (levels, anchors, 2) in cells
@@ -38,7 +38,7 @@ class AnchorLoss:
 
     names: tuple[str, ...] = ("box", "obj", "cls")
 
-    def __init__(self, head: Head, config: LossConfig, num_classes: int, imgsz: int) -> None:
+    def __init__(self, head: AnchorHead, config: LossConfig, num_classes: int, imgsz: int) -> None:
         """A loss for this head.
 
         Args:
@@ -117,7 +117,7 @@ class AnchorLoss:
         return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
 
 
-def build_loss(head: Head, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorLoss:
+def build_loss(head: AnchorHead, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorLoss:
     """The loss of a head under these gains."""
     return AnchorLoss(head, loss, num_classes, imgsz)
 

@@ -20,7 +20,7 @@ from ray_yolo.ops.assign import ONE_TO_MANY, AlignRule, align
 from ray_yolo.ops.boxes import complete_iou, expected_boxes, flatten_levels, grid_points
 
 
-class Head(Protocol):
+class DistributionHead(Protocol):
     """What the loss needs of a head."""
 
     strides: tuple[int, ...]  # pixels per cell of each level
@@ -37,7 +37,7 @@ class AnchorFreeLoss:
     """
 
     names: tuple[str, ...] = ("box", "cls", "dfl")
-    def __init__(self, head: Head, config: LossConfig) -> None:
+    def __init__(self, head: DistributionHead, config: LossConfig) -> None:
         self.head = head
         self.rules: tuple[AlignRule, ...] = (ONE_TO_MANY,)  # of each set of predictions
         self.num_counts = 1
@@ -104,7 +104,7 @@ class EndToEndLoss(AnchorFreeLoss):
 
     names: tuple[str, ...] = ("box", "cls", "l1")
 
-    def __init__(self, head: Head, config: LossConfig) -> None:
+    def __init__(self, head: DistributionHead, config: LossConfig) -> None:
         super().__init__(head, config)
         floor = float(sorted(head.strides)[1])  # smaller labels would often have no point
         self.rules = (AlignRule(floor=floor), AlignRule(top=7, keep=1, floor=floor))
@@ -121,11 +121,11 @@ class EndToEndLoss(AnchorFreeLoss):
         return (apart / apart.new_tensor((width, height, width, height))).mean(1)
 
 
-def build_loss(head: Head, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorFreeLoss:
+def build_loss(head: DistributionHead, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorFreeLoss:
     """The loss of a head under these gains."""
     return AnchorFreeLoss(head, loss)
 
 
-def build_end_to_end_loss(head: Head, loss: LossConfig, num_classes: int, imgsz: int) -> EndToEndLoss:
+def build_end_to_end_loss(head: DistributionHead, loss: LossConfig, num_classes: int, imgsz: int) -> EndToEndLoss:
     """The same for a pair of heads."""
     return EndToEndLoss(head, loss)

@@ -26,7 +26,7 @@ STRICT = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Row:
+class LayerRow:
     """One layer. `source` are rows by index; a negative one counts back from this row (-1: the row before)."""
 
     layer: ClassVar[type[nn.Module]]
@@ -47,7 +47,7 @@ class Row:
 
 
 @dataclass(frozen=True, config=STRICT)
-class WideRow(Row):
+class WideRow(LayerRow):
     """A row that sets the number of channels. Repeated, it is a sequence of blocks."""
 
     channels: Channels
@@ -166,7 +166,7 @@ class SPPFRow(WideRow):
 
 
 @dataclass(frozen=True, config=STRICT)
-class UpsampleRow(Row):
+class UpsampleRow(LayerRow):
     """Enlarges by `factor`; `size` is there because the published tables write it, as None."""
 
     layer = nn.Upsample
@@ -176,7 +176,7 @@ class UpsampleRow(Row):
 
 
 @dataclass(frozen=True, config=STRICT)
-class ConcatRow(Row):
+class ConcatRow(LayerRow):
     """Joins the channels of its sources."""
 
     dimension: Literal[1] = 1
@@ -186,7 +186,7 @@ class ConcatRow(Row):
 
 
 @dataclass(frozen=True, config=STRICT)
-class MaxPoolRow(Row):
+class MaxPoolRow(LayerRow):
     """Maximum over a square window."""
 
     layer = nn.MaxPool2d
@@ -196,7 +196,7 @@ class MaxPoolRow(Row):
 
 
 @dataclass(frozen=True, config=STRICT)
-class ZeroPadRow(Row):
+class ZeroPadRow(LayerRow):
     """Pads by (left, right, top, bottom) pixels."""
 
     layer = nn.ZeroPad2d
@@ -204,7 +204,7 @@ class ZeroPadRow(Row):
 
 
 @dataclass(frozen=True, config=STRICT)
-class HeadRow(Row):
+class HeadRow(LayerRow):
     """A head, one source per level."""
 
     num_classes: Channels = 80

@@ -16,7 +16,7 @@ from ray_yolo.models.detector import Architecture
 
 Where = Callable[..., str]
 
-MODULES: dict[str, type[rows.Row]] = {
+MODULES: dict[str, type[rows.LayerRow]] = {
     "Conv": rows.ConvRow, "DWConv": rows.DWConvRow, "Bottleneck": rows.BottleneckRow, "C3": rows.C3Row,
     "SPP": rows.SPPRow, "SPPF": rows.SPPFRow, "Concat": rows.ConcatRow, "nn.Upsample": rows.UpsampleRow,
     "nn.MaxPool2d": rows.MaxPoolRow, "nn.ZeroPad2d": rows.ZeroPadRow, "Detect": rows.DetectRow,
@@ -61,7 +61,7 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
     return Architecture(tuple(table), anchors, file.depth_multiple, file.width_multiple)
 
 
-def _read_row(entry: object, where: str, names: Mapping[str, object]) -> rows.Row:
+def _read_row(entry: object, where: str, names: Mapping[str, object]) -> rows.LayerRow:
     """The typed row of one [from, number, module, args]."""
     match entry:
         case [int() | list() as source, int() as number, str() as module, list() as args]:
@@ -80,7 +80,7 @@ def _read_row(entry: object, where: str, names: Mapping[str, object]) -> rows.Ro
     wide = issubclass(row, rows.WideRow)
     if number != 1 and not wide:
         raise ConfigError(f"{where}: cannot be repeated; set its number to 1")
-    build: Callable[..., rows.Row] = row
+    build: Callable[..., rows.LayerRow] = row
     try:
         return build(*values, source=tuple(source) if isinstance(source, list) else (source,),
                      **({"repeats": number} if wide else {}))

@@ -26,14 +26,14 @@ TINY_ANCHORS_PX = (
 )
 
 
-def _stages(block: type[rows.WideRow], *sizes: tuple[int, int]) -> Iterator[rows.Row]:
+def _stages(block: type[rows.WideRow], *sizes: tuple[int, int]) -> Iterator[rows.LayerRow]:
     """For each (channels, repeats) a convolution that halves the image, and blocks."""
     for channels, repeats in sizes:
         yield rows.ConvRow(channels, kernel=3, stride=2)
         yield block(channels, repeats=repeats)
 
 
-def _yolov3(pooling: rows.Row) -> tuple[rows.Row, ...]:
+def _yolov3(pooling: rows.LayerRow) -> tuple[rows.LayerRow, ...]:
     """YOLOv3 with this row 12."""
     return (
         rows.ConvRow(32, kernel=3),
@@ -59,7 +59,7 @@ def _yolov3(pooling: rows.Row) -> tuple[rows.Row, ...]:
     )
 
 
-TINY: tuple[rows.Row, ...] = (
+TINY: tuple[rows.LayerRow, ...] = (
     *chain.from_iterable((rows.ConvRow(channels, kernel=3), rows.MaxPoolRow(2, 2))
                          for channels in (16, 32, 64, 128, 256)),  # 8: P4
     rows.ConvRow(512, kernel=3),
@@ -76,8 +76,14 @@ TINY: tuple[rows.Row, ...] = (
 )
 
 
-def _pyramid(stem: rows.Row, block: type[rows.C3Row], backbone: Sequence[tuple[int, int]], head: type[rows.HeadRow], *,
-             reduced: bool) -> tuple[rows.Row, ...]:
+def _pyramid(
+    stem: rows.LayerRow,
+    block: type[rows.C3Row],
+    backbone: Sequence[tuple[int, int]],
+    head: type[rows.HeadRow],
+    *,
+    reduced: bool,
+) -> tuple[rows.LayerRow, ...]:
     """YOLOv5 and its successors: a backbone, a way from coarse to fine and back (path aggregation), a head on P3 and
     all
     coarser levels.
@@ -117,7 +123,7 @@ _LARGE = "mlx"  # sizes whose blocks have C3 inside everywhere
 
 
 def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: tuple[int, int, int],
-          head: type[rows.HeadRow]) -> tuple[rows.Row, ...]:
+          head: type[rows.HeadRow]) -> tuple[rows.LayerRow, ...]:
     """From the finest level of a backbone to the head: joins P4 and P3, then back.
 
     Args:
@@ -132,7 +138,7 @@ def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: 
             head(source=(p5 + 6, p5 + 9, p5 + 12)))
 
 
-def _backbone_since_11(size: str) -> tuple[rows.Row, ...]:
+def _backbone_since_11(size: str) -> tuple[rows.LayerRow, ...]:
     """Rows 0 to 5 of YOLO11 and its successors."""
     large = size in _LARGE
     return (rows.ConvRow(64, kernel=3, stride=2), rows.ConvRow(128, kernel=3, stride=2),
@@ -140,7 +146,7 @@ def _backbone_since_11(size: str) -> tuple[rows.Row, ...]:
             rows.C3k2Row(512, large, 0.25, repeats=2), rows.ConvRow(512, kernel=3, stride=2))  # 4: P3
 
 
-def _yolo11(size: str) -> tuple[rows.Row, ...]:
+def _yolo11(size: str) -> tuple[rows.LayerRow, ...]:
     large, deep = size in _LARGE, rows.C3k2Row(1024, True, repeats=2)
     deep = rows.C3k2Row(1024, True, repeats=2)
     return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2), deep,
@@ -149,7 +155,7 @@ def _yolo11(size: str) -> tuple[rows.Row, ...]:
                    rows.LightAnchorFreeRow))
 
 
-def _yolo12(size: str) -> tuple[rows.Row, ...]:
+def _yolo12(size: str) -> tuple[rows.LayerRow, ...]:
     """Attention in areas of the picture in place of convolutions on P4 and P5."""
     scaled = size in "lx"
     return (*_backbone_since_11(size), rows.A2C2fRow(512, 4, scaled, repeats=4), rows.ConvRow(1024, kernel=3, stride=2),
@@ -158,7 +164,7 @@ def _yolo12(size: str) -> tuple[rows.Row, ...]:
                    (4, 6, 8), rows.LightAnchorFreeRow))
 
 
-def _yolo26(size: str) -> tuple[rows.Row, ...]:
+def _yolo26(size: str) -> tuple[rows.LayerRow, ...]:
     """YOLO11 with C3 inside the neck's blocks, attention in the last one, and two heads."""
     return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2),
             rows.C3k2Row(1024, True, repeats=2), rows.SPPFRow(1024, residual=True), rows.C2PSARow(1024, repeats=2),
@@ -166,7 +172,7 @@ def _yolo26(size: str) -> tuple[rows.Row, ...]:
                    rows.C3k2Row(1024, attention=True), (4, 6, 10), rows.EndToEndRow))
 
 
-def _since_11(name: str, table: Callable[[str], tuple[rows.Row, ...]]) -> dict[str, Architecture]:
+def _since_11(name: str, table: Callable[[str], tuple[rows.LayerRow, ...]]) -> dict[str, Architecture]:
     return {f"{name}{size}": Architecture(table(size), None, *by) for size, by in SIZES_SINCE_11.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """A subtree of the sum over microbatches start .. start + size - 1; size a power of two, start a multiple of it."""
 
     start: int
@@ -29,19 +29,19 @@ def balanced_shard(costs: Sequence[float], worker: int, num_workers: int) -> lis
     return sorted(mine)
 
 
-def aligned_nodes(part: range) -> Iterator[Node]:
+def aligned_nodes(part: range) -> Iterator[TreeNode]:
     """The fewest aligned nodes that cover a contiguous range, from left to right."""
     start = part.start
     while start < part.stop:
         size = start & -start or 1 << (part.stop - 1).bit_length()
         while start + size > part.stop:
             size //= 2
-        yield Node(start, size)
+        yield TreeNode(start, size)
         start += size
 
 
-def parent(left: Node, right: Node) -> Node | None:
+def parent(left: TreeNode, right: TreeNode) -> TreeNode | None:
     """The node above two neighbours, or None if they are not its two halves."""
     if left.size == right.size and left.start % (2 * left.size) == 0:
-        return Node(left.start, 2 * left.size)
+        return TreeNode(left.start, 2 * left.size)
     return None

@@ -40,7 +40,7 @@ from ray_yolo.core.redact import redact
 
 
 @dataclass(frozen=True)
-class Interruptions:
+class Goodput:
     """Of a whole training, over all its commands."""
 
     restarts: int  # of all workers, from a checkpoint
@@ -57,7 +57,7 @@ class Interruptions:
                 f"goodput {100 * self.goodput:.1f} %")
 
 
-def interruptions(events: Sequence[Event]) -> Interruptions:
+def measure_goodput(events: Sequence[Event]) -> Goodput:
     """Count them. Time between commands is nobody's: a command begins with its `dataset` event."""
     restarts = regroupings = repeated = 0
     idle = training = 0.0
@@ -78,7 +78,7 @@ def interruptions(events: Sequence[Event]) -> Interruptions:
             passed = event.time - done.time if done else 0.0
             idle, training = idle + waits * passed, training + (not waits) * passed
             done, waits, reached = event, False, max(reached, event.step)
-    return Interruptions(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
+    return Goodput(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
 
 
 EVENTS_FILE = "events.jsonl"

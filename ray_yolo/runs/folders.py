@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, StorageError
-from ray_yolo.runs.working_copy import begin_spool, project_address, spool_folder
+from ray_yolo.runs.working_copy import create_working_copy, project_address, working_copy_folder
 from ray_yolo.storage.lease import store_time, try_lock
 from ray_yolo.storage.store import Store, is_address, open_store
 
@@ -54,7 +54,7 @@ def project_folder(placement: Placement) -> Path:
         InputError: for an address that is none.
     """
     if project_address(placement):
-        return spool_folder(placement.storage_path) / placement.project
+        return working_copy_folder(placement.storage_path) / placement.project
     return storage_folder(placement) / placement.project
 
 
@@ -107,7 +107,7 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
         _logger.warning("%s: what it held lies in %s now", folder, move_aside(folder))
     folder.mkdir(parents=True, exist_ok=True)
     if address:
-        begin_spool(folder, f"{address}/{folder.name}")
+        create_working_copy(folder, f"{address}/{folder.name}")
     return folder
 
 

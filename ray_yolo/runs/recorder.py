@@ -46,7 +46,7 @@ class Recorder:
         """True, once everything that the calling process sent before is written (or waits for the disk)."""
         return True
 
-    def stop_asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the training shall stop after a step."""
         return self._request.exists()
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,17 +24,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ray_yolo.checkpoints.remote import LEASE, StoredCheckpoints
+from ray_yolo.checkpoints.remote import LEASE, RemoteCheckpoints
 from ray_yolo.core.errors import InputError, RayYoloError, TrainingError
-from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, Event, WarningEvent
 from ray_yolo.core.files import atomic_write
+from ray_yolo.core.redact import reason_of
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runs.record import LEDGER_FILE, RECORD_FILE, log_file
 from ray_yolo.runs.recorder import STOP_REQUEST
-from ray_yolo.runs.working_copy import FINISHED, address_of, begin_spool, content, holder_id, spool_folder
-from ray_yolo.sinks.base import Projection, reason_of
+from ray_yolo.runs.working_copy import (
+    FINISHED,
+    address_of,
+    content,
+    create_working_copy,
+    holder_id,
+    working_copy_folder,
+)
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease
 from ray_yolo.storage.store import Store, open_store
@@ -54,20 +59,20 @@ def copy_of(address: str, *, whole: bool = True) -> Path:
     Raises:
         InputError: if there is none, or storage refuses.
     """
-    store, folder = open_store(address), spool_folder(address) / address.rstrip("/").rpartition("/")[2]
+    store, folder = open_store(address), working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
     try:
         log = read_log(store)
         if not log:
             raise InputError(f"{address}: has no log of a run; give the address of one, such as "
                              "s3://bucket/runs/train/exp")
         shutil.rmtree(folder, ignore_errors=True)
-        begin_spool(folder, address)
+        create_working_copy(folder, address)
         keys = [*({RECORD_FILE, FINISHED} & {entry.name for entry in store.list()})]
         if whole:
             weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
             ended = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
             keys += [*stored_keys(store), *ended]
-            StoredCheckpoints(store, 0).bring_all(folder)
+            RemoteCheckpoints(store, 0).download_all(folder)
         for key in keys:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
             store.fetch(key, folder / key)
@@ -120,26 +125,25 @@ def files_of(folder: Path, apart: Sequence[str] = ()) -> Iterator[Path]:
             yield path
 
 
-_SEAL_SECONDS = 60.0
 
 _logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def spool_of(wire: Mapping[str, Any]) -> Iterator[tuple[Path, StoredCheckpoints]]:
+def working_copy_of(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckpoints]]:
     """A folder for a run on a worker's machine, and its checkpoints: where that is not the driver's too, a folder of
     this worker's own, which goes when it has done its work.
     """
-    folder = cache_folder() / wire["spool"]
+    folder = cache_folder() / payload["spool"]
     with ExitStack() as stack:
         if not address_of(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(stack.enter_context(TemporaryDirectory(
                 prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
-        yield folder, StoredCheckpoints(open_store(wire["address"]), wire["attempt"])
+        yield folder, RemoteCheckpoints(open_store(payload["address"]), payload["attempt"])
 
 
-def hold(folder: Path) -> StoredRun | str | None:
+def hold(folder: Path) -> RemoteRun | str | None:
     """Take the lease of the run whose spool, locked, this is, and bring it up to date. Who has it, if it is not to be
     had; None if the folder is no spool.
 
@@ -153,16 +157,16 @@ def hold(folder: Path) -> StoredRun | str | None:
         "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
     if isinstance(found, str):
         return found
-    run = StoredRun(store, folder, address, found)
+    run = RemoteRun(store, folder, address, found)
     try:
-        run.bring()
+        run.download()
     except BaseException:
         found.give_back()
         raise
     return run
 
 
-class StoredRun:
+class RemoteRun:
     """The driver's side of a run in a store, which it holds."""
 
     def __init__(self, store: Store, folder: Path, address: str, held: Lease) -> None:
@@ -186,11 +190,11 @@ class StoredRun:
         return self._lease.attempt
 
     @property
-    def checkpoints(self) -> StoredCheckpoints:
+    def checkpoints(self) -> RemoteCheckpoints:
         """Those of the run, for this attempt."""
-        return StoredCheckpoints(self._store, self.attempt)
+        return RemoteCheckpoints(self._store, self.attempt)
 
-    def bring(self) -> None:
+    def download(self) -> None:
         """Fill the folder; what it owes the store, since nobody has gone on in between, stays and is stored."""
         stored, log = read_log(self._store), log_file(self._folder)
         mine = content(log)
@@ -203,11 +207,11 @@ class StoredRun:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(key, path)
         if ours:
-            self.checkpoints.bring_owed(self._folder)
+            self.checkpoints.download_pending(self._folder)
 
-    def bring_result(self) -> None:
+    def download_result(self) -> None:
         """What the recording worker has stored, which may sit elsewhere."""
-        self.checkpoints.bring_weights(self._folder)
+        self.checkpoints.download_weights(self._folder)
         with suppress(FileNotFoundError):
             self._store.fetch(DETECTIONS_FILE, self._folder / DETECTIONS_FILE)
 
@@ -216,12 +220,12 @@ class StoredRun:
         self._store.put(RECORD_FILE, self._folder / RECORD_FILE)
 
     @property
-    def wire(self) -> dict[str, str | int]:
+    def payload(self) -> dict[str, str | int]:
         """What workers on other machines make a folder and `checkpoints` of."""
         spool = self._folder.relative_to(cache_folder()).as_posix()
         return {"address": self.address, "attempt": self.attempt, "spool": spool}
 
-    def seal(self) -> None:
+    def flush_log(self) -> None:
         """Store what is new in the log as a segment.
 
         Raises:
@@ -275,12 +279,12 @@ class StoredRun:
         """The run has ended: `release` will say so."""
         self._finished = True
 
-    def keep_up(self) -> None:
+    def sync_files(self) -> None:
         """Store what is new, and of a run that another process has (`is_lost`) nothing. Storage that is away costs a
         warning: the rest is stored with what follows.
         """
         try:
-            self.seal()
+            self.flush_log()
             self.put_files(weights=self._finished)
             if self._finished:
                 self._store.put(FINISHED, b"")
@@ -293,33 +297,5 @@ class StoredRun:
 
     def release(self) -> None:
         """Store the rest, and let others have the run."""
-        self.keep_up()
+        self.sync_files()
         self._lease.give_back()
-
-
-class Stored(Projection):
-    """Brings what a run leaves behind to the store while it is trained: the log once a minute and with every epoch and
-    checkpoint, files with every epoch.
-    """
-
-    name, patience_seconds = "storage", 60.0
-
-    def __init__(self, run: StoredRun) -> None:
-        super().__init__()
-        self._run = run
-        self._files_are_due = False
-        self._sealed_at = time.monotonic()
-
-    def event(self, event: Event) -> None:
-        """Take note of what is due."""
-        self.is_stale |= isinstance(event, (EpochEvent, CheckpointEvent, WarningEvent, EndEvent))
-        self._files_are_due |= isinstance(event, (EpochEvent, EndEvent))
-
-    def update(self, last: bool = False) -> None:
-        """Store it."""
-        if self.is_stale or last or time.monotonic() - self._sealed_at > _SEAL_SECONDS:
-            self._run.seal()
-            self.is_stale, self._sealed_at = False, time.monotonic()
-        if self._files_are_due:
-            self._run.put_files()
-            self._files_are_due = False

@@ -39,8 +39,8 @@ from ray_yolo.runs.folders import (
     usable_storage,
 )
 from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
-from ray_yolo.runs.remote_run import StoredRun, hold
-from ray_yolo.runs.working_copy import address_of, begin_spool, project_address, refresh, spool_of_run
+from ray_yolo.runs.remote_run import RemoteRun, hold
+from ray_yolo.runs.working_copy import address_of, create_working_copy, project_address, refresh, working_copy_of_run
 from ray_yolo.storage.store import is_address
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Run:
     folder: Path
     lock: IO[str]
     record: Record | None  # None until it has begun
-    stored: StoredRun | None = None  # where storage is no folder
+    stored: RemoteRun | None = None  # where storage is no folder
 
     @property
     def is_sweep(self) -> bool:
@@ -128,7 +128,7 @@ def begin_run(placement: Placement, record: Record) -> Run:
     folder = project / placement.name if placement.name else exclusive_folder(project, "exp")
     folder.mkdir(parents=True, exist_ok=True)
     if address := project_address(placement):
-        begin_spool(folder, f"{address}/{folder.name}")
+        create_working_copy(folder, f"{address}/{folder.name}")
     run = _open(folder) if placement.name else _try_open(folder)
     if run is None or (run.record and not placement.name):  # another machine has just begun one of this number
         if run:
@@ -155,7 +155,7 @@ def begin_run(placement: Placement, record: Record) -> Run:
 
 
 @usable_storage()
-def bring_run(placement: Placement) -> None:
+def download_run(placement: Placement) -> None:
     """Bring the run of a name, if it lies in a store and nobody trains it, to this machine: its log and its files."""
     if address := project_address(placement):
         folder = project_folder(placement) / placement.name
@@ -174,7 +174,7 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
     if is_address(resume):
-        begin_spool(path := spool_of_run(resume.rstrip("/"), placement.project), resume.rstrip("/"))
+        create_working_copy(path := working_copy_of_run(resume.rstrip("/"), placement.project), resume.rstrip("/"))
     holder = next((p for p in (path, *path.parents) if (p / RECORD_FILE).is_file()), path)
     if address := address_of(holder):
         refresh(holder.parent, address.rpartition("/")[0], is_held, holder.name)

@@ -23,7 +23,7 @@ from ray_yolo.core.events import (
     WorkerEvent,
 )
 from ray_yolo.core.files import atomic_write
-from ray_yolo.runs.event_log import EVENTS_FILE, interruptions, read_events
+from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput, read_events
 from ray_yolo.runs.folders import is_held
 from ray_yolo.runs.working_copy import address_of, is_leased
 
@@ -83,7 +83,7 @@ def describe_run(run_dir: Path) -> list[str]:
     now, lives = time.time(), is_held(run_dir) or is_leased(run_dir)
     lines = [f"{address_of(run_dir) or run_dir}: {_state(run_dir, events, lives)}"]
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
-    cost = interruptions(events)
+    cost = measure_goodput(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []
     if lives:
         lines += _members(run_dir, events)

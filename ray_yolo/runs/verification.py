@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ray_yolo.checkpoints.local import newest_first
-from ray_yolo.checkpoints.state_file import MANIFEST, damage, manifest_of, read_state, tensors
+from ray_yolo.checkpoints.state_file import MANIFEST, manifest_of, read_state, tensors, verify_manifest
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import CheckpointEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
@@ -17,31 +17,31 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 _NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such as runs/train/exp, or a .pt file in it"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """One thing that was looked at."""
 
     what: str
     problem: str | None
 
 
-def check_files(run_dir: Path) -> list[Finding]:
+def check_files(run_dir: Path) -> list[CheckResult]:
     """Every checkpoint and every weights file of a run, or one .pt file of it, against its manifest.
 
     Raises:
         InputError: if there is none.
     """
     if run_dir.is_file() and run_dir.suffix == ".pt":
-        return [Finding(run_dir.name, damage(run_dir, manifest_of(run_dir)))]
+        return [CheckResult(run_dir.name, verify_manifest(run_dir, manifest_of(run_dir)))]
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: {_NO_RUN}")
     pairs = [(folder / "state.pt", folder / MANIFEST) for folder in newest_first(run_dir)]
     pairs += [(path, path.with_suffix(".json")) for path in sorted((run_dir / "weights").glob("*.pt"))]
     if not pairs:
         raise InputError(f"{run_dir}: {_NO_RUN}")
-    return [Finding(str(state.relative_to(run_dir)), damage(state, manifest)) for state, manifest in pairs]
+    return [CheckResult(str(state.relative_to(run_dir)), verify_manifest(state, manifest)) for state, manifest in pairs]
 
 
-def compare_runs(one: Path, other: Path) -> list[Finding]:
+def compare_runs(one: Path, other: Path) -> list[CheckResult]:
     """The checkpoints of two runs at every step that both have saved, in their order, up to the first difference.
 
     By the digests in their logs, so that checkpoints count that are gone by now; where both files are still there, the
@@ -61,7 +61,7 @@ def compare_runs(one: Path, other: Path) -> list[Finding]:
     findings = []
     for step in common:
         same = mine[step] == theirs[step]
-        findings.append(Finding(f"step {step}", None if same else _difference(one, other, step)))
+        findings.append(CheckResult(f"step {step}", None if same else _difference(one, other, step)))
         if not same:
             break
     return findings

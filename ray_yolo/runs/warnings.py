@@ -30,12 +30,12 @@ _SOURCES = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in 
 _LAST_SECONDS = 1.0
 
 
-class _Teller(logging.Handler):
+class _WarningHandler(logging.Handler):
     """Tells each text once."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._tell = tell
+        self._notify = notify
         self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -46,7 +46,7 @@ class _Teller(logging.Handler):
         if text not in self._told and len(self._told) <= MOST:
             self._told.add(text)
             enough = len(self._told) > MOST
-            self._tell(f"more than {MOST} different warnings; the rest is not told" if enough else text)
+            self._notify(f"more than {MOST} different warnings; the rest is not told" if enough else text)
 
     def listen(self) -> None:
         """Have what is logged and warned in this process; warnings of other packages go where they went."""
@@ -64,12 +64,12 @@ class _Teller(logging.Handler):
 
 
 @contextmanager
-def warnings_told(tell: Callable[[str], None], loader_processes: int) -> Iterator[Callable[[int], None]]:
+def forward_warnings(notify: Callable[[str], None], loader_processes: int) -> Iterator[Callable[[int], None]]:
     """While it lasts, `tell` gets the warnings of ray_yolo and torch in this process.
 
     Gives what each loader process is to be begun with, so that `tell` gets theirs as well.
     """
-    teller = _Teller(tell)
+    teller = _WarningHandler(notify)
     with warnings.catch_warnings():
         teller.listen()
         try:
@@ -83,7 +83,7 @@ def warnings_told(tell: Callable[[str], None], loader_processes: int) -> Iterato
 
 
 @contextmanager
-def _loader_texts(teller: _Teller) -> Iterator[Any]:
+def _loader_texts(teller: _WarningHandler) -> Iterator[Any]:
     """A queue of texts that loader processes give to `teller`."""
     texts = multiprocessing.get_context("forkserver").Queue()  # putting into it never waits
     texts.cancel_join_thread()  # nor does a process that ends: what is still on its way then is lost
@@ -104,4 +104,4 @@ def _loader_texts(teller: _Teller) -> Iterator[Any]:
 def _begin_loader(texts: Any, number: int) -> None:
     worker_init(number)
     texts.cancel_join_thread()
-    _Teller(texts.put).listen()
+    _WarningHandler(texts.put).listen()

@@ -44,17 +44,17 @@ def project_address(placement: Placement) -> str:
     return "/".join((placement.storage_path.rstrip("/"), *Path(placement.project).parts))
 
 
-def spool_folder(address: str) -> Path:
+def working_copy_folder(address: str) -> Path:
     """The folder, on this machine, for all below an address."""
     return cache_folder() / "spool" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
-def spool_of_run(address: str, project: str) -> Path:
+def working_copy_of_run(address: str, project: str) -> Path:
     """The folder, on this machine, of the run at an address: the one that commands with this project use, if theirs."""
     storage, ours, name = address.rpartition(f"/{Path(project).as_posix()}/")
     if ours and "/" not in name:
-        return spool_folder(storage) / project / name
-    return spool_folder(address.rpartition("/")[0]) / address.rpartition("/")[2]
+        return working_copy_folder(storage) / project / name
+    return working_copy_folder(address.rpartition("/")[0]) / address.rpartition("/")[2]
 
 
 def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: str = "") -> None:
@@ -77,7 +77,7 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
             record = store.get(f"{name}/{RECORD_FILE}").data
             if folder.exists() and content(folder / RECORD_FILE) != record:
                 shutil.rmtree(folder)  # of a run that had this name before
-            begin_spool(folder, f"{address}/{name}")
+            create_working_copy(folder, f"{address}/{name}")
             (folder / RECORD_FILE).write_bytes(record)
             os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
             if FINISHED in files:
@@ -89,7 +89,7 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
             shutil.rmtree(folder)
 
 
-def begin_spool(folder: Path, address: str) -> None:
+def create_working_copy(folder: Path, address: str) -> None:
     """Make a folder the spool of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADDRESS_FILE).write_text(address)

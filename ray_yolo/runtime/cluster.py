@@ -23,7 +23,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ray_yolo.config.placement import Node, Placement
+from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
 from ray_yolo.core.system import SPINS, cores
@@ -80,18 +80,18 @@ def connect(placement: Placement, *, start: bool = True) -> float:
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
-def join(placement: Placement) -> float:
+def connect_and_wait(placement: Placement) -> float:
     """`connect`, then `wait_for_room`. Returns the GPUs that each worker gets."""
     gpus = connect(placement)
     wait_for_room(placement, gpus)
     return gpus
 
 
-def free_nodes(placement: Placement) -> list[Node]:
+def free_nodes(placement: Placement) -> list[NodeResources]:
     """What the nodes that workers may be placed on have free."""
     kind = f"accelerator_type:{placement.accelerator_type}"
     free = available_resources().values()
-    return [Node(there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in free
+    return [NodeResources(there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in free
             if not placement.accelerator_type or kind in there]
 
 
@@ -109,7 +109,7 @@ def described(placement: Placement, gpus: float) -> str:
                      for kind, amount in resources_of(placement, gpus).items())
 
 
-def foreseen_gpus(placement: Placement) -> float | None:
+def planned_gpus(placement: Placement) -> float | None:
     """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
@@ -179,7 +179,7 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
     """
     deadline, asked = time.monotonic() + placement.wait_for_resources, False
     try:
-        while lacking := lacks(placement, placement.min_workers, gpus):
+        while lacking := missing_resources(placement, placement.min_workers, gpus):
             if time.monotonic() >= deadline:
                 room = math.floor(ray.cluster_resources().get("CPU", 0) / placement.cpus)
                 raise ResourcesError(f"{lacking}; use " + (
@@ -197,7 +197,7 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
             request_resources(bundles=[])  # the workers will ask themselves
 
 
-def lacks(placement: Placement, workers: int, gpus: float = 0.0) -> str:
+def missing_resources(placement: Placement, workers: int, gpus: float = 0.0) -> str:
     """What the cluster has too little of for so many workers, if everything else left it; '': nothing."""
     there = ray.cluster_resources()
     needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
@@ -234,7 +234,7 @@ def name_of(node: str) -> str:
     return next((there["NodeManagerHostname"] for there in ray.nodes() if there["NodeID"] == node), node)
 
 
-def ask_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
+def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
                      gpus: float) -> list[Any]:
     """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
 

@@ -30,11 +30,11 @@ SAVE_SECONDS = 15.0
 MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
-StopAsked = Callable[[], bool]
+StopRequested = Callable[[], bool]
 T = TypeVar("T")
 
 
-def run_aside(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
+def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
     """What `work` returns or raises; it runs in a thread of its own, which ends with the process at the latest.
 
     In the main thread Ray Train and Ray Tune take Ctrl-C for themselves, and what a signal handler raises inside of
@@ -58,7 +58,7 @@ def run_aside(work: Callable[[], T], before_end: Callable[[Future[T]], None] = l
 
 
 @contextlib.contextmanager
-def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
+def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
     """For a training in this thread: SIGINT and SIGTERM ask it to stop, and do what they always do when it has.
 
     Handlers can be set in the main thread only; in another one signals stay as they are.
@@ -73,7 +73,7 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
             handlers[number](number, frame)
         told.append((number, threading.Timer(SAVE_SECONDS, os.kill, (os.getpid(), number))))
         told[0][1].start()
-        tell(MESSAGE)
+        notify(MESSAGE)
 
     for number in handlers:
         signal.signal(number, handle)
@@ -88,7 +88,7 @@ def signals_ask(tell: Callable[[str], None]) -> Iterator[StopAsked]:
         handlers[told[0][0]](told[0][0], None)
 
 
-def driver_asks(recorder: ActorHandle[Recorder], worker: int, workers: int) -> StopAsked:
+def poll_stop_request(recorder: ActorHandle[Recorder], worker: int, workers: int) -> StopRequested:
     """For a worker on Ray: the workers take turns in asking the recorder every moment, without waiting for its answer.
 
     A recorder that has gone for good leaves nobody to train for.
@@ -98,7 +98,7 @@ def driver_asks(recorder: ActorHandle[Recorder], worker: int, workers: int) -> S
     answer: ray.ObjectRef[bool] | None = None
     due = time.monotonic() + worker * _POLL_SECONDS
 
-    def stop_asked() -> bool:
+    def stop_requested() -> bool:
         nonlocal answer, due
         with contextlib.suppress(ray.exceptions.RayError):
             if answer is not None and ray.wait([answer], timeout=0)[0]:
@@ -109,13 +109,13 @@ def driver_asks(recorder: ActorHandle[Recorder], worker: int, workers: int) -> S
                 except ray.exceptions.ActorDiedError:
                     return True
             if answer is None and time.monotonic() >= due:
-                answer, due = recorder.stop_asked.remote(), time.monotonic() + workers * _POLL_SECONDS
+                answer, due = recorder.stop_requested.remote(), time.monotonic() + workers * _POLL_SECONDS
         return False
 
-    return stop_asked
+    return stop_requested
 
 
-def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Callable[[], bool] = lambda: False
+def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended: Callable[[], bool] = lambda: False
                 ) -> None:
     """For a driver: ask trainings whose workers have begun to stop, and wait for that, at most for `SAVE_SECONDS`:
     until their logs, or `ended`, say that all have.
@@ -124,7 +124,7 @@ def ask_to_stop(run_dirs: Iterable[Path], tell: Callable[[str], None], ended: Ca
     training = {folder for folder, log in logs.items() if _has_begun(next(log))}
     if not training:
         return
-    tell(MESSAGE)
+    notify(MESSAGE)
     deadline = time.monotonic() + SAVE_SECONDS
     requests = [folder / STOP_REQUEST for folder in training]
     with contextlib.suppress(OSError):  # storage that fails now is no reason to end otherwise

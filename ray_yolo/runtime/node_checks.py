@@ -27,11 +27,11 @@ import ray_yolo
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
-from ray_yolo.core.structures import AnnotationIndex, Mirror
+from ray_yolo.core.structures import AnnotationIndex, DatasetSnapshot
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.data.index_cache import cache_folder
-from ray_yolo.data.remote import WAIT_SECONDS, mirror
+from ray_yolo.data.remote import WAIT_SECONDS, snapshot
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
@@ -78,7 +78,7 @@ def versions() -> dict[str, str]:
 
 def sample(*indices: AnnotationIndex) -> Files:
     """(path, bytes) of some images of each index, at equal distances, that are here; of none that was mirrored."""
-    paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices if not index.mirror
+    paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices if not index.snapshot
              for number in range(min(SAMPLE, len(index)))]
     return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths) if os.path.isfile(path))
 
@@ -110,11 +110,11 @@ def report(folder: str, files: Files) -> Report:
     return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free, shared)
 
 
-def bring(data: Mirror) -> tuple[str, list[str]]:
+def bring(data: DatasetSnapshot) -> tuple[str, list[str]]:
     """Make this node's mirror of a data set. Why there is none, and what was fetched."""
     told: list[str] = []
     try:
-        mirror(data.address, data.version, told.append)
+        snapshot(data.address, data.version, told.append)
     except InputError as error:
         return str(error), told
     return "", told
@@ -180,7 +180,7 @@ def bring_everywhere(*indices: AnnotationIndex) -> None:
         InputError: if one cannot be made.
         ResourcesError: if a node does not answer.
     """
-    for data in {index.mirror for index in indices if index.mirror}:
+    for data in {index.snapshot for index in indices if index.snapshot}:
         for name, ((refused, lines), _) in _ask(other_nodes(), bring, data, seconds=WAIT_SECONDS).items():
             if refused:
                 raise InputError(f"node {name}: {refused}")

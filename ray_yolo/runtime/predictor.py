@@ -27,7 +27,7 @@ from ray_yolo.core.redact import printable
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
-from ray_yolo.inference.output import Output, Prediction, detect_files, from_wire, to_wire, write_tables
+from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
 from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, load_trained
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.remote_run import put_results
@@ -63,7 +63,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     else:
         from ray_yolo.runtime import cluster
 
-        gpus = cluster.join(placement)
+        gpus = cluster.connect_and_wait(placement)
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
     folder = output_folder(placement, (anywhere(config.weights), *(one.path for one in media)))
@@ -139,7 +139,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
             for row in found.iter_rows():
-                yield media[row["number"]], from_wire(row["found"])
+                yield media[row["number"]], from_payload(row["found"])
         except ray.exceptions.RayError as error:  # of an actor that could not be made it holds the text alone
             raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
 
@@ -160,7 +160,7 @@ class _Actor:
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
         with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
-            found = [to_wire(predictions) for _, predictions in detect_files(
+            found = [to_payload(predictions) for _, predictions in detect_files(
                 self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]
             put_results(Path(folder), self._address)  # of a folder that no other node sees
         return {"number": list(part["number"]), "found": found}

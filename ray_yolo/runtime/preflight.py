@@ -43,7 +43,7 @@ from ray_yolo.data.index import (
     require_boxes,
 )
 from ray_yolo.engine.autobatch import auto_batch
-from ray_yolo.engine.build import Job, local_device
+from ray_yolo.engine.build import TrainSpec, local_device
 from ray_yolo.inference.predictor import check_classes
 from ray_yolo.models.detector import count_parameters
 from ray_yolo.models.families import FAMILY_OF, build_model, find_family, load_weights
@@ -118,7 +118,7 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
         raise ConfigError(f"imgsz: {imgsz} {reason} (the head of {path} has cells of {grid} px)")
 
 
-def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
+def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
     """The recipe with everything decided that the user left open, for a first start on these workers.
 
     Under AutoBatch the workers are asked what fits, and the smallest answer counts.
@@ -135,7 +135,7 @@ def decide(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: fl
         return decided(images_per_worker=_room_here(*question))
     from ray_yolo.runtime import cluster  # here: Ray takes seconds
 
-    return decided(images_per_worker=min(cluster.ask_every_worker(_room_here, question, placement, gpus)))
+    return decided(images_per_worker=min(cluster.run_on_every_worker(_room_here, question, placement, gpus)))
 
 
 def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
@@ -194,7 +194,7 @@ def slower_precision(run: Run, gpus: float) -> str:
             "differently; a new run (--name, --precision fp32) has fp32")
 
 
-def foreseen(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
+def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
     """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
 
     `gpus` of each worker are None where that is not known yet. With `auto` workers the batch stays open, too.
@@ -227,7 +227,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     """The record of a new run: what was asked for, and what is decided that the user left open."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
-    resolved = decide(asked, config.placement, train, gpus).model_copy(update={"model": name})
+    resolved = resolve_recipe(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
     if resolved.weights:  # whose anchors count, where the head has room for them
         load_weights(model, read_weights(local_file(resolved.weights)).tensors)
@@ -240,7 +240,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
         num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
-def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> Job:
+def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
     """The job of a recorded run, checked against today's data set and worker count.
 
     Raises:
@@ -253,7 +253,7 @@ def job_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIn
         raise DatasetError(f"{record.recipe.data}: the training labels have changed since {run.folder} was started "
                            f"({record.labels} then, {train.digest} now); restore them, or start a new run "
                            "with --name")
-    return Job(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
+    return TrainSpec(recipe=record.recipe, digest=record.digest, names=record.names, run_dir=run.folder,
                architecture=record.architecture, anchors=record.anchors, train=train, val=val)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from ray.util.metrics import Gauge
 
 from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
-from ray_yolo.runs.event_log import best_row, epoch_rows, interruptions
+from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput
 from ray_yolo.runs.status import read_members
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 
 RUN_METRICS = {
     "yolo_workers": "Workers that train together",
@@ -24,7 +24,7 @@ RUN_METRICS = {
     "yolo_images_per_second": "Images that all workers train in a second",
     "yolo_data_wait_share": "Share of a step in which its first worker waits for images",
     "yolo_best_fitness": "Fitness of the best epoch",
-    "yolo_restarts": "Restarts of all workers from a checkpoint, since the run began",
+    "yolo_restarts": "RestartBudget of all workers from a checkpoint, since the run began",
     "yolo_regroupings": "Workers lost, replaced or added while the others went on, since the run began",
     "yolo_goodput": "Seconds of training over those and the ones that interruptions have cost",
 }
@@ -37,7 +37,7 @@ WORKER_METRICS = {
 _RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
 
 
-class RayMetrics(Projection):
+class RayMetrics(Sink):
     """The metrics of the run in a folder, told by a process that Ray knows."""
 
     name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
@@ -76,7 +76,7 @@ def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
     """The values of `RUN_METRICS` by a log; None: not known yet."""
     start = next((event for event in reversed(events) if isinstance(event, StartEvent)), None)
     step = next((event for event in reversed(events) if isinstance(event, StepEvent)), None)
-    rows, cost = epoch_rows(events), interruptions(events)
+    rows, cost = epoch_rows(events), measure_goodput(events)
     best = best_row(rows)
     return {"yolo_workers": start.num_workers if start else None, "yolo_step": step.step if step else None,
             "yolo_epochs": len(rows), "yolo_images_per_second": step.images_per_second if step else None,

@@ -1,4 +1,4 @@
-"""Ray's private names: modules, keys of its tables, and environment variables. Seen with Ray 2.60.0."""
+"""Ray's private names: modules, keys of its tables, and environment variables. WorkerStatus with Ray 2.60.0."""
 
 from __future__ import annotations
 

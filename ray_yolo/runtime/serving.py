@@ -71,7 +71,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
-    door = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Door)
+    door = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
     return door.bind(config.model_dump(), model.bind(config.model_dump()))
 
 
@@ -101,14 +101,14 @@ class Model:
 
     async def detect_alone(self, content: bytes) -> dict[str, Any] | str:
         """`look`, at one picture that no other one is to suffer from."""
-        return (await asyncio.to_thread(self.look, [content]))[0]
+        return (await asyncio.to_thread(self.detect_batch, [content]))[0]
 
     @serve.batch
     async def detect(self, files: list[bytes]) -> list[dict[str, Any] | str]:
         """`look`, at pictures that requests have brought one by one."""
-        return await asyncio.to_thread(self.look, files)
+        return await asyncio.to_thread(self.detect_batch, files)
 
-    def look(self, files: Sequence[bytes]) -> list[dict[str, Any] | str]:
+    def detect_batch(self, files: Sequence[bytes]) -> list[dict[str, Any] | str]:
         """What is in each picture, or why it cannot be read."""
         try:
             answers = [read_picture(content) for content in files]
@@ -121,7 +121,7 @@ class Model:
                 for one in answers]
 
     def check_health(self) -> None:
-        """Asked by Serve every few seconds: a replica that has failed once is replaced."""
+        """FailureCallback by Serve every few seconds: a replica that has failed once is replaced."""
         if self._broken:
             raise RuntimeError(self._broken)
 
@@ -131,7 +131,7 @@ class Model:
             for row in rows]}
 
 
-class Door:
+class Ingress:
     """HTTP: POST /predict with a picture file as the body, GET /health."""
 
     def __init__(self, settings: dict[str, Any], model: DeploymentHandle) -> None:

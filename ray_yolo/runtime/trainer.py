@@ -15,37 +15,37 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ray_yolo.checkpoints.local import check_weights, slim_weights
-from ray_yolo.config.placement import Images, Node, Placement, Resources, RunConfig, share_out
+from ray_yolo.config.placement import Images, NodeResources, Placement, Resources, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import PlacementEvent, Summary, WarningEvent
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
-from ray_yolo.engine.build import Host, Job, local_device
+from ray_yolo.engine.build import TrainSpec, WorkerContext, local_device
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.remote_run import StoredRun
+from ray_yolo.runs.remote_run import RemoteRun
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.warnings import warnings_told
-from ray_yolo.runtime.graceful_stop import signals_ask
+from ray_yolo.runs.warnings import forward_warnings
+from ray_yolo.runtime.graceful_stop import graceful_signals
 from ray_yolo.runtime.preflight import (
     check_cluster,
     check_early,
     cluster_asked_for,
     first_record,
-    foreseen,
-    job_of,
+    planned_recipe,
     read_dataset,
     slower_precision,
+    spec_of,
     with_workers,
 )
-from ray_yolo.sinks.base import Projection, Projections
+from ray_yolo.sinks.base import Sink, Sinks
 from ray_yolo.sinks.callbacks import Callbacks
-from ray_yolo.sinks.run_logger import Bookkeeping, best_epochs
+from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
-    from ray_yolo.runtime.workers.pool_jobs import CrewHandle
+    from ray_yolo.runtime.workers.pool_jobs import QueueHandle
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TrainResult:
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
-        command: Sequence[str] = tuple(sys.orig_argv), crew: CrewHandle | None = None) -> TrainResult:
+        command: Sequence[str] = tuple(sys.orig_argv), queue: QueueHandle | None = None) -> TrainResult:
     """Train as configured, or continue the run that the same configuration began.
 
     Args:
@@ -83,28 +83,28 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         _, train, val = read_dataset(_read_by(config, run))
         config, why = with_workers(config, run, train)
         placement, local = config.placement, config.placement.num_workers == 0
-        gpus = _join(placement, run, crew, train, val)
+        gpus = _join(placement, run, queue, train, val)
         if run and (slower := slower_precision(run, gpus)):
             _complain(f"warning: {slower}")
         run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
-        job = job_of(run, placement.max_workers, train, val)
-        resources = _share_out(placement, gpus, job)
+        spec = spec_of(run, placement.max_workers, train, val)
+        resources = _share_out(placement, gpus, spec)
         if why:
             resources = replace(resources, reasons=(why, *resources.reasons))
         placement = resources.placement
-        callbacks = Callbacks(hooks, run.folder, job.recipe, _complain)
+        callbacks = Callbacks(hooks, run.folder, spec.recipe, _complain)
         told = [*([callbacks] if hooks else []), *_metrics(run, local)]
-        calls = Projections(run.folder / EVENTS_FILE, told, _complain)
+        calls = Sinks(run.folder / EVENTS_FILE, told, _complain)
         try:
-            with Bookkeeping(run, job, placement, local=local, quiet=quiet, link=link or {}) as books:
-                books.emit(resources.event)
-                summary = (_fit_here(job, placement, gpus, books, run.stored) if local else
-                           _fit_on_ray(job, placement, gpus, books, crew, run.stored))
+            with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link or {}) as run_logger:
+                run_logger.emit(resources.event)
+                summary = (_fit_here(spec, placement, gpus, run_logger, run.stored) if local else
+                           _fit_on_ray(spec, placement, gpus, run_logger, queue, run.stored))
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
                 if run.stored:
-                    run.stored.bring_result()
-                _complete_weights(run.folder, summary.step, books.warn)
+                    run.stored.download_result()
+                _complete_weights(run.folder, summary.step, run_logger.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
         finally:
@@ -115,7 +115,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     return result
 
 
-def foresee(config: RunConfig) -> RunConfig:
+def dry_run(config: RunConfig) -> RunConfig:
     """What a start would train, and on how many workers, after all its checks. It starts nothing and changes no run.
 
     What only a running cluster decides stays open. What cannot be used is refused as by `fit`.
@@ -128,11 +128,11 @@ def foresee(config: RunConfig) -> RunConfig:
         config, _ = with_workers(config, run, train)
     placement = config.placement
     if run:
-        recipe = job_of(run, placement.max_workers, train, val).recipe
+        recipe = spec_of(run, placement.max_workers, train, val).recipe
     else:
         from ray_yolo.runtime import cluster
 
-        recipe = foreseen(config.recipe, placement, train, cluster.foreseen_gpus(placement))
+        recipe = planned_recipe(config.recipe, placement, train, cluster.planned_gpus(placement))
     return config.model_copy(update={"recipe": recipe})
 
 
@@ -149,23 +149,23 @@ def _read_by(config: RunConfig, run: Run | None) -> Recipe:
     return run.training.recipe.model_copy(update=moved)
 
 
-def _join(placement: Placement, run: Run | None, crew: CrewHandle | None, *indices: AnnotationIndex) -> float:
+def _join(placement: Placement, run: Run | None, queue: QueueHandle | None, *indices: AnnotationIndex) -> float:
     """The GPUs of each worker, once there are as many as were asked for, and all can train `run` on this data."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds, and a training without it needs none
 
-    gpus = cluster.join(placement)
-    for concern in [] if crew else check_cluster(placement, run, *indices):  # a crew's nodes were looked at before
+    gpus = cluster.connect_and_wait(placement)
+    for concern in [] if queue else check_cluster(placement, run, *indices):  # a crew's nodes were looked at before
         _complain(f"warning: {concern}")
     return gpus
 
 
-def _share_out(placement: Placement, gpus: float, job: Job) -> Resources:
+def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
     """What each worker is given."""
-    num_bytes = sum(decoded_bytes(index, job.recipe.imgsz) for index in (job.train, job.val))
+    num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
-        nodes, room = [Node(cores(), torch.cuda.device_count())], room_for_images()
+        nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
         if placement.workers < 0 and _runs_a_script():
             placement = placement.model_copy(update={"workers": 0})
     else:
@@ -173,7 +173,7 @@ def _share_out(placement: Placement, gpus: float, job: Job) -> Resources:
         from ray_yolo.runtime.node_checks import least_room_for_images
 
         nodes, room = cluster.free_nodes(placement), least_room_for_images()
-    return share_out(placement, gpus, nodes, job.recipe.threads, Images(num_bytes, room))
+    return share_out(placement, gpus, nodes, spec.recipe.threads, Images(num_bytes, room))
 
 
 def _runs_a_script() -> bool:
@@ -182,58 +182,69 @@ def _runs_a_script() -> bool:
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _fit_here(job: Job, placement: Placement, gpus: float, books: Bookkeeping, stored: StoredRun | None) -> Summary:
+def _fit_here(
+    spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, stored: RemoteRun | None
+) -> Summary:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
 
-    def tell(text: str) -> None:
-        books.emit(WarningEvent(message=text))
+    def notify(text: str) -> None:
+        run_logger.emit(WarningEvent(message=text))
 
-    with signals_ask(tell) as stop_asked, warnings_told(tell, placement.loader_processes) as loader_init:
-        host = Host(device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
-                    loader_processes=placement.loader_processes, loader_init=loader_init,
-                    threads=placement.threads, stored=stored.checkpoints if stored else None)
+    with (
+        graceful_signals(notify) as stop_requested,
+        forward_warnings(notify, placement.loader_processes) as loader_init,
+    ):
+        context = WorkerContext(
+            device=device,
+            prepare_model=lambda model: model.to(device),
+            cache=placement.image_cache,
+            loader_processes=placement.loader_processes,
+            loader_init=loader_init,
+            threads=placement.threads,
+            stored=stored.checkpoints if stored else None,
+        )
         return cast(Summary, run_session(
-            job, host, placement, books.emit,
-            stop_asked=lambda: stop_asked() or (stored is not None and stored.is_lost)))
+            spec, context, placement, run_logger.emit,
+            stop_requested=lambda: stop_requested() or (stored is not None and stored.is_lost)))
 
 
-def _fit_on_ray(job: Job, placement: Placement, gpus: float, books: Bookkeeping, crew: CrewHandle | None,
-                stored: StoredRun | None) -> Summary:
+def _fit_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
+                stored: RemoteRun | None) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
     from ray_yolo.runtime.workers import pool_jobs
-    from ray_yolo.runtime.workers.coordinator import Roster
-    from ray_yolo.runtime.workers.failures import Judge, in_order
-    from ray_yolo.runtime.workers.pool import has_places, train_in_places
-    from ray_yolo.runtime.workers.rendezvous import start_here, watched
-    from ray_yolo.runtime.workers.worker import to_wire, train_in_place, train_worker
+    from ray_yolo.runtime.workers.coordinator import Coordinator
+    from ray_yolo.runtime.workers.failures import FailurePolicy, in_order
+    from ray_yolo.runtime.workers.pool import train_on_pool, uses_pool
+    from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
+    from ray_yolo.runtime.workers.worker import to_payload, train_on_pool_worker, train_worker
 
-    in_places = crew is not None or has_places(placement)
-    if not in_places:
+    on_pool = queue is not None or uses_pool(placement)
+    if not on_pool:
         from ray_yolo.runtime.workers import torch_trainer  # here: it takes seconds, and the others need none of it
-    roster: Any = None
-    if crew:
-        roster = pool_jobs.CrewRoster(crew, placement.min_workers)
-    elif in_places or torch_trainer.replaces_in_place(placement):
-        roster = start_here(Roster, placement.min_workers)
-    config = {"job": to_wire(job), "placement": placement.model_dump(mode="json"), "recorder": books.recorder,
-              "roster": roster, "in_places": in_places, "stored": stored and stored.wire}
-    with watched(roster, job.run_dir, books.warn):
-        if crew:
-            return pool_jobs.train(config, placement, job)
-        if in_places:
-            judge = Judge(job.run_dir, placement.max_failures, books.recorder)
-            return in_order(lambda: train_in_places(
-                train_in_place, config, placement, gpus, judge,
-                lambda group, instead_of: books.emit(PlacementEvent(group=group, instead_of=instead_of))),
-                job.run_dir, judge.tell)
-        summary: Summary = torch_trainer.run_workers(train_worker, config, placement, gpus, job.run_dir, "training",
-                                                 books.recorder)
+    coordinator: Any = None
+    if queue:
+        coordinator = pool_jobs.JobCoordinator(queue, placement.min_workers)
+    elif on_pool or torch_trainer.replaces_in_place(placement):
+        coordinator = start_here(Coordinator, placement.min_workers)
+    config = {"spec": to_payload(spec), "placement": placement.model_dump(mode="json"), "recorder": run_logger.recorder,
+              "coordinator": coordinator, "on_pool": on_pool, "stored": stored and stored.payload}
+    with watchdog(coordinator, spec.run_dir, run_logger.warn):
+        if queue:
+            return pool_jobs.train(config, placement, spec)
+        if on_pool:
+            policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.recorder)
+            return in_order(lambda: train_on_pool(
+                train_on_pool_worker, config, placement, gpus, policy,
+                lambda group, instead_of: run_logger.emit(PlacementEvent(group=group, instead_of=instead_of))),
+                spec.run_dir, policy.notify)
+        summary: Summary = torch_trainer.run_workers(train_worker, config, placement, gpus, spec.run_dir, "training",
+                                                 run_logger.recorder)
     return summary
 
 
-def _metrics(run: Run, local: bool) -> list[Projection]:
+def _metrics(run: Run, local: bool) -> list[Sink]:
     """What Ray is told, if it is there."""
     if local:
         return []

@@ -20,15 +20,15 @@ from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import share_out
 from ray_yolo.core.errors import DatasetError
 from ray_yolo.core.files import atomic_write
-from ray_yolo.core.redact import redact
+from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
 from ray_yolo.data.remote import at_hand
-from ray_yolo.engine.build import ALONE, Host, local_device, val_loader
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
 from ray_yolo.inference.output import coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, input_size, load_trained
@@ -39,7 +39,6 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.node_checks import bring_everywhere
 from ray_yolo.runtime.workers.torch_trainer import run_workers
-from ray_yolo.sinks.base import reason_of
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery
@@ -72,7 +71,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     config, trained, description, index = check(config)
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
-        gpus = cluster.join(placement)
+        gpus = cluster.connect_and_wait(placement)
         bring_everywhere(index)
         given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         config = config.model_copy(update={"placement": given})
@@ -161,33 +160,35 @@ def _track(config: ValConfig, result: ValResult, uri: str) -> str:
     return f"mlflow run {run_id} at {redact(uri)}"
 
 
-def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, replicas: Replicas,
+def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, collectives: Collectives,
               device: torch.device) -> Evaluation:
     """One worker's part of a decided validation, combined with the others'. Collective."""
     keep_freed_memory()
     imgsz = config.imgsz or trained.recipe.imgsz
-    host = Host(replicas=replicas, device=device, loader_processes=config.placement.loader_processes)
+    context = WorkerContext(collectives=collectives, device=device, loader_processes=config.placement.loader_processes)
     loader = val_loader(index, ImageStore(index, imgsz, smooth=True), imgsz, trained.model.grid,
-                        config.evaluate.batch_size, host)
+                        config.evaluate.batch_size, context)
     model = trained.model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         avoid_slow_convolutions(model)  # as in training: those kernels round differently
     loss = trained.family.build_loss(model.head, trained.recipe.loss, model.num_classes, imgsz)
-    return evaluate(model, trained.family, loss, loader, index, config.evaluate, config.precision, replicas, device)
+    return evaluate(model, trained.family, loss, loader, index, config.evaluate, config.precision, collectives, device)
 
 
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
     """The same, shared out over Ray Train workers."""
-    wire = {"config": config.model_dump(mode="json"), "weights": anywhere(config.weights),
+    payload = {"config": config.model_dump(mode="json"), "weights": anywhere(config.weights),
             "index": ray.put(index)}
-    return run_workers(_worker, wire, config.placement, gpus, folder, "validation")
+    return run_workers(_worker, payload, config.placement, gpus, folder, "validation")
 
 
-def _worker(wire: dict[str, Any]) -> Evaluation:
+def _worker(payload: dict[str, Any]) -> Evaluation:
     """Ray Train's train function of a validation."""
-    config = ValConfig.model_validate(wire["config"])
+    config = ValConfig.model_validate(payload["config"])
     context = ray.train.get_context()
     torch.set_num_threads(config.placement.threads)
-    replicas = Replicas(context.get_world_rank(), context.get_world_size())
-    index = at_hand(ray.get(wire["index"], timeout=config.placement.timeout_seconds))
-    return _evaluate(load_trained(local_file(wire["weights"])), config, index, replicas, ray.train.torch.get_device())
+    collectives = Collectives(context.get_world_rank(), context.get_world_size())
+    index = at_hand(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
+    return _evaluate(
+        load_trained(local_file(payload["weights"])), config, index, collectives, ray.train.torch.get_device()
+    )

@@ -14,16 +14,15 @@ from typing import ClassVar
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent
-from ray_yolo.core.redact import redact
+from ray_yolo.core.redact import reason_of
 from ray_yolo.runs.event_log import follow
 
 Warn = Callable[[str], None]
 
 _LONGEST_PAUSE_SECONDS = 60.0
-_LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
 
 
-class Projection:
+class Sink:
     """One thing that is made of the events of a run.
 
     `event` is called for each event in order, `update` after every few of them, and again after it has failed: both in
@@ -79,14 +78,14 @@ class Projection:
         return f"{self.name}: not complete after {self.patience_seconds:g} s"
 
 
-class Runner:
+class SinkRunner:
     """Feeds one projection from a log, in a daemon thread.
 
     An update that fails costs one warning and is tried again, at first soon, then once a minute. After an error of ours
     (`RayYoloError`), which says what the user has to do first, it is not tried again.
     """
 
-    def __init__(self, projection: Projection, log: Path, warn: Warn) -> None:
+    def __init__(self, projection: Sink, log: Path, warn: Warn) -> None:
         self._projection, self._events, self._warn = projection, follow(log), warn
         self._warned = False
         self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
@@ -143,11 +142,11 @@ class Runner:
                     return
 
 
-class Projections:
+class Sinks:
     """The projections of one run, fed side by side and ended one after the other, in their order."""
 
-    def __init__(self, log: Path, projections: Sequence[Projection], warn: Warn) -> None:
-        self._runners = [Runner(projection, log, warn) for projection in projections]
+    def __init__(self, log: Path, projections: Sequence[Sink], warn: Warn) -> None:
+        self._runners = [SinkRunner(projection, log, warn) for projection in projections]
 
     def finish(self, flush: Callable[[], None] = lambda: None) -> None:
         """Complete everything. The log must be complete, but for warnings that this itself adds.
@@ -163,9 +162,3 @@ class Projections:
 def without_classes(event: Event) -> Event:
     """The event, if it is an epoch's without the numbers of each class."""
     return event.model_copy(update={"per_class": ()}) if isinstance(event, EpochEvent) else event
-
-
-def reason_of(error: BaseException) -> str:
-    """What an exception says, on one line and without secrets."""
-    kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
-    return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

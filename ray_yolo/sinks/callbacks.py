@@ -25,13 +25,13 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EpochEvent, Event
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, read_events
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 
 HOOKS = ("on_run_start", "on_epoch_end", "on_run_end")
 Hooks = dict[str, Callable[..., Any]]
 
 
-class Callbacks(Projection):
+class Callbacks(Sink):
     """The functions of one training, as `load_callbacks` gives them.
 
     Args:

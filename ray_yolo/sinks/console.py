@@ -19,8 +19,8 @@ from rich.text import Text
 
 from ray_yolo.core.events import Event, RunEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.sinks.base import Projection
-from ray_yolo.sinks.report import Narrator, closing_message
+from ray_yolo.sinks.base import Sink
+from ray_yolo.sinks.report import TrainingReport, closing_message
 
 _QUIET_SECONDS = 30.0
 
@@ -32,18 +32,18 @@ class Display:
         self._console, self._clock = build_console(stream), clock
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
                           redirect_stderr=False)
-        self._narrator = Narrator(live=self._console.is_interactive)
+        self._report = TrainingReport(live=self._console.is_interactive)
         self._told_at = clock()
 
     def recall(self, events: Sequence[Event]) -> None:
         """Learn what happened before, and tell no more of it than which run this is."""
-        self._show([line for event in events for line in self._narrator.observe(event)
+        self._show([line for event in events for line in self._report.observe(event)
                     if isinstance(event, RunEvent)], "")
 
     def update(self, events: Sequence[Event]) -> None:
         """Tell what is new."""
-        lines = [line for event in events for line in self._narrator.observe(event)]
-        progress = self._narrator.progress()
+        lines = [line for event in events for line in self._report.observe(event)]
+        progress = self._report.progress()
         is_due = self._clock() - self._told_at >= _QUIET_SECONDS
         if not self._console.is_interactive and not lines and progress and is_due:
             lines = [progress]
@@ -83,7 +83,7 @@ def print_whole(console: RichConsole, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-class Console(Projection):
+class Console(Sink):
     """Tells a run folder's log from now on, and at the end what came of the training.
 
     Args:

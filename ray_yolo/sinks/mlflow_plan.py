@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.core.redact import redact
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, interruptions
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, measure_goodput
 from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metrics, terms_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 
@@ -93,7 +93,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         start_ms=_milliseconds(run),
         params=dict([*leaves(run.recipe, ""), *leaves(run.placement, "placement.")]),
         tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
-                                   vars(interruptions(events)).items()} | dict(tags or {}),
+                                   vars(measure_goodput(events)).items()} | dict(tags or {}),
         data=_data(run, next((event for event in reversed(events) if isinstance(event, DatasetEvent)), None)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",

@@ -24,7 +24,7 @@ from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochE
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.mlflow_client import (
     RUN_FILE,
     build_client,
@@ -192,7 +192,7 @@ class _Remote:
         self.posted |= {(point.key, point.epoch) for point in new}
 
 
-class Mlflow(Projection):
+class Mlflow(Sink):
     """The MLflow run of a training; also delivers what finished runs of the project owe.
 
     Its end is waited for as long as the server answers at least every 10 s; 60 for a database of ours, which is not
@@ -245,7 +245,7 @@ class Mlflow(Projection):
         return ""
 
 
-class SystemMetrics(Projection):
+class SystemMetrics(Sink):
     """system/NODE/cpu_utilization_percentage and their like of the driver's machine, in the MLflow run of a training.
 
     By MLflow's own monitor, which has settings of its own: MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL, ... Ray's metrics

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from ray_yolo.core.events import EpochEvent, Event, StartEvent
+from ray_yolo.core.redact import reason_of
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import Job, first_batches
+from ray_yolo.engine.build import TrainSpec, first_batches
 from ray_yolo.engine.evaluate import metrics_of
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.ops.confusion import confusion_matrix
@@ -33,7 +34,7 @@ from ray_yolo.plots.labels import plot_labels
 from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
-from ray_yolo.sinks.base import Projection, reason_of, without_classes
+from ray_yolo.sinks.base import Sink, without_classes
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -53,13 +54,13 @@ def alone(name: str, failed: Failed) -> Iterator[None]:
         failed[name] = reason_of(error)
 
 
-def draw_training(folder: Path, job: Job, failed: Failed) -> None:
+def draw_training(folder: Path, spec: TrainSpec, failed: Failed) -> None:
     """train_batch0.jpg ...: the first pictures of the first epoch, made again from their keys."""
-    shown = (picture for batch in first_batches(job) for picture in _pictures(batch))
+    shown = (picture for batch in first_batches(spec) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
         with alone(name := f"train_batch{number}.jpg", failed):
             if pictures := list(islice(shown, TRAIN_PICTURES)):
-                plot_pictures(pictures, job.names, folder / name)
+                plot_pictures(pictures, spec.names, folder / name)
 
 
 def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
@@ -101,7 +102,7 @@ _SHORTEST_PAUSE_SECONDS = 1.0
 _PAUSE_SHARE = 9  # as long as the last drawing took, this many times: of short epochs not each one is drawn
 
 
-class Pictures(Projection):
+class PlotSink(Sink):
     """The pictures of a training, in another process; those that cannot be drawn are one warning.
 
     Somebody at a prompt waits 3 s for the last ones, which are drawn all the same; a job, which may take its machine
@@ -110,11 +111,11 @@ class Pictures(Projection):
 
     name, interval_seconds, patience_seconds = "pictures", 0.5, 60.0
 
-    def __init__(self, run_dir: Path, job: Job, warn: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: Path, spec: TrainSpec, warn: Callable[[str], None]) -> None:
         super().__init__()
         if sys.stdout.isatty():
             self.patience_seconds = 3.0
-        self._run_dir, self._job, self._warn = run_dir, job, warn
+        self._run_dir, self._spec, self._warn = run_dir, spec, warn
         self._drawing: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -124,7 +125,7 @@ class Pictures(Projection):
             return
         if self._drawing is None:
             self._drawing, self._process = start_process()
-            self._drawing.send((self._run_dir, self._job))
+            self._drawing.send((self._run_dir, self._spec))
         if not last:
             return
         drawing, self._drawing = self._drawing, None
@@ -162,7 +163,7 @@ def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
 
 def follow_training(told: Connection) -> None:
     """Draw what a pipe tells of (run folder, job) until it tells more, or is closed; tell what could not be drawn."""
-    drawing, pause = Drawing(*told.recv()), 0.0
+    drawing, pause = PlotWorker(*told.recv()), 0.0
     while not told.poll(pause):
         begun = monotonic()
         drawing.update()
@@ -172,22 +173,22 @@ def follow_training(told: Connection) -> None:
         told.send(drawing.failed)
 
 
-class Drawing:
+class PlotWorker:
     """The pictures in a run folder, as far as its log and its newest detections go."""
 
-    def __init__(self, run_dir: Path, job: Job) -> None:
+    def __init__(self, run_dir: Path, spec: TrainSpec) -> None:
         self.failed: Failed = {}
         """Pictures that could not be drawn, with the reason."""
-        self._run_dir, self._job = run_dir, job
+        self._run_dir, self._spec = run_dir, spec
         self._news, self._events = follow(run_dir / EVENTS_FILE), list[Event]()
         self._detections = 0  # when the file was written whose detections are drawn
 
     def update(self) -> None:
         """Draw what is new: at first training mosaics and labels, then results, and what a better epoch detected."""
         if not (self._run_dir / "labels.jpg").exists() and "labels.jpg" not in self.failed:
-            draw_training(self._run_dir, self._job, self.failed)
+            draw_training(self._run_dir, self._spec, self.failed)
             with alone("labels.jpg", self.failed):
-                plot_labels(self._job.train, self._run_dir / "labels.jpg")
+                plot_labels(self._spec.train, self._run_dir / "labels.jpg")
         new = [without_classes(event) for event in next(self._news) if isinstance(event, (StartEvent, EpochEvent))]
         self._events += new
         if new and (rows := epoch_rows(surviving(self._events))):
@@ -202,7 +203,7 @@ class Drawing:
             return
         with alone(DETECTIONS_FILE, self.failed):  # while it is written it cannot be read, and is read again
             table = np.load(path, allow_pickle=False)
-            draw_detections(table, self._job.val, self._job.recipe.imgsz, self._run_dir, self.failed)
+            draw_detections(table, self._spec.val, self._spec.recipe.imgsz, self._run_dir, self.failed)
             self._detections = written
 
 

@@ -19,7 +19,7 @@ import torch
 from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, StartEvent
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.mlflow_client import read_run_file
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pyd
            "torchvision")
 
 
-class Registry(Projection):
+class Registry(Sink):
     """The best weights of a training that has come to its end, under a registered name."""
 
     name, needs = "model registry", (StartEvent, EndEvent)

@@ -27,7 +27,7 @@ from ray_yolo.core.events import (
 from ray_yolo.core.formatting import format_count, format_duration, format_number
 from ray_yolo.core.redact import printable
 from ray_yolo.data.index import first_places
-from ray_yolo.runs.event_log import best_row, epoch_rows, interruptions, surviving
+from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput, surviving
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
@@ -40,7 +40,7 @@ _CLASSES_TOLD = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
 
-class Narrator:
+class TrainingReport:
     """Turns events into lines.
 
     Args:
@@ -206,7 +206,7 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     rows = epoch_rows(surviving(events))
     end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
     best = best_row(rows)
-    found = interruptions(events)
+    found = measure_goodput(events)
     lines = [_outcome(end, rows), *([f"interrupted  {found.line}"] if found.restarts or found.regroupings else [])]
     if best:
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)

@@ -17,11 +17,11 @@ from ray_yolo.config.settings import GENES
 from ray_yolo.core.events import EpochEvent, Event, StartEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import epoch_rows, plain, surviving
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.metric_names import metrics, terms_of
 
 
-class ResultsCsv(Projection):
+class ResultsCsv(Sink):
     """results.csv, made anew from the event log whenever an epoch has ended."""
 
     name, needs = "results.csv", (StartEvent, EpochEvent)

@@ -29,23 +29,24 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
-from ray_yolo.engine.build import Job
+from ray_yolo.engine.build import TrainSpec
 from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
 from ray_yolo.runs.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
-from ray_yolo.runs.remote_run import Stored, StoredRun, hold
+from ray_yolo.runs.remote_run import RemoteRun, hold
 from ray_yolo.runs.run_dir import Run
-from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, is_asked_for
-from ray_yolo.sinks.pictures import Pictures
+from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry
 from ray_yolo.sinks.results_csv import ResultsCsv, write_options
 from ray_yolo.sinks.tensorboard import TensorBoard, is_installed
+from ray_yolo.sinks.upload import UploadSink
 
 
-class Bookkeeping:
+class RunLogger:
     """Context of a training: `recorder` and `emit` write its log; leaving says how it ended and brings all up to date.
 
     Args:
@@ -54,17 +55,17 @@ class Bookkeeping:
         link: `parent_run_id` and `tags` of the MLflow run.
     """
 
-    def __init__(self, run: Run, job: Job, placement: Placement, *, local: bool, quiet: bool,
+    def __init__(self, run: Run, spec: TrainSpec, placement: Placement, *, local: bool, quiet: bool,
                  link: Mapping[str, Any]) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
         self.recorder = (LocalRecorder if local else start_recorder)(str(log))
         self.emit = emitter(self.recorder)
-        write_options(job.recipe, placement, run.folder)
+        write_options(spec.recipe, placement, run.folder)
         told = [event for event in read_events(log) if isinstance(event, RunEvent)]
         begins = not told
         if begins or told[-1].command != run.training.command:  # a fork goes on in its trial's log
-            self.emit(_run_event(run, job, placement, run_id=uuid.uuid4().hex if begins else told[0].run_id))
+            self.emit(_run_event(run, spec, placement, run_id=uuid.uuid4().hex if begins else told[0].run_id))
         stream = io.StringIO() if quiet else sys.stdout
         if lasting_folder() != Path.cwd():
             print(f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {run.folder}",
@@ -73,20 +74,20 @@ class Bookkeeping:
         mlflow = [Mlflow(run.folder, uri, **link)] if uri else []
         system = [SystemMetrics(run.folder, uri, mlflow[0])] if uri and is_asked_for(os.environ) else []
         # MLflow takes the files along, and the console tells what the others warn of
-        self._projections = Projections(log, [
+        self._projections = Sinks(log, [
             ResultsCsv(run.folder), *([TensorBoard(run.folder)] if is_installed() else []),
-            *([] if placement.noplots else [Pictures(run.folder, job, self.warn)]), *system, *mlflow,
+            *([] if placement.noplots else [PlotSink(run.folder, spec, self.warn)]), *system, *mlflow,
             *([Registry(run.folder, uri, placement.registered_name)] if placement.registered_name else []),
             Console(run.folder, stream, notes=lambda: [note for projection in mlflow for note in projection.notes]),
-            *([Stored(run.stored)] if run.stored else []),
+            *([UploadSink(run.stored)] if run.stored else []),
         ], self.warn)
-        splits = {"train": job.train, "val": job.val}  # told now that the console listens
-        self.emit(DatasetEvent(names=job.names, splits={name: survey(index)
+        splits = {"train": spec.train, "val": spec.val}  # told now that the console listens
+        self.emit(DatasetEvent(names=spec.names, splits={name: survey(index)
                                                         for name, index in splits.items()}))
         if begins and (message := write_findings(splits, run.folder)):
             self.warn(message)
-        if begins and job.recipe.exact and run.training.asked.microbatch is None:
-            batch, micro = resolved_batch(job.recipe)
+        if begins and spec.recipe.exact and run.training.asked.microbatch is None:
+            batch, micro = resolved_batch(spec.recipe)
             self.warn(f"exact: microbatch {micro} was chosen by the number of workers of this first start; a new run "
                       f"on another number has the same bits only with --batch-size {batch} --microbatch {micro}")
 
@@ -94,7 +95,7 @@ class Bookkeeping:
         """Put a warning into the log."""
         self.emit(WarningEvent(message=message))
 
-    def __enter__(self) -> Bookkeeping:
+    def __enter__(self) -> RunLogger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -132,7 +133,7 @@ def write_findings(splits: Mapping[str, AnnotationIndex], folder: Path) -> str:
             f"training with --strict refuses); the first: {'; '.join(lines[:3])}")
 
 
-def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
+def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> None:
     """Bring the projections of a training up to date whose driver was killed for good, as a sweep's scheduler does.
 
     Nothing is done for one that has ended by itself, or never began.
@@ -145,20 +146,20 @@ def settle(run_dir: Path, mlflow_uri: str | None, link: Mapping[str, Any]) -> No
     recorder = LocalRecorder(str(log))
     recorder.emit(_end_event(log, "stopped", "stopped early"))
     flush_recorder(recorder)
-    Projections(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
+    Sinks(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
                       *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
                 lambda text: recorder.emit(WarningEvent(message=text))).finish()
     close_recorder(recorder)
     with suppress(OSError):  # then a store lacks its end
-        if isinstance(stored := hold(run_dir), StoredRun):
+        if isinstance(stored := hold(run_dir), RemoteRun):
             stored.release()
 
 
-def _run_event(run: Run, job: Job, placement: Placement, run_id: str) -> RunEvent:
+def _run_event(run: Run, spec: TrainSpec, placement: Placement, run_id: str) -> RunEvent:
     return RunEvent(
-        run_id=run_id, name=run.folder.name, recipe=job.recipe.model_dump(mode="json"),
-        placement=placement.model_dump(mode="json"), names=job.names, num_images=len(job.train),
-        num_val_images=len(job.val), num_parameters=run.training.num_parameters, command=run.training.command,
+        run_id=run_id, name=run.folder.name, recipe=spec.recipe.model_dump(mode="json"),
+        placement=placement.model_dump(mode="json"), names=spec.names, num_images=len(spec.train),
+        num_val_images=len(spec.val), num_parameters=run.training.num_parameters, command=run.training.command,
         provenance=run.training.provenance)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, StartEvent
 from ray_yolo.runs.event_log import durable, epoch_rows
-from ray_yolo.sinks.base import Projection
+from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.metric_names import metrics, terms_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def is_installed() -> bool:
     return find_spec("tensorboard") is not None
 
 
-class TensorBoard(Projection):
+class TensorBoard(Sink):
     """A run's durable epochs as scalars.
 
     TensorBoard cannot take a point back, hence durable ones only. What the folder's files hold already is read from

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.redact import redact
-from ray_yolo.storage.store import Found, Store
+from ray_yolo.storage.store import Store, StoredObject
 
 
 def try_lock(file: int | IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
@@ -57,7 +57,7 @@ class Terms:
         return json.dumps(vars(self)).encode()
 
 
-def read_terms(store: Store, key: str) -> tuple[Terms, Found] | None:
+def read_terms(store: Store, key: str) -> tuple[Terms, StoredObject] | None:
     """What the lease at a key says; None if there never was one."""
     try:
         found = store.get(key)

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     tag: str = ""  # another one for other content; of most objects of S3 and Google the MD5 of their bytes
 
 
-class Found(NamedTuple):
+class StoredObject(NamedTuple):
     """An object, and what `put_if` knows this version of it by."""
 
     data: bytes
@@ -68,7 +68,7 @@ class Fetched(NamedTuple):
 class Store(Protocol):
     """Objects below an address."""
 
-    def get(self, key: str) -> Found:
+    def get(self, key: str) -> StoredObject:
         """An object; FileNotFoundError if there is none."""
 
     def fetch(self, key: str, path: Path) -> Fetched:
@@ -128,10 +128,10 @@ class FolderStore:
             raise InputError(f"{setting}: {_FOLDER}{folder} is not absolute; write {_FOLDER}/folder")
         self._folder = folder
 
-    def get(self, key: str) -> Found:
+    def get(self, key: str) -> StoredObject:
         path = self._folder / key
         data = path.read_bytes()
-        return Found(data, hashlib.sha256(data).hexdigest(), path.stat().st_mtime)
+        return StoredObject(data, hashlib.sha256(data).hexdigest(), path.stat().st_mtime)
 
     def fetch(self, key: str, path: Path) -> Fetched:
         with (self._folder / key).open("rb") as source, path.open("wb") as file:
@@ -220,10 +220,10 @@ class ObjectStore:
             retry_config={"retry_timeout": RETRY_TIMEOUT})
 
     @_as_os_errors
-    def get(self, key: str) -> Found:
+    def get(self, key: str) -> StoredObject:
         content = io.BytesIO()
         meta = self._download(key, HashingWriter(content))
-        return Found(content.getvalue(), _version(meta), meta["last_modified"].timestamp())
+        return StoredObject(content.getvalue(), _version(meta), meta["last_modified"].timestamp())
 
     @_as_os_errors
     def fetch(self, key: str, path: Path) -> Fetched:

@@ -42,7 +42,7 @@ _OTHER_LINES = 4  # of the terminal: header, blank line and summary, and one to 
 
 
 @dataclass(frozen=True)
-class Standing:
+class TrialStatus:
     """How far a trial has come: epochs done, and the fitness of each that was seen."""
 
     trial: int
@@ -66,8 +66,8 @@ class SweepDisplay:
     def __init__(self, stream: TextIO, total: int, epochs: int, clock: Callable[[], float] = time.monotonic,
                  trials: Sequence[Trial] = ()) -> None:
         self._total, self._epochs, self._clock, self._trials = total, epochs, clock, trials
-        self._running: dict[int, Standing] = {}
-        self._ended: list[Standing] = []  # newest first
+        self._running: dict[int, TrialStatus] = {}
+        self._ended: list[TrialStatus] = []  # newest first
         self._durations: list[float] = []
         self._slots = 0  # the most trials that have run at once
         self._console = build_console(stream)
@@ -87,7 +87,7 @@ class SweepDisplay:
 
     def started(self, trial_number: int) -> None:
         """A trial's training begins or goes on."""
-        self._running[trial_number] = Standing(trial_number, begun=self._clock())
+        self._running[trial_number] = TrialStatus(trial_number, begun=self._clock())
         self._slots = max(self._slots, len(self._running))
         self._draw()
 
@@ -99,7 +99,8 @@ class SweepDisplay:
 
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """A trial has ended; `trials` are all rows of the ledger."""
-        standing = self._running.pop(trial.number, Standing(trial.number, begun=self._clock()))  # may never have begun
+        # may never have begun
+        standing = self._running.pop(trial.number, TrialStatus(trial.number, begun=self._clock()))
         if trial.fitness is not None:  # Ray Tune keeps the epoch at which a trial is stopped early to itself
             standing = replace(standing, epoch=trial.epochs, fitness=(*standing.fitness, trial.fitness))
         self._trials = trials
@@ -129,7 +130,7 @@ class SweepDisplay:
         return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
-def table_rows(running: Sequence[Standing], ended: Sequence[Standing], epochs: int, limit: int
+def table_rows(running: Sequence[TrialStatus], ended: Sequence[TrialStatus], epochs: int, limit: int
                ) -> list[tuple[str, ...]]:
     """At most `limit` rows under COLUMNS: the running trials, then as many of the ended ones as there is room for."""
     shown = running if len(running) <= limit else running[:limit - 1]
@@ -139,7 +140,7 @@ def table_rows(running: Sequence[Standing], ended: Sequence[Standing], epochs: i
     return rows + [_cells(each, epochs) for each in ended[:limit - len(rows)]]
 
 
-def _cells(standing: Standing, epochs: int) -> tuple[str, ...]:
+def _cells(standing: TrialStatus, epochs: int) -> tuple[str, ...]:
     seen = standing.fitness
     numbers = (f"{seen[-1]:.4f}", f"{max(seen):.4f}") if seen else ("-", "-")
     return str(standing.trial), standing.state, f"{standing.epoch or '-'}/{epochs}", *numbers
@@ -183,7 +184,7 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
     weights = f"{address_of(folder) or folder}/weights/best.pt"
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
-            f"repeat it:     {replay_command(recipe, best.past)}")
+            f"repeat it:     {replay_command(recipe, best.lineage)}")
 
 
 def describe_sweep(folder: Path) -> list[str]:

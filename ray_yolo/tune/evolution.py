@@ -72,7 +72,7 @@ class Space:
     random_share: float = 0.0
 
 
-class Row(NamedTuple):
+class TrialRow(NamedTuple):
     """A finished trial. Without a finite fitness it failed, and is never a parent."""
 
     trial: int
@@ -81,7 +81,7 @@ class Row(NamedTuple):
     rung: int = 0  # how far it was trained; fitness compares within a rung only
 
 
-def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
+def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
     """Genes of trial `k` (from 0), given the rows that finished before it, in any order; starts come first.
 
     Raises:
@@ -99,7 +99,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[Row]) -> Genes:
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
 
 
-def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[int, ...]:
+def parents_of(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[int, ...]:
     """Trials that proposal `k` is a child of: one, the five best where it is a child of their mean, or none."""
     best = best_rows(rows, NUM_PARENTS)
     rng = generator(Stream.TRIALS, seed, k)
@@ -110,13 +110,13 @@ def parents_of(space: Space, seed: int, k: int, rows: Iterable[Row]) -> tuple[in
     return (_draw_parent(best, rng).trial,)
 
 
-def best_rows(rows: Iterable[Row], count: int) -> list[Row]:
+def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
     """The `count` best rows, best first: by rung, then fitness, then trial number; failed rows never."""
     alive = [row for row in rows if row.fitness is not None and math.isfinite(row.fitness)]
     return sorted(alive, key=lambda row: (-row.rung, -_fitness(row), row.trial))[:count]
 
 
-def parent_weights(parents: Sequence[Row]) -> np.ndarray:
+def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
     """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6, for rows as `best_rows` has them.
 
     A row of a lower rung counts as no better than any of a higher one.
@@ -191,11 +191,11 @@ def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
     return k < len(space.starts) + space.random_first or 0 < space.random_share > rng.random()
 
 
-def _draw_parent(parents: Sequence[Row], rng: np.random.Generator) -> Row:
+def _draw_parent(parents: Sequence[TrialRow], rng: np.random.Generator) -> TrialRow:
     return parents[int(rng.choice(len(parents), p=parent_weights(parents)))]
 
 
-def _parent_genes(space: Space, parents: Sequence[Row], rng: np.random.Generator) -> Mapping[str, GeneValue]:
+def _parent_genes(space: Space, parents: Sequence[TrialRow], rng: np.random.Generator) -> Mapping[str, GeneValue]:
     """Genes to mutate: of one of the parents, or their mean; the first start while nothing has finished."""
     if not parents:
         return space.starts[0]
@@ -248,12 +248,12 @@ def _clip(value: float, gene: Gene) -> float:
     return min(max(value, gene.low), gene.high)
 
 
-def _fitness(row: Row) -> float:
+def _fitness(row: TrialRow) -> float:
     assert row.fitness is not None
     return row.fitness
 
 
-def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[Row]) -> Genes:
+def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[TrialRow]) -> Genes:
     """One draw of Optuna's estimator fitted to the rows."""
     import optuna
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray_yolo.checkpoints.remote import StoredCheckpoints, local_file
+from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.settings import GENES, read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
@@ -24,7 +24,7 @@ from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
-from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Row, Space, best_rows, nearest
+from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
@@ -59,14 +59,14 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
     best = best_trial(trials)
     if best is None:
         return None
-    trained = trained_recipe(recipe, best.past)
+    trained = trained_recipe(recipe, best.lineage)
     metrics = ", ".join(f"{name} {value:.5g}" for name, value in best.metrics.items() if value is not None)
     ended = sum(trial.has_ended for trial in trials)
     values = {name: recipe_value(trained, name) for name in _gene_names([best])}
     if trained.changes:
         values["changes"] = [change.model_dump() for change in trained.changes]
     return (f"# Best of {ended} trials: trial {best.number}, fitness {best.fitness:.5g} after {best.epochs} epochs\n"
-            f"# {metrics}\n# {replay_command(recipe, best.past)}\n{to_yaml(values)}")
+            f"# {metrics}\n# {replay_command(recipe, best.lineage)}\n{to_yaml(values)}")
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
@@ -87,7 +87,7 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
     if address := address_of(Path(folder)):
         store = open_store(address)
         with suppress(OSError):
-            StoredCheckpoints(store, 0).drop()
+            RemoteCheckpoints(store, 0).drop()
             store.delete(DETECTIONS_FILE)
 
 
@@ -134,7 +134,7 @@ def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
         raise InputError(f"{path}:1: no column {missing[0]}; a warm start takes an evolve.csv of YOLOv5 or of "
                          "ray_yolo.tune, or a hyp file")
     rows = [dict(zip(header, map(_scalar, line), strict=False)) for line in lines[1:]]
-    ranked = best_rows((Row(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
+    ranked = best_rows((TrialRow(number, row, _old_fitness(row, search), int(row.get(RUNG, 0)))
                         for number, row in enumerate(rows)), NUM_PARENTS)
     if not ranked:
         raise InputError(f"{path}: no row has finite metrics; give another file, or leave --warm-start out")

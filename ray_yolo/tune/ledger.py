@@ -19,9 +19,9 @@ from pydantic import BaseModel, ValidationError
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
-from ray_yolo.tune.evolution import Genes, Row, Space, parents_of, propose, searcher
+from ray_yolo.tune.evolution import Genes, Space, TrialRow, parents_of, propose, searcher
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trials import Origin, Stage, Trial, finished_rows, heir, new_trial, replay_command
+from ray_yolo.tune.trials import Origin, Segment, Trial, finished_rows, fork_trial, new_trial, replay_command
 
 VERSION = 1
 Numbers = Mapping[str, float | None]
@@ -37,13 +37,13 @@ class Begun(BaseModel, frozen=True):
     recipe: Recipe  # resolved; the base of all trials
 
 
-class Event(BaseModel, frozen=True):
+class TrialEvent(BaseModel, frozen=True):
     """A later line: what happened to a trial. What is added to one has a default, so that every older line is read."""
 
     trial: int
 
 
-class Proposed(Event):
+class Proposed(TrialEvent):
     """A new row, and what it follows from."""
 
     genes: Genes
@@ -53,26 +53,26 @@ class Proposed(Event):
     command: str
 
 
-class Started(Event):
+class Started(TrialEvent):
     """Its training begins, or begins again."""
 
     attempt: int
 
 
-class Judged(Event):
+class Judged(TrialEvent):
     """The scheduler has compared it with others after so many epochs, and lets it go on."""
 
     epoch: int
     fitness: float
 
 
-class Lost(Event):
+class Lost(TrialEvent):
     """It was interrupted by what its recipe can do nothing for: it is queued again."""
 
     reason: str
 
 
-class Exploited(Event):
+class Exploited(TrialEvent):
     """It goes on from another one's checkpoint with changed genes."""
 
     genes: Genes
@@ -80,7 +80,7 @@ class Exploited(Event):
     command: str
 
 
-class Finished(Event):
+class Finished(TrialEvent):
     """It has come to its end, or was stopped by the scheduler; the numbers are of its last epoch."""
 
     fitness: float
@@ -90,20 +90,20 @@ class Finished(Event):
     stopped: bool
 
 
-class Failed(Event):
+class Failed(TrialEvent):
     """It has failed for good."""
 
     reason: str
 
 
-TYPES: dict[str, type[Begun | Event]] = {"sweep": Begun, **{kind.__name__.lower(): kind for kind in (
+TYPES: dict[str, type[Begun | TrialEvent]] = {"sweep": Begun, **{kind.__name__.lower(): kind for kind in (
     Proposed, Started, Judged, Lost, Exploited, Finished, Failed)}}
 NAMES = {kind: name for name, kind in TYPES.items()}
-Line = TypeVar("Line", Begun, Event)
+Line = TypeVar("Line", Begun, TrialEvent)
 
 
 if TYPE_CHECKING:
-    from ray_yolo.runs.remote_run import StoredRun
+    from ray_yolo.runs.remote_run import RemoteRun
 
 @dataclass(frozen=True)
 class Sweep:
@@ -129,7 +129,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str], sweep: Sweep, resolved: Recipe,
-                 stored: StoredRun | None = None) -> None:
+                 stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._sweep = sweep
         self._lock = threading.RLock()
@@ -167,7 +167,7 @@ class Ledger:
             genes = propose(*given)
             self.append(Proposed(trial=number, genes=genes, seen=tuple(row.trial for row in rows),
                                  rungs=tuple(row.rung for row in rows), parents=parents_of(*given),
-                                 command=replay_command(self.recipe, [Stage(0, genes)])))
+                                 command=replay_command(self.recipe, [Segment(0, genes)])))
             return self._trials[number]
 
     def start(self, number: int) -> None:
@@ -176,7 +176,7 @@ class Ledger:
 
     def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
         """A trial is about to go on from another one's checkpoint with changed genes."""
-        command = replay_command(self.recipe, heir(self._trials, self._trials[number], genes, origin).past)
+        command = replay_command(self.recipe, fork_trial(self._trials, self._trials[number], genes, origin).lineage)
         self.append(Exploited(trial=number, genes=genes, origin=origin, command=command))
 
     def finish(self, number: int, fitness: float | None, metrics: Numbers, losses: Numbers, epochs: int, *,
@@ -188,7 +188,7 @@ class Ledger:
             self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
                                  stopped=stopped))
 
-    def append(self, event: Event) -> None:
+    def append(self, event: TrialEvent) -> None:
         """Write down what has happened to a trial that has not ended, and bring its row up to date."""
         with self._lock:
             trial = self._trials.get(event.trial)
@@ -202,11 +202,11 @@ class Ledger:
     def _write(self, event: Line) -> Line:
         self._log.append_line(NAMES[type(event)], **event.model_dump(mode="json"))
         if self.stored:
-            self.stored.keep_up()
+            self.stored.sync_files()
         return _as_written(event)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[Begun | Event]:
+def read_ledger(path: str | os.PathLike[str]) -> list[Begun | TrialEvent]:
     """All events of a ledger; one not begun yet has none.
 
     Raises:
@@ -224,7 +224,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Begun | Event]:
         raise InputError(f"{path}: damaged: {what}; put it back from a copy, or choose another --name") from None
 
 
-def read_trials(events: Sequence[Begun | Event]) -> dict[int, Trial]:
+def read_trials(events: Sequence[Begun | TrialEvent]) -> dict[int, Trial]:
     """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
     trials: dict[int, Trial] = {}
     if events:
@@ -234,7 +234,7 @@ def read_trials(events: Sequence[Begun | Event]) -> dict[int, Trial]:
     return trials
 
 
-def verify(events: Sequence[Begun | Event]) -> list[str]:
+def verify(events: Sequence[Begun | TrialEvent]) -> list[str]:
     """What in a ledger does not follow from the rows before it; nothing if all is well.
 
     Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it and
@@ -255,7 +255,7 @@ def verify(events: Sequence[Begun | Event]) -> list[str]:
     return problems
 
 
-def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[Row]) -> list[str]:
+def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[TrialRow]) -> list[str]:
     who, seen, rungs = f"trial {event.trial}", [row.trial for row in rows], [row.rung for row in rows]
     if list(event.seen) != seen:
         return [f"{who}: says it has seen {list(event.seen)}, but {seen} had finished"]
@@ -266,7 +266,7 @@ def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[Row]) -> list[
             for name, value in expected.items() if event.genes.get(name) != value]
 
 
-def _fold(trials: dict[int, Trial], event: Event, begun: Begun) -> None:
+def _fold(trials: dict[int, Trial], event: TrialEvent, begun: Begun) -> None:
     """Bring the rows up to date with one more event."""
     trial = trials.get(event.trial)
     if isinstance(event, Proposed):
@@ -279,7 +279,7 @@ def _fold(trials: dict[int, Trial], event: Event, begun: Begun) -> None:
         case Judged():
             trial = replace(trial, judged=(*trial.judged, (event.epoch, event.fitness)))
         case Exploited():
-            trial = heir(trials, trial, event.genes, event.origin)
+            trial = fork_trial(trials, trial, event.genes, event.origin)
         case Finished():
             rung = begun.search.rung(event.epochs, begun.recipe.epochs, stopped=event.stopped)
             trial = replace(trial, state="finished", rung=rung, **event.model_dump(exclude={"trial", "stopped"}))
@@ -288,10 +288,10 @@ def _fold(trials: dict[int, Trial], event: Event, begun: Begun) -> None:
     trials[event.trial] = trial
 
 
-def _split(events: Sequence[Begun | Event]) -> tuple[Begun, list[Event]]:
+def _split(events: Sequence[Begun | TrialEvent]) -> tuple[Begun, list[TrialEvent]]:
     begun, *later = events
     assert isinstance(begun, Begun)
-    return begun, [event for event in later if isinstance(event, Event)]
+    return begun, [event for event in later if isinstance(event, TrialEvent)]
 
 
 def _as_written(event: Line) -> Line:

@@ -34,7 +34,7 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
     plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
                   [trial.rung for trial in trials], folder / "progress.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
-    plot_lineage({trial.number: [n for n in trial.forebears if n in fitness_of] for trial in finished}, fitness_of,
+    plot_lineage({trial.number: [n for n in trial.ancestors if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")
 
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.sections import Frozen, ObjectiveConfig, objective_field
+from ray_yolo.config.sections import ConfigModel, ObjectiveConfig, objective_field
 from ray_yolo.core.errors import ConfigError
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
@@ -31,7 +31,7 @@ class TunePlacement(Placement):
     """Draw no plots for single trials (the sweep's own are always drawn)."""
 
 
-class SweepConfig(Frozen):
+class SweepConfig(ConfigModel):
     """What is searched, how long, and how much of it at once."""
 
     space: str = "evolve"
@@ -48,7 +48,7 @@ class SweepConfig(Frozen):
     """Old evolve.csv, hyp file, or folder of hyp files, whose genes are tried first."""
 
 
-class TuneConfig(Frozen):
+class TuneConfig(ConfigModel):
     """One sweep: every trial is a training of the recipe with some of its fields replaced."""
 
     recipe: Recipe = Recipe()
@@ -56,13 +56,13 @@ class TuneConfig(Frozen):
     sweep: SweepConfig = SweepConfig()
 
 
-class Nothing(Frozen):
+class Nothing(ConfigModel):
     """Every trial is trained to its end."""
 
     name: Literal["none"] = "none"
 
 
-class Asha(Frozen):
+class Asha(ConfigModel):
     """Asynchronous successive halving: at each rung only the best go on (Ray's ASHAScheduler)."""
 
     name: Literal["asha"] = "asha"
@@ -72,7 +72,7 @@ class Asha(Frozen):
     """One in so many goes on, to a rung so many times as long."""
 
 
-class MedianStop(Frozen):
+class MedianStop(ConfigModel):
     """Stops a trial that is below the median of the others so far (Ray's MedianStoppingRule)."""
 
     name: Literal["median"] = "median"
@@ -82,7 +82,7 @@ class MedianStop(Frozen):
     """Trials that must have come as far before one is stopped."""
 
 
-class Pbt(Frozen):
+class Pbt(ConfigModel):
     """Population based training: the worst go on from a good one's checkpoint with changed genes (Ray's)."""
 
     name: Literal["pbt"] = "pbt"
@@ -94,14 +94,14 @@ class Pbt(Frozen):
     """Probability that a gene is drawn anew instead of being moved."""
 
 
-SCHEDULERS: dict[str, type[Frozen]] = {"none": Nothing, "asha": Asha, "median": MedianStop, "pbt": Pbt}
+SCHEDULERS: dict[str, type[ConfigModel]] = {"none": Nothing, "asha": Asha, "median": MedianStop, "pbt": Pbt}
 
 
 def _by_name(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
-class Search(Frozen):
+class Search(ConfigModel):
     """How a space is searched."""
 
     algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"

@@ -145,7 +145,7 @@ class LedgerCallback(Callback):
         row = json.loads(result["row"])
         self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"],
                             stopped=not (self._folder(number) / "finished").exists())
-        self._tell(number)
+        self._notify(number)
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         """A trial was interrupted by no fault of its recipe, and Tune starts it again."""
@@ -205,9 +205,9 @@ class LedgerCallback(Callback):
 
     def _fail(self, number: int, reason: str) -> None:
         self._ledger.append(Failed(trial=number, reason=reason))
-        self._tell(number)
+        self._notify(number)
 
-    def _tell(self, number: int) -> None:
+    def _notify(self, number: int) -> None:
         self._drop_later(number)
         trials = self._ledger.trials
         write_sweep_files(self._ledger.path.parent, self._ledger.recipe, trials)

@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import CHANGEABLE, Recipe
-from ray_yolo.config.sections import Frozen
+from ray_yolo.config.sections import ConfigModel
 from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did_you_mean, explain_unknown
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
@@ -56,7 +56,7 @@ class TuneSpace(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class _Range(Frozen):
+class _Range(ConfigModel):
     type: Literal["uniform", "loguniform", "int"]
     low: float
     high: float
@@ -79,7 +79,7 @@ class _Range(Frozen):
                     log=self.type == "loguniform", gain=self.gain)
 
 
-class _Choice(Frozen):
+class _Choice(ConfigModel):
     type: Literal["choice"]
     values: tuple[GeneValue, ...] = Field(min_length=1)
     gain: float = Field(1.0, ge=0.0)
@@ -88,7 +88,7 @@ class _Choice(Frozen):
         return Gene(name, "choice", gain=self.gain, values=self.values)
 
 
-class _Fixed(Frozen):
+class _Fixed(ConfigModel):
     type: Literal["fixed"]
     value: GeneValue
 

@@ -27,10 +27,10 @@ from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runs.folders import is_held, project_folder
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.runs.recorder import STOP_REQUEST
-from ray_yolo.runs.run_dir import bring_run
+from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.runtime.workers.pool_jobs import CrewHandle
+from ray_yolo.runtime.workers.pool_jobs import QueueHandle
 from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
 from ray_yolo.tune.search import Search
@@ -40,7 +40,7 @@ POINTER_FILE = "origin.json"
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 
 
-def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHandle) -> None:
+def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
     """Train the trial that this Tune process is for, or go on with it, and report every validated epoch.
 
     Args:
@@ -50,28 +50,28 @@ def train_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: CrewHa
     """
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
-    if wire["cache"]:
-        os.environ["RAY_YOLO_CACHE"] = wire["cache"]  # this is the driver's node, where the sweep's folder is
-    run_config = trial_config(wire, number, config["genes"])
-    search = Search.model_validate(wire["search"])
+    if payload["cache"]:
+        os.environ["RAY_YOLO_CACHE"] = payload["cache"]  # this is the driver's node, where the sweep's folder is
+    run_config = trial_config(payload, number, config["genes"])
+    search = Search.model_validate(payload["search"])
     exchanges = search.scheduler.name == "pbt"
     if exchanges:
         checkpoint = ray.tune.get_checkpoint()
         pointer = read_pointer(checkpoint) if checkpoint else None
-        trials = Path(wire["placement"]["project"])
+        trials = Path(payload["placement"]["project"])
         name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
         recipe = asked_recipe(trials / name) or run_config.recipe
         run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
     folder = project_folder(run_config.placement) / run_config.placement.name
     _wait_until_released(folder)
-    bring_run(run_config.placement)
+    download_run(run_config.placement)
     log = follow(folder / EVENTS_FILE)
-    past = next(log)
-    count = len(past) if exchanges else _count_judged(past, folder, number)
+    lineage = next(log)
+    count = len(lineage) if exchanges else _count_judged(lineage, folder, number)
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
-    reports = _Reports(search, newest, [event for event in past[:count] if isinstance(event, EpochEvent)])
-    reports.take(past[count:])
-    outcome, thread = _start(run_config, folder, wire["link"], crew)
+    reports = _Reports(search, newest, [event for event in lineage[:count] if isinstance(event, EpochEvent)])
+    reports.take(lineage[count:])
+    outcome, thread = _start(run_config, folder, payload["link"], queue)
     over = False
     try:
         while not over:  # the log is read once more after the end
@@ -90,9 +90,9 @@ def number_of(name: str) -> int:
     return int(name.removeprefix("trial"))
 
 
-def trial_config(wire: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
+def trial_config(payload: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
     """The training of a trial: the base recipe with its genes, in a run folder of its own under its own name."""
-    config = RunConfig.model_validate({"recipe": wire["recipe"], "placement": wire["placement"]})
+    config = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
     return _renamed(RunConfig(recipe=overlay(config.recipe, genes), placement=config.placement), f"trial{number}")
 
 
@@ -113,12 +113,12 @@ def _wait_until_released(folder: Path) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
+def _count_judged(lineage: Sequence[Event], folder: Path, number: int) -> int:
     """How many of a trial's events the scheduler has had, as the sweep's ledger knows: not to be judged again."""
     judged = read_trials(read_ledger(folder.parent.parent / LEDGER_FILE))[number].judged
     if not judged:
         return 0
-    return next((count for count, event in enumerate(past, 1)
+    return next((count for count, event in enumerate(lineage, 1)
                  if isinstance(event, EpochEvent) and event.epoch + 1 == judged[-1][0]), 0)
 
 
@@ -131,14 +131,14 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     (folder / STOP_REQUEST).unlink(missing_ok=True)
 
 
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], crew: CrewHandle
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
            ) -> tuple[Future[None], threading.Thread]:
     """Train in a thread. Returns what comes of it, and the thread."""
     outcome: Future[None] = Future()
 
     def run() -> None:
         try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe), crew=crew)
+            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=queue)
             outcome.set_result(None)
         except KeyboardInterrupt:  # told to stop: nobody waits for the outcome, or the sweep's driver ends this process
             return

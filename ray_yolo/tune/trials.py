@@ -11,21 +11,21 @@ from typing import Any, Literal, NamedTuple
 
 from ray_yolo.config.recipe import Change, Recipe
 from ray_yolo.config.settings import GENES, canonical, config_fields
-from ray_yolo.tune.evolution import Genes, GeneValue, Row, best_rows
+from ray_yolo.tune.evolution import Genes, GeneValue, TrialRow, best_rows
 
 State = Literal["proposed", "running", "finished", "failed"]
 
 _SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 
-class Stage(NamedTuple):
+class Segment(NamedTuple):
     """Genes that weights were trained by, from an epoch on."""
 
     epoch: int
     genes: Genes
 
 
-Past = tuple[Stage, ...]
+Lineage = tuple[Segment, ...]
 """All genes that weights were ever trained by, whoever's they were; the first stage is from epoch 0."""
 
 
@@ -49,7 +49,7 @@ class Trial:
     """One row of a sweep, as far as it has come."""
 
     number: int
-    pasts: Mapping[str, Past]  # of the weights in each of its run folders
+    lineages: Mapping[str, Lineage]  # of the weights in each of its run folders
     seen: tuple[int, ...] = ()  # trials that had finished before this one was proposed
     parents: tuple[int, ...] = ()
     state: State = "proposed"
@@ -69,19 +69,19 @@ class Trial:
         return trial_folder(self.number, len(self.origins))
 
     @property
-    def past(self) -> Past:
+    def lineage(self) -> Lineage:
         """What its weights were trained by, from the first epoch on."""
-        return self.pasts[self.folder_name]
+        return self.lineages[self.folder_name]
 
     @property
-    def forebears(self) -> tuple[int, ...]:
+    def ancestors(self) -> tuple[int, ...]:
         """Trials that its genes or its weights came from."""
         return (*self.parents, *(origin.trial for origin in self.origins))
 
     @property
     def genes(self) -> Genes:
         """Its genes; the last ones, where they have changed."""
-        return self.past[-1].genes
+        return self.lineage[-1].genes
 
     @property
     def has_ended(self) -> bool:
@@ -89,21 +89,21 @@ class Trial:
         return self.state in ("finished", "failed")
 
     @property
-    def row(self) -> Row:
+    def row(self) -> TrialRow:
         """What proposals see of it."""
-        return Row(self.number, self.genes, self.fitness, self.rung)
+        return TrialRow(self.number, self.genes, self.fitness, self.rung)
 
 
 def new_trial(number: int, genes: Genes, seen: tuple[int, ...] = (), parents: tuple[int, ...] = ()) -> Trial:
     """A row that was proposed."""
-    return Trial(number, {trial_folder(number, 0): (Stage(0, genes),)}, seen, parents)
+    return Trial(number, {trial_folder(number, 0): (Segment(0, genes),)}, seen, parents)
 
 
-def heir(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
+def fork_trial(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
     """The row, going on in a new folder: its weights have the donor's past, up to the origin."""
-    past = (*trials[origin.trial].pasts[origin.folder_name], Stage(origin.epoch, genes))
+    lineage = (*trials[origin.trial].lineages[origin.folder_name], Segment(origin.epoch, genes))
     new = trial_folder(trial.number, len(trial.origins) + 1)
-    return replace(trial, pasts={**trial.pasts, new: past}, origins=(*trial.origins, origin))
+    return replace(trial, lineages={**trial.lineages, new: lineage}, origins=(*trial.origins, origin))
 
 
 def trial_folder(number: int, num_exploits: int) -> str:
@@ -111,7 +111,7 @@ def trial_folder(number: int, num_exploits: int) -> str:
     return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
 
 
-def finished_rows(trials: Iterable[Trial]) -> list[Row]:
+def finished_rows(trials: Iterable[Trial]) -> list[TrialRow]:
     """What proposals may see: the rows with a fitness, by number."""
     return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
 
@@ -146,9 +146,9 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
     return Recipe.model_validate(tree)
 
 
-def trained_recipe(recipe: Recipe, past: Sequence[Stage]) -> Recipe:
+def trained_recipe(recipe: Recipe, lineage: Sequence[Segment]) -> Recipe:
     """The recipe of weights with this past, in a sweep over `recipe`."""
-    first, *later = past
+    first, *later = lineage
     return functools.reduce(lambda trained, stage: changed_recipe(trained, *stage), later,
                             overlay(recipe, first.genes))
 
@@ -161,12 +161,12 @@ def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -
     return Recipe.model_validate({**recipe.model_dump(), "changes": changes})
 
 
-def replay_command(recipe: Recipe, past: Sequence[Stage]) -> str:
+def replay_command(recipe: Recipe, lineage: Sequence[Segment]) -> str:
     """The command that trains a row of a sweep over `recipe` again, on any number of workers (`--num-workers`).
 
     A row that was stopped early has its fitness at its own last epoch of that training.
     """
-    return shlex.join(train_command(trained_recipe(recipe, past)))
+    return shlex.join(train_command(trained_recipe(recipe, lineage)))
 
 
 def train_command(recipe: Recipe) -> list[str]:

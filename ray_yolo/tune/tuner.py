@@ -38,13 +38,20 @@ from ray_yolo.runs.record import LEDGER_FILE, SweepRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.graceful_stop import ask_to_stop, run_aside
-from ray_yolo.runtime.preflight import check_cluster, check_early, check_model, decide, foreseen, read_dataset
+from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
+from ray_yolo.runtime.preflight import (
+    check_cluster,
+    check_early,
+    check_model,
+    planned_recipe,
+    read_dataset,
+    resolve_recipe,
+)
 from ray_yolo.runtime.ray_internals import on_node
-from ray_yolo.runtime.workers.pool_jobs import standing_crew
+from ray_yolo.runtime.workers.pool_jobs import standing_pool
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.report import settings_line
-from ray_yolo.sinks.run_logger import settle
+from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
@@ -117,7 +124,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         slots = concurrent_trials(config, gpus)
         for concern in check_cluster(config.placement, run, train):
             print(f"warning: {concern}", file=sys.stderr)
-        resolved = decide(config.recipe, config.placement, train, gpus).model_copy(
+        resolved = resolve_recipe(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.trials))
@@ -131,14 +138,14 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
             run.release()
 
 
-def foresee(config: TuneConfig) -> TuneConfig:
+def dry_run(config: TuneConfig) -> TuneConfig:
     """The sweep that a start would begin, after all its checks; nothing is started or made.
 
     Raises:
         InputError: as `search` does.
     """
     config, _, train = _checked(config)
-    recipe = foreseen(config.recipe, config.placement, train, cluster.foreseen_gpus(config.placement))
+    recipe = planned_recipe(config.recipe, config.placement, train, cluster.planned_gpus(config.placement))
     return config.model_copy(update={"recipe": recipe})
 
 
@@ -216,7 +223,7 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
     One crew of workers trains all trials. While its workers are busy `trials_ahead` more than they can train
     get ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
     """
-    wire = _wire(config, ledger, folder, space.search, parent)
+    payload = _wire(config, ledger, folder, space.search, parent)
     workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
     grows = config.sweep.max_concurrent == "auto"
     ahead = grows and not isinstance(space.search.scheduler, Pbt)
@@ -226,13 +233,13 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
         room = max(1, room_for_trials(config, gpus))
         return room + ahead * trials_ahead(room)
 
-    with standing_crew(workers, gpus, display.say, grows=grows) as crew:
-        trainable = ray.tune.with_parameters(train_trial, wire=wire, crew=crew)
+    with standing_pool(workers, gpus, display.say, grows=grows) as queue:
+        trainable = ray.tune.with_parameters(train_trial, payload=payload, queue=queue)
         try:
             _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)
         except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
             running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
-            ask_to_stop([folder / "trials" / name for name in running], display.say)
+            request_stop([folder / "trials" / name for name in running], display.say)
             raise
 
 
@@ -263,7 +270,7 @@ def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, li
         run_config=ray.tune.RunConfig(
             name=f"{folder.name}-{os.getpid()}", storage_path=str(folder / "ray"), verbose=0, callbacks=[callback],
             failure_config=ray.tune.FailureConfig(max_failures=config.placement.max_failures)))
-    run_aside(tune.fit)
+    run_in_background(tune.fit)
     callback.check_room()
 
 
@@ -311,7 +318,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     trials, folder = ledger.trials, run.folder
     ledger.close()
     for trial in trials:
-        settle(folder / "trials" / trial.folder_name, _uri(config), {"parent_run_id": parent})
+        finalize_abandoned_run(folder / "trials" / trial.folder_name, _uri(config), {"parent_run_id": parent})
     best = best_trial(trials)
     if best is None:
         reasons = sorted({trial.reason for trial in trials})
@@ -319,7 +326,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     write_sweep_files(folder, ledger.recipe, trials)
     keep_best(folder, best)
     if not config.sweep.keep_weights:
-        beaten = {name for trial in trials for name in trial.pasts} - {best.folder_name}
+        beaten = {name for trial in trials for name in trial.lineages} - {best.folder_name}
         with ThreadPoolExecutor() as pool:  # a store takes its time for each
             list(pool.map(drop_weights, (folder / "trials" / name for name in beaten)))
     draw_plots(folder, trials, best)

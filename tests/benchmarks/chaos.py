@@ -31,7 +31,7 @@ from ray.cluster_utils import Cluster
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.events import EpochEvent, StepEvent
-from ray_yolo.runs.event_log import interruptions, read_events
+from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
 from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
@@ -132,7 +132,7 @@ def scratch() -> Iterator[Path]:
 def drive(folder: Path, address: str) -> None:
     """What the driver's process does: train, or go on."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    worker.train_in_place = breakable_worker
+    worker.train_on_pool_worker = breakable_worker
     ray.init(address=address, log_to_driver=False)
     with contextlib.suppress(KeyboardInterrupt):
         trainer.fit(RunConfig.model_validate_json((folder / "config.json").read_text()), quiet=True)
@@ -155,7 +155,7 @@ def main(argv: list[str]) -> None:
         rows = (chaos.training.run_dir / "results.csv").read_text().splitlines()[1:]
         assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows))) == sorted(epochs)
         check(chaos.training, calm_run(folder / "calm", max(event.step for event in only(StepEvent, events))))
-        cost = interruptions(events)
+        cost = measure_goodput(events)
         print(json.dumps({"benchmark": "chaos", "minutes": given.minutes, "faults": dict(chaos.faults),
                           "steps": chaos.training.step, "restarts": cost.restarts, "regroupings": cost.regroupings,
                           "steps_repeated": cost.steps_repeated, "idle_seconds": round(cost.idle_seconds, 1),

@@ -24,8 +24,8 @@ from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import Host, Job, build
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext, build
+from ray_yolo.engine.collectives import Collectives
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import contestant, report, take_turns
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         os.environ["RAY_YOLO_CACHE"] = f"{folder}/cache"
         data = write_photos(Path(folder, "photos"), given.images)
         check_bytes(data, given.imgsz)
-        parts = build(make_job(data, given.imgsz), Host(cache="ram" if given.source == "ram" else "none"))
+        parts = build(make_spec(data, given.imgsz), WorkerContext(cache="ram" if given.source == "ram" else "none"))
 
         def ours() -> None:
             parts.sampler.start(0)
@@ -82,11 +82,11 @@ def write_photos(folder: Path, count: int) -> Path:
     return file
 
 
-def make_job(data: Path, imgsz: int) -> Job:
+def make_spec(data: Path, imgsz: int) -> TrainSpec:
     recipe = resolve(Recipe.model_validate({
         "data": str(data), "model": "yolov5n", "imgsz": imgsz, "batch_size": BATCH, "microbatch": BATCH}), 1, gpu=False)
     index = read_index(read_description(str(data)), "train")
-    return Job(recipe, "", CLASSES, None, None, index, index, data.parent)
+    return TrainSpec(recipe, "", CLASSES, None, None, index, index, data.parent)
 
 
 def check_bytes(data: Path, imgsz: int) -> None:
@@ -95,9 +95,13 @@ def check_bytes(data: Path, imgsz: int) -> None:
     Raises:
         SystemExit: if loader processes, two workers, or images in memory give other batches.
     """
-    job = make_job(data, imgsz)
-    hosts = {"plain": [Host()], "processes": [Host(loader_processes=2)], "memory": [Host(cache="ram")],
-             "workers": [Host(replicas=Replicas(worker, 2)) for worker in (0, 1)]}
+    job = make_spec(data, imgsz)
+    hosts = {
+        "plain": [WorkerContext()],
+        "processes": [WorkerContext(loader_processes=2)],
+        "memory": [WorkerContext(cache="ram")],
+        "workers": [WorkerContext(collectives=Collectives(worker, 2)) for worker in (0, 1)],
+    }
     digests = {name: sorted(digest for host in each for digest in batch_digests(job, host))
                for name, each in hosts.items()}
     for name, found in digests.items():
@@ -105,7 +109,7 @@ def check_bytes(data: Path, imgsz: int) -> None:
             raise SystemExit(f"{name}: other batches than those of one process that decodes")
 
 
-def batch_digests(job: Job, host: Host) -> list[str]:
+def batch_digests(job: TrainSpec, host: WorkerContext) -> list[str]:
     parts = build(job, host)
     parts.sampler.start(0)
     found = [hashlib.sha256(b"".join(batch[name].numpy().tobytes() for name in ("images", "targets", "indices")))

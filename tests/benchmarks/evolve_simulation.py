@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.tune.evolution import Genes, Row, Space, best_rows, propose
+from ray_yolo.tune.evolution import Genes, Space, TrialRow, best_rows, propose
 from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.space import load_space
 from tests.benchmarks.evolve_table import Surface, read_table
@@ -54,7 +54,7 @@ class Proposer(Protocol):
 
     def suggest(self, trial: int) -> Genes: ...
 
-    def finished(self, row: Row) -> None: ...
+    def finished(self, row: TrialRow) -> None: ...
 
 
 class Stopper(Protocol):
@@ -86,12 +86,12 @@ class Evolution:
     seed: int
 
     def __post_init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[TrialRow] = []
 
     def suggest(self, trial: int) -> Genes:
         return propose(self.space, self.seed, trial, self.rows)
 
-    def finished(self, row: Row) -> None:
+    def finished(self, row: TrialRow) -> None:
         self.rows.append(row)
 
 
@@ -116,7 +116,7 @@ class Optuna:
         assert genes is not None
         return genes
 
-    def finished(self, row: Row) -> None:
+    def finished(self, row: TrialRow) -> None:
         self._search.on_trial_complete(str(row.trial), {"fitness": row.fitness})
 
 
@@ -170,7 +170,7 @@ class _Search:
         self.queue: list[tuple[float, int, int]] = []  # (time at which an epoch ends, trial, epoch from 1)
         self.running: dict[int, tuple[float, Genes, np.ndarray]] = {}  # trial -> (started, genes, observed curve)
         self.num_trials = 0
-        self.best: list[Row] = []  # the one that is best by its numbers
+        self.best: list[TrialRow] = []  # the one that is best by its numbers
         self.true_fitness = -math.inf  # of that one, without noise
 
     def start_trial(self, now: float) -> None:
@@ -189,7 +189,7 @@ class _Search:
         if goes_on and epoch < len(observed):
             heapq.heappush(self.queue, (started + self.ends[epoch], trial, epoch + 1))
             return now, False
-        row = Row(trial, genes, fitness, SCHEDULE.rung(epoch, len(observed), stopped=epoch < len(observed)))
+        row = TrialRow(trial, genes, fitness, SCHEDULE.rung(epoch, len(observed), stopped=epoch < len(observed)))
         self.best = best_rows([*self.best, row], 1)
         if self.best == [row]:
             self.true_fitness = float(self.surface.curve(genes)[epoch - 1])

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.collectives import Replicas, ddp_options
+from ray_yolo.engine.collectives import Collectives, ddp_options
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.models.batch_norm import Statistics
 from ray_yolo.models.families import build_model
@@ -57,13 +57,13 @@ def main(argv: list[str]) -> None:
 class Ways:
     """The same model summed in the tree, and by plain DDP, which reduces in each worker's last backward as well."""
 
-    def __init__(self, replicas: Replicas, model: str) -> None:
+    def __init__(self, collectives: Collectives, model: str) -> None:
         torch.set_num_threads(1)
-        self.replicas = replicas
+        self.collectives = collectives
         self.model, other = (self._model(model) for _ in range(2))
         self.statistics = Statistics(self.model)
         self.replica = DistributedDataParallel(self.model, **ddp_options())
-        self.tree = GradientTree(self.replica, replicas, self.statistics.size)
+        self.tree = GradientTree(self.replica, collectives, self.statistics.size)
         self.plain = DistributedDataParallel(other, **ddp_options())
         Statistics(other)
 
@@ -72,7 +72,7 @@ class Ways:
         return build_model(name, 80).to(memory_format=torch.channels_last).train()
 
     def by_tree(self, images: Tensor) -> None:
-        self.tree.start([MICROBATCHES] * self.replicas.num_workers)
+        self.tree.start([MICROBATCHES] * self.collectives.num_workers)
         for number in range(MICROBATCHES):
             last = number == MICROBATCHES - 1
             with self.tree.microbatch(last=last):
@@ -96,13 +96,13 @@ def blank(imgsz: int) -> Tensor:
     return torch.rand(IMAGES, 3, imgsz, imgsz).contiguous(memory_format=torch.channels_last)
 
 
-def bytes_sent(replicas: Replicas, model: str) -> Tensor:
+def bytes_sent(collectives: Collectives, model: str) -> Tensor:
     """Bytes that leave this worker in its second step, when DDP has its final buckets."""
-    ways, sent, images = Ways(replicas, model), [0], blank(64)[:1]
+    ways, sent, images = Ways(collectives, model), [0], blank(64)[:1]
     ways.by_tree(images)
     with pytest.MonkeyPatch.context() as patch:
         for name, argument in (("all_to_all_single", 1), ("all_gather_into_tensor", 0)):
-            patch.setattr(dist, name, counting(getattr(dist, name), sent, replicas.num_workers, argument))
+            patch.setattr(dist, name, counting(getattr(dist, name), sent, collectives.num_workers, argument))
         ways.by_tree(images)
     return torch.tensor(sent[0])
 
@@ -115,9 +115,9 @@ def counting(collective: Callable[..., Any], sent: list[int], workers: int, argu
     return call
 
 
-def step_seconds(replicas: Replicas, model: str, imgsz: int, rounds: int) -> dict[str, Tensor]:
+def step_seconds(collectives: Collectives, model: str, imgsz: int, rounds: int) -> dict[str, Tensor]:
     """(rounds, 2) seconds of a step by the tree and by all-reduce, alternating, by the clock and of the processor."""
-    ways, images = Ways(replicas, model), blank(imgsz)
+    ways, images = Ways(collectives, model), blank(imgsz)
     found: dict[str, list[list[float]]] = {"wall": [], "cpu": []}
     for number in range(rounds + 2):
         seconds: dict[str, list[float]] = {"wall": [], "cpu": []}

@@ -46,9 +46,9 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.events import Event, StepEvent
 from ray_yolo.core.structures import AnnotationIndex, Progress
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Job, Parts, build
+from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build
 from ray_yolo.engine.session import run_session
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 MODELS = ("yolov5n", "yolov8n")  # of both families
 EXPORTED = ("yolov5n",)
@@ -57,7 +57,7 @@ TOLERANCES = {"fp32": (1e-3, 0.999), "fp16": (2e-2, 0.97), "bf16": (1e-1, 0.75)}
 VICTIM_STEP = 3
 
 
-class Row(NamedTuple):
+class TrialRow(NamedTuple):
     """What came of a check."""
 
     check: str
@@ -106,7 +106,7 @@ def checks(folder: Path, device: torch.device, *, quick: bool) -> Iterator[tuple
                 measure_speed, model, precision, size, batch, steps, device)
 
 
-def run(name: str, check: Callable[[], str]) -> Row:
+def run(name: str, check: Callable[[], str]) -> TrialRow:
     print(name, file=sys.stderr)
     began = time.perf_counter()
     try:
@@ -114,10 +114,10 @@ def run(name: str, check: Callable[[], str]) -> Row:
     except Exception as error:
         traceback.print_exc()
         found, passed = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", False
-    return Row(name, found, time.perf_counter() - began, passed)
+    return TrialRow(name, found, time.perf_counter() - began, passed)
 
 
-def lines(rows: list[Row], device: torch.device) -> Iterator[str]:
+def lines(rows: list[TrialRow], device: torch.device) -> Iterator[str]:
     """The table."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     yield f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, {sum(row.seconds for row in rows):.0f} s"
@@ -143,7 +143,7 @@ def take_step(model: str, precision: str, device: torch.device, imgsz: int) -> t
     with full_precision():
         parts = make_parts(model, precision, imgsz, batch=8, steps=1, device=device, microbatch=4)
         before = weights(parts)
-        result = loop.finish_step(parts, next(loop.launch_steps(parts, Progress(), loop.Wishes)))
+        result = loop.finish_step(parts, next(loop.launch_steps(parts, Progress(), loop.ControlFlags)))
     assert not result.skipped
     return result.losses, weights(parts) - before
 
@@ -159,12 +159,12 @@ def full_precision() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def weights(parts: Parts) -> Tensor:
+def weights(parts: TrainComponents) -> Tensor:
     return torch.cat([p.detach().cpu().flatten().float() for p in parts.model.parameters()])
 
 
 def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int, device: torch.device,
-               microbatch: int | None = None) -> Parts:
+               microbatch: int | None = None) -> TrainComponents:
     """What trains noise with eight boxes an image, an epoch of some steps; every batch is the same pinned memory."""
     size, count = microbatch or batch, batch * steps
     recipe = resolve(Recipe.model_validate({
@@ -174,8 +174,8 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
     index = AnnotationIndex(tuple(map(str, range(count))), np.full((count, 2), imgsz, np.int32),
                             np.zeros(count + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(80))))
-    job = Job(recipe, "", index.names, None, None, index, index, Path())
-    parts = build(job, Host(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads))
+    job = TrainSpec(recipe, "", index.names, None, None, index, index, Path())
+    parts = build(job, WorkerContext(device=device, prepare_model=lambda net: net.to(device), threads=recipe.threads))
     draw = torch.Generator().manual_seed(0)
     places = torch.rand(size * 8, 2, generator=draw) * imgsz * 0.6
     sides = (0.05 + 0.3 * torch.rand(size * 8, 2, generator=draw)) * imgsz
@@ -188,20 +188,20 @@ def make_parts(model: str, precision: str, imgsz: int, *, batch: int, steps: int
 
 
 
-def exact_job(folder: Path) -> Job:
+def exact_job(folder: Path) -> TrainSpec:
     """A tiny training of eight steps on drawn pictures, with augmentation and validation."""
     folder.mkdir(parents=True, exist_ok=True)
-    return make_job(folder, exact=True, noval=False, epochs=2, batch_size=8, microbatch=4,
+    return make_spec(folder, exact=True, noval=False, epochs=2, batch_size=8, microbatch=4,
                     optimizer={"nominal_batch": 8})
 
 
-def train(job: Job, device: torch.device, *, die_at: int = -1) -> dict[str, Any]:
+def train(job: TrainSpec, device: torch.device, *, die_at: int = -1) -> dict[str, Any]:
     """Train to the end, or kill this process right after a step. Returns the last state."""
     def emit(event: Event) -> None:
         if isinstance(event, StepEvent) and event.step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    host = Host(device=device, prepare_model=lambda net: net.to(device))
+    host = WorkerContext(device=device, prepare_model=lambda net: net.to(device))
     run_session(job, host, Placement(save_steps=1), emit)
     state: dict[str, Any] = torch.load(job.run_dir / "weights" / "last.pt", weights_only=True)
     return state
@@ -224,11 +224,11 @@ def compare_runs(folder: Path, device: torch.device) -> str:
 
 def continue_killed(folder: Path, device: torch.device) -> str:
     """A training whose process gets SIGKILL, and is run again, against one that is left alone."""
-    calm = train(exact_job(folder / "calm"), device)
+    uninterrupted = train(exact_job(folder / "calm"), device)
     victim = subprocess.run([sys.executable, __file__, "--device", device.type, "--victim", folder / "cut"],
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.PIPE)
     assert victim.returncode == -signal.SIGKILL, victim.stderr.decode()[-500:]
-    return f"after step {VICTIM_STEP}: {assert_equal(calm, train(exact_job(folder / 'cut'), device))}"
+    return f"after step {VICTIM_STEP}: {assert_equal(uninterrupted, train(exact_job(folder / 'cut'), device))}"
 
 
 def compare_loops(folder: Path, device: torch.device) -> str:
@@ -265,22 +265,22 @@ def measure_speed(model: str, precision: str, imgsz: int, batch: int, steps: int
     return f"{batch * steps / seconds:,.0f} images/s{waits}{memory}"
 
 
-def take_steps(parts: Parts) -> float:
+def take_steps(parts: TrainComponents) -> float:
     """Seconds of an epoch's steps, to the end of the last one on the device."""
     synchronize(parts)
     began = time.perf_counter()
-    for launched in loop.launch_steps(parts, Progress(), loop.Wishes):
+    for launched in loop.launch_steps(parts, Progress(), loop.ControlFlags):
         loop.finish_step(parts, launched)
     synchronize(parts)
     return time.perf_counter() - began
 
 
-def synchronize(parts: Parts) -> None:
+def synchronize(parts: TrainComponents) -> None:
     if parts.host.device.type == "cuda":
         torch.cuda.synchronize(parts.host.device)
 
 
-def idle_share(parts: Parts) -> float:
+def idle_share(parts: TrainComponents) -> float:
     """Of the time from the first to the last kernel of an epoch's steps, in which none runs; by torch's profiler."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile

@@ -3,7 +3,8 @@
     python peer_step.py CASE.pt
 
 CASE has `state` (tensors by name), `images` (uint8), `targets` (n, 6) rows [image, class, x1, y1, x2, y2] in pixels,
-`classes` and `gains`. Asked for "gate" it writes the first step's loss and gradient to peer.pt beside CASE; asked for a
+`classes` and `gains`. FailureCallback for "gate" it writes the first step's loss and gradient to peer.pt beside CASE;
+asked for a
 number it takes so many steps.
 """
 

@@ -23,7 +23,7 @@ from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Job, Parts, build
+from ray_yolo.engine.build import TrainComponents, TrainSpec, WorkerContext, build
 from tests.benchmarks.contestant import serve
 from tests.benchmarks.harness import contestant, report, take_turns
 
@@ -74,7 +74,7 @@ def draw(given: argparse.Namespace) -> dict[str, Any]:
             "gains": GAINS | {"obj": (given.imgsz / 640) ** 2}, "state": parts_of(given).model.state_dict()}
 
 
-def parts_of(given: argparse.Namespace) -> Parts:
+def parts_of(given: argparse.Namespace) -> TrainComponents:
     """What trains a data set of one batch; its pictures are never read."""
     recipe = resolve(Recipe.model_validate({
         "data": "shapes8", "model": given.model, "imgsz": given.imgsz, "batch_size": given.batch, "epochs": 1000,
@@ -84,7 +84,9 @@ def parts_of(given: argparse.Namespace) -> Parts:
                             np.zeros(given.batch + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 4), np.float32),
                             tuple(map(str, range(CLASSES))))
     torch.set_num_threads(given.threads)
-    return build(Job(recipe, "", index.names, None, None, index, index, Path()), Host(threads=given.threads))
+    return build(
+        TrainSpec(recipe, "", index.names, None, None, index, index, Path()), WorkerContext(threads=given.threads)
+    )
 
 
 def answer(given: argparse.Namespace) -> None:
@@ -103,13 +105,13 @@ def answer(given: argparse.Namespace) -> None:
 
     def do(asked: Any) -> None:
         if asked == "gate":
-            summed = loop.sum_microbatches(parts, step, iter(batches), 0, loop.Wishes)
+            summed = loop.sum_microbatches(parts, step, iter(batches), 0, loop.ControlFlags)
             found = {f"grad {name}": p.grad for name, p in parts.model.named_parameters()}
             torch.save({"loss": summed.losses.sum()} | found, Path(given.contestant).with_name("ours.pt"))
             parts.optimizer.zero_grad()
             return
         for number in range(asked):
-            summed = loop.sum_microbatches(parts, step, iter(batches), number, loop.Wishes)
+            summed = loop.sum_microbatches(parts, step, iter(batches), number, loop.ControlFlags)
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
 
     serve(do)

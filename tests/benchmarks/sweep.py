@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--churn", action="store_true")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        sweep, rooms = (churned if given.churn else calm)(Path(folder), given)
+        sweep, rooms = (churned if given.churn else uninterrupted)(Path(folder), given)
         logs = [read_events(log) for log in sorted(sweep.glob(f"trials/*/{EVENTS_FILE}"))]
     spans = [span for log in logs for span in worker_spans(log)]
     starts = sorted(min(event.time for event in only(StartEvent, log)) for log in logs)
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         "slots": [(round(since - begin, 1), slots) for since, slots in rooms], "machine": machine()}))
 
 
-def calm(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
+def uninterrupted(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
     """A sweep that is left alone."""
     own_token()
     ray.init(num_cpus=given.slots, log_to_driver=False, include_dashboard=False)

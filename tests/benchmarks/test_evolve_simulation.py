@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ray_yolo.tune.evolution import Gene, Row, Space, propose
+from ray_yolo.tune.evolution import Gene, Space, TrialRow, propose
 from tests.benchmarks import evolve_simulation
 from tests.benchmarks.evolve_simulation import CONTESTANTS, Contestant, Evolution, compare, simulate
 from tests.benchmarks.evolve_table import Surface, coordinates, parse_table
@@ -200,7 +200,7 @@ class TestContestants:
         search = evolve_simulation.Optuna(space, 0)
         assert search.suggest(0) == pytest.approx(dict(space.starts[0]))
         for trial in range(1, 13):
-            search.finished(Row(trial - 1, {}, 0.1))
+            search.finished(TrialRow(trial - 1, {}, 0.1))
             genes = search.suggest(trial)
             assert all(gene.low <= genes[gene.name] <= gene.high for gene in space.genes)
 

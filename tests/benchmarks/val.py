@@ -23,7 +23,7 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import ALONE, CPU, Host, val_loader
+from ray_yolo.engine.build import ALONE, CPU, WorkerContext, val_loader
 from ray_yolo.engine.evaluate import evaluate
 from ray_yolo.models.families import build_model, find_family
 from tests.benchmarks.contestant import serve
@@ -77,7 +77,9 @@ def answer(given: argparse.Namespace) -> None:
     loss = family.build_loss(model.head, LossConfig(box=7.5), CLASSES, given.imgsz)
 
     def validate(_: Any) -> int:
-        batches = val_loader(index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, 32, BATCH, Host())
+        batches = val_loader(
+            index, ImageStore(index, given.imgsz, smooth=True), given.imgsz, 32, BATCH, WorkerContext()
+        )
         found = evaluate(model, family, loss, batches, index, EvaluateConfig(), "fp32", ALONE, CPU)
         return len(found.detections)
 

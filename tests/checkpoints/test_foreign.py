@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.checkpoints.foreign import Inert, read_weights
+from ray_yolo.checkpoints.foreign import StubClass, read_weights
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.inference.predictor import load_trained
 from ray_yolo.models.detector import Detector
@@ -136,9 +136,9 @@ def test_code_of_models_is_not_run_either(
 
 
 def test_what_stands_in_for_classes_does_nothing() -> None:
-    one = Inert("touch", "sung", anything=1)
+    one = StubClass("touch", "sung", anything=1)
     one.__setstate__((None, {"__class__": Path}))
-    assert (type(one), one.attributes, one.part("_modules")) == (Inert, {}, {})
+    assert (type(one), one.attributes, one.part("_modules")) == (StubClass, {}, {})
     assert not hasattr(one, "__dict__")
     assert not callable(one)
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import LEASE, StoredCheckpoints
+from ray_yolo.checkpoints.remote import LEASE, RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.session import run_session
 from ray_yolo.storage.lease import Terms
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
 
 
@@ -28,16 +28,16 @@ class Machine:
     """A folder of one worker's machine, and what it has stored."""
 
     def __init__(self, folder: Path, store: FolderStore, attempt: int = 1) -> None:
-        self.folder, self.stored = folder, StoredCheckpoints(store, attempt)
+        self.folder, self.stored = folder, RemoteCheckpoints(store, attempt)
 
     def save(self, step: int, *kinds: str, keep: int = 1, number: float | None = None) -> None:
         path = save(self.folder, step, *kinds, value=number)
         self.stored.put(path, keep)
         checkpoint.prune(self.folder, keep)
 
-    def bring(self, step: int | None = None) -> tuple[list[str], list[float]]:
+    def download(self, step: int | None = None) -> tuple[list[str], list[float]]:
         """What was wrong, and what the folder's checkpoints hold then."""
-        problems = self.stored.bring(self.folder, step)
+        problems = self.stored.download(self.folder, step)
         return problems, [value(each / "state.pt") for each in checkpoint.newest_first(self.folder)]
 
 
@@ -61,11 +61,11 @@ def names(store: FolderStore, prefix: str) -> list[str]:
 
 
 def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machine, there: Machine) -> None:
-    assert there.bring() == ([], [])
+    assert there.download() == ([], [])
     here.save(1, "last", "best")
     here.save(2, "last")
-    assert there.bring() == ([], [2])
-    there.stored.bring_weights(there.folder)
+    assert there.download() == ([], [2])
+    there.stored.download_weights(there.folder)
     assert {kind: value(there.folder / "weights" / f"{kind}.pt") for kind in ("last", "best")} == {"last": 2, "best": 1}
     checkpoint.check_weights(there.folder, 2)
 
@@ -75,7 +75,7 @@ def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(
     for step in (1, 2, 3):
         here.save(step, "last", keep=3)
     here.stored.withdraw(1)
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
     assert len(names(store, "states/")) == 1
 
 
@@ -92,7 +92,7 @@ def test_whoever_saves_next_knows_what_others_have_saved(here: Machine, there: M
     """A worker that takes over has no checkpoint on its machine."""
     here.save(1, "last", "best")
     there.save(2, "last")
-    here.bring()
+    here.download()
     assert checkpoint.steps_of_weights(here.folder) == {"last": 2, "best": 1}
 
 
@@ -110,10 +110,10 @@ def test_a_save_that_is_torn_leaves_the_one_before(here: Machine, there: Machine
     monkeypatch.setattr(store, "put", fails)
     with pytest.raises(OSError, match="away"):
         here.save(2, "last")
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
     monkeypatch.undo()
-    here.stored.bring_owed(here.folder)
-    assert there.bring() == ([], [2])
+    here.stored.download_pending(here.folder)
+    assert there.download() == ([], [2])
 
 
 def test_a_damaged_one_is_set_aside_and_told(here: Machine, there: Machine, store: FolderStore) -> None:
@@ -121,12 +121,12 @@ def test_a_damaged_one_is_set_aside_and_told(here: Machine, there: Machine, stor
     here.save(2, "last", keep=2)
     sha256 = json.loads(store.get("checkpoints/000001-step-2.json").data)["sha256"]
     store.put(f"states/{sha256}.pt", b"other")
-    problems, found = there.bring()
+    problems, found = there.download()
     assert found == [1]
     assert problems == ["checkpoints/000001-step-2.json: 5 bytes instead of "
                         f"{json.loads(store.get('checkpoints/000001-step-1.json').data)['size']}"]
     assert "damaged-000001-step-2.json" in names(store, "checkpoints/")
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
 
 
 def test_where_none_is_sound_nothing_begins_anew(here: Machine, there: Machine, store: FolderStore) -> None:
@@ -134,24 +134,24 @@ def test_where_none_is_sound_nothing_begins_anew(here: Machine, there: Machine, 
     for name in names(store, "states/"):
         store.delete(f"states/{name}")
     with pytest.raises(CheckpointError, match="its state is missing"):
-        there.bring()
+        there.download()
 
 
 def test_workers_take_the_step_that_was_chosen(here: Machine, there: Machine) -> None:
     here.save(1, "last", keep=2)
     here.save(2, "last", keep=2)
-    assert there.bring(1) == ([], [1])
+    assert there.download(1) == ([], [1])
     with pytest.raises(CheckpointError):
-        there.bring(3)
+        there.download(3)
 
 
 def test_a_folder_holds_what_the_store_says_and_is_not_brought_twice(here: Machine, there: Machine, store: FolderStore,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     save(there.folder, 9, "last")  # of another life
     here.save(1, "last")
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
     monkeypatch.setattr(store, "fetch", None)
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
 
 
 def test_an_attempt_that_was_taken_over_stores_nothing(here: Machine, there: Machine, tmp_path: Path,
@@ -160,7 +160,7 @@ def test_an_attempt_that_was_taken_over_stores_nothing(here: Machine, there: Mac
     store.put(LEASE, Terms(2, "b", "elsewhere 7").to_bytes())
     with pytest.raises(TrainingError, match=r"attempt 2 .*elsewhere 7.* 1, was taken for dead"):
         here.save(3, "last")
-    assert there.bring() == ([], [1])
+    assert there.download() == ([], [1])
 
 
 def test_what_it_stores_all_the_same_does_not_count_once_the_next_has_saved(
@@ -169,27 +169,27 @@ def test_what_it_stores_all_the_same_does_not_count_once_the_next_has_saved(
     second = Machine(tmp_path / "second", store, attempt=2)
     second.save(2, "last", number=2.5)
     here.save(3, "last", keep=2)
-    assert second.bring() == ([], [2.5])
+    assert second.download() == ([], [2.5])
 
 
-def train(replicas: Replicas, job: Job, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
+def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
     """Train as a worker of a machine of its own until a step. Returns the digests of what was saved, by step."""
     events: list[Event] = []
-    job = replace(job, run_dir=machines / str(replicas.worker))
-    job.run_dir.mkdir(parents=True)
+    spec = replace(spec, run_dir=machines / str(collectives.worker))
+    spec.run_dir.mkdir(parents=True)
     asked = iter(range(1, 100))
-    run_session(job, Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas),
-                          stored=StoredCheckpoints(FolderStore(bucket), 1)),
-                Placement(keep_checkpoints=1), events.append, stop_asked=lambda: next(asked) == stops_at)
+    run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
+                          stored=RemoteCheckpoints(FolderStore(bucket), 1)),
+                Placement(keep_checkpoints=1), events.append, stop_requested=lambda: next(asked) == stops_at)
     return {str(event.step): event.digest for event in events if isinstance(event, CheckpointEvent)}
 
 
 def test_workers_without_a_folder_in_common_go_on_from_the_store(tmp_path: Path) -> None:
-    job = make_job(tmp_path, epochs=2)
-    (calm,) = run_workers(1, train, job, tmp_path / "calm", tmp_path / "other", 0)
-    first, _ = run_workers(2, train, job, tmp_path / "before", tmp_path / "bucket", 4)
-    second, silent = run_workers(2, train, job, tmp_path / "after", tmp_path / "bucket", 0)
-    assert (sorted(first), sorted(second), sorted(calm)) == (["3", "4"], ["6"], ["3", "6"])
-    assert second["6"] == calm["6"]
+    spec = make_spec(tmp_path, epochs=2)
+    (uninterrupted,) = run_workers(1, train, spec, tmp_path / "calm", tmp_path / "other", 0)
+    first, _ = run_workers(2, train, spec, tmp_path / "before", tmp_path / "bucket", 4)
+    second, silent = run_workers(2, train, spec, tmp_path / "after", tmp_path / "bucket", 0)
+    assert (sorted(first), sorted(second), sorted(uninterrupted)) == (["3", "4"], ["6"], ["3", "6"])
+    assert second["6"] == uninterrupted["6"]
     assert silent == {}
     assert [path.name for path in (tmp_path / "after" / "1" / "checkpoints").iterdir()] == ["step-4"]

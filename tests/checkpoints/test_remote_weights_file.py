@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import StoredCheckpoints, anywhere, local_file
+from ray_yolo.checkpoints.remote import RemoteCheckpoints, anywhere, local_file
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
@@ -23,7 +23,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderStore:
 def best(tmp_path: Path, store: FolderStore) -> str:
     """The address of a run's best weights, while it is trained."""
     run_dir = tmp_path / "run"
-    StoredCheckpoints(store, 1).put(save(run_dir, 3, "last", "best"), 2)
+    RemoteCheckpoints(store, 1).put(save(run_dir, 3, "last", "best"), 2)
     return f"file://{tmp_path}/exp/weights/best.pt"
 
 
@@ -36,7 +36,7 @@ def end(tmp_path: Path, store: FolderStore) -> None:
 def test_a_run_that_is_trained_gives_the_state_that_its_pointer_names(best: str, tmp_path: Path, store: FolderStore
                                                                       ) -> None:
     assert value(local_file(best)) == 3
-    StoredCheckpoints(store, 1).put(save(tmp_path / "run", 4, "best"), 2)
+    RemoteCheckpoints(store, 1).put(save(tmp_path / "run", 4, "best"), 2)
     assert value(local_file(best)) == 4
 
 

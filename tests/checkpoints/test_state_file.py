@@ -27,7 +27,7 @@ def test_a_written_state_is_known_by_its_size_and_bytes(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     known = state_file.write_state(path, tree(0.5, 2))
     (tmp_path / "state.json").write_text(json.dumps({"format": state_file.FORMAT, **known}))
-    assert state_file.damage(path, tmp_path / "state.json") is None
+    assert state_file.verify_manifest(path, tmp_path / "state.json") is None
     assert known["size"] == path.stat().st_size
     read = state_file.read_state(path)
     assert state_file.digest(read) == state_file.digest(tree(0.5, 2))

@@ -45,7 +45,7 @@ class Service:
 
     def __init__(self, nodes: Machines, folder: Path) -> None:
         self.nodes, self.folder = nodes, folder
-        self.calm = folder / STORAGE / "runs" / "train" / "calm"
+        self.uninterrupted = folder / STORAGE / "runs" / "train" / "calm"
 
     @property
     def run_dir(self) -> Path:
@@ -143,8 +143,8 @@ def test_nobody_gets_in_without_the_token(service: Service, token: dict[str, str
 
 
 def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: Service) -> None:
-    calm = service.train("control", "--num-workers", "0", "--name", "calm", "--mlflow-uri", "off")
-    assert calm.returncode == 0, calm.stdout
+    uninterrupted = service.train("control", "--num-workers", "0", "--name", "calm", "--mlflow-uri", "off")
+    assert uninterrupted.returncode == 0, uninterrupted.stdout
     log = service.folder / "job.log"
     with log.open("w") as stream:
         job = service.nodes.start(
@@ -153,18 +153,21 @@ def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: 
             "--name", "cut", stdout=stream, stderr=stream)
     wait_for(lambda: service.trained(2, 20) or job.poll() is not None)
     wait_for(lambda: scraped(service) >= {"ray_yolo_step", "ray_yolo_worker_step"})
-    service.nodes.wire("n2", "down")
+    service.nodes.payload("n2", "down")
     wait_for(lambda: service.trained(1, 1) or job.poll() is not None)
     service.await_nodes(1)
-    service.nodes.wire("n2", "up")
+    service.nodes.payload("n2", "up")
     wait_for(lambda: service.trained(2, 1) or job.poll() is not None)
     assert job.wait(600) == 0, log.read_text()
     assert [start.num_workers for start in only(StartEvent, service.events)] == [2, 1, 2]
-    verify = sys.executable, "-m", "ray_yolo.verify", f"{BUCKET}/runs/train/cut", service.calm
+    verify = sys.executable, "-m", "ray_yolo.verify", f"{BUCKET}/runs/train/cut", service.uninterrupted
     compared = service.nodes.run("n1", *verify)
     assert compared.returncode == 0, compared.stdout
     assert compared.stdout.count(" ok") > 4
-    ends = [only(CheckpointEvent, read_events(folder / EVENTS_FILE))[-1] for folder in (service.run_dir, service.calm)]
+    ends = [
+        only(CheckpointEvent, read_events(folder / EVENTS_FILE))[-1]
+        for folder in (service.run_dir, service.uninterrupted)
+    ]
     assert ends[0].digest == ends[1].digest
     assert ends[0].step == ends[1].step
 
@@ -205,7 +208,8 @@ def test_nothing_is_left(service: Service) -> None:
         there = service.nodes.run(name, "ls", "/tmp").stdout.split()
         others = "ray", "pymp-", "torchinductor_"  # Ray's own, its dashboard's, and torch's as DDP is imported
         assert [file for file in there if not file.startswith(others)] == []
-    cut, calm = ({path.name for path in run.glob("*") if "tfevents" not in path.name}  # which have a node's name
-                 for run in (service.run_dir, service.calm))
-    assert cut - calm <= {"ray", "mlflow.json", ".stored-at", ".holder"}
+    # which have a node's name
+    cut, uninterrupted = ({path.name for path in run.glob("*") if "tfevents" not in path.name}
+                 for run in (service.run_dir, service.uninterrupted))
+    assert cut - uninterrupted <= {"ray", "mlflow.json", ".stored-at", ".holder"}
     assert not [path for path in service.folder.glob("cache-n2/spool/**/*") if path.is_file()]

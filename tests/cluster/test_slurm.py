@@ -44,7 +44,7 @@ sys.exit({status})
 """
 
 
-class Job:
+class TrainSpec:
     """One batch job of two nodes with 32 CPUs and 4 GPUs each."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,17 +84,17 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+def job(tmp_path: Path) -> TrainSpec:
+    return TrainSpec(tmp_path)
 
 
-def test_arguments_arrive_unharmed(job: Job) -> None:
+def test_arguments_arrive_unharmed(job: TrainSpec) -> None:
     assert job.run(*HOSTILE) == 0
     (train,) = job.events("train")
     assert train["argv"][-len(HOSTILE):] == HOSTILE
 
 
-def test_the_allocation_becomes_the_placement(job: Job) -> None:
+def test_the_allocation_becomes_the_placement(job: TrainSpec) -> None:
     job.run()
     (train,) = job.events("train")
     assert train["argv"] == ["-m", "ray_yolo.train", "--num-workers", "8", "--cpus-per-worker", "8",
@@ -109,7 +109,7 @@ def test_the_allocation_becomes_the_placement(job: Job) -> None:
                                                  "--num-cpus=32", "--num-gpus=4"]
 
 
-def test_without_gpus_there_is_one_worker_a_node(job: Job) -> None:
+def test_without_gpus_there_is_one_worker_a_node(job: TrainSpec) -> None:
     del job.env["SLURM_GPUS_ON_NODE"]
     job.run()
     (train,) = job.events("train")
@@ -117,7 +117,7 @@ def test_without_gpus_there_is_one_worker_a_node(job: Job) -> None:
     assert "--num-gpus=0" in job.stubs.call("ray")["argv"]
 
 
-def test_the_token_is_random_private_and_gone_afterwards(job: Job) -> None:
+def test_the_token_is_random_private_and_gone_afterwards(job: TrainSpec) -> None:
     for _ in range(2):
         job.run()
     first, second = job.events("train")
@@ -129,7 +129,7 @@ def test_the_token_is_random_private_and_gone_afterwards(job: Job) -> None:
     assert list(job.home.iterdir()) == []
 
 
-def test_rays_folder_is_the_users_alone_has_no_known_name_and_is_gone_afterwards(job: Job) -> None:
+def test_rays_folder_is_the_users_alone_has_no_known_name_and_is_gone_afterwards(job: TrainSpec) -> None:
     left = Path(tempfile.mkdtemp(prefix="ray_yolo-slurm.", dir="/tmp"))  # by a job that was killed
     for _ in range(2):
         job.run()
@@ -141,13 +141,13 @@ def test_rays_folder_is_the_users_alone_has_no_known_name_and_is_gone_afterwards
 
 
 @pytest.mark.parametrize("status", [0, 2, 3])
-def test_the_exit_status_is_the_trainings(job: Job, status: int) -> None:
+def test_the_exit_status_is_the_trainings(job: TrainSpec, status: int) -> None:
     job.train(status)
     assert job.run() == status
     assert not job.requeued
 
 
-def test_the_time_limit_stops_the_driver_and_queues_again(job: Job) -> None:
+def test_the_time_limit_stops_the_driver_and_queues_again(job: TrainSpec) -> None:
     job.train(seconds=60)
     process = job.start()
     wait_for(lambda: bool(job.events("train")))
@@ -158,7 +158,7 @@ def test_the_time_limit_stops_the_driver_and_queues_again(job: Job) -> None:
     assert list(job.home.iterdir()) == []
 
 
-def test_a_ray_that_never_started_is_a_failure(job: Job) -> None:
+def test_a_ray_that_never_started_is_a_failure(job: TrainSpec) -> None:
     """`ray symmetric-run` exits 0 then."""
     job.stubs.add("ray")
     assert job.run() == 1

@@ -55,8 +55,8 @@ def test_a_job_that_is_queued_again_goes_on_and_ends_with_the_same_weights(folde
     programs = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": programs, "HOME": str(folder / "home"), "RAY_YOLO_CACHE": str(folder / "cache"),
            "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT": "300", **PATIENCE}
-    calm = [sys.executable, "-m", "ray_yolo.train", *RECIPE, "--num-workers", "0", "--name", "calm"]
-    subprocess.run(calm, cwd=folder, env=env, check=True, capture_output=True)
+    uninterrupted = [sys.executable, "-m", "ray_yolo.train", *RECIPE, "--num-workers", "0", "--name", "calm"]
+    subprocess.run(uninterrupted, cwd=folder, env=env, check=True, capture_output=True)
     cluster = ROOT / "tests" / "support" / "slurm_cluster.sh"
     done = subprocess.run([cluster, folder / "slurm", "bash", "-euc", SCENARIO, ROOT / "cluster" / "slurm.sh", *RECIPE],
                           cwd=folder, env=env, capture_output=True, text=True)

@@ -79,7 +79,7 @@ def test_every_flag_names_a_field_and_the_parser_knows_no_other(command: Command
     fields = config_fields(command.model)
     parser_knows = set(build_parser(command)._option_string_actions) - {"-h"}
     assert parser_knows == set(command.flags)
-    assert {path for path in command.flags.values() if path not in fields} == {*OPTIONS, *command.answers}
+    assert {path for path in command.flags.values() if path not in fields} == {*OPTIONS, *command.unsupported}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -243,7 +243,7 @@ def test_a_bad_flag_is_answered_in_one_line(argv: str) -> None:
 
 
 def test_every_refused_flag_is_in_the_table() -> None:
-    assert set(TRAIN.answers) <= {argv.replace("=", " ").split()[0] for argv in REFUSED}
+    assert set(TRAIN.unsupported) <= {argv.replace("=", " ").split()[0] for argv in REFUSED}
 
 
 def test_validation_needs_weights() -> None:

@@ -6,79 +6,88 @@ from typing import Any
 
 import pytest
 
-from ray_yolo.config.placement import Images, Node, Placement, most_cpus, share_out, workers_here, workers_on
+from ray_yolo.config.placement import Images, NodeResources, Placement, most_cpus, share_out, workers_here, workers_on
 
 GB = 10**9
 FITS, TOO_LARGE = Images(2 * GB, 2 * GB), Images(2 * GB + 1, 2 * GB)
-GPU_NODE = Node(96, 8)
+GPU_NODE = NodeResources(96, 8)
 
 
 @pytest.mark.parametrize(("nodes", "workers", "gpus", "strategy", "cpus"), [
-    ([Node(2)], 1, 0, "PACK", 2),
-    ([Node(2)], 2, 0, "PACK", 1),
-    ([Node(2)], 3, 0, "PACK", 1),  # at least one: whether they fit is asked elsewhere
-    ([Node(7)], 2, 0, "PACK", 3),
-    ([Node(8), Node(8)], 2, 0, "PACK", 8),
-    ([Node(8), Node(8)], 2, 0, "STRICT_PACK", 4),
-    ([Node(8), Node(64)], 2, 0, "STRICT_SPREAD", 8),
-    ([Node(4), Node(64)], 3, 0, "SPREAD", 21),  # three on the large one are more than one on each and a half
-    ([Node(0), Node(16)], 4, 0, "PACK", 4),  # a head without CPUs
-    ([Node(5), Node(16)], 4, 0, "PACK", 5),  # somebody else has 11 of the first one's
-    ([Node(16)], 8, 0, "PACK", 2),  # an elastic range by its high bound
-    ([Node(2.5)], 1, 0, "PACK", 2),
+    ([NodeResources(2)], 1, 0, "PACK", 2),
+    ([NodeResources(2)], 2, 0, "PACK", 1),
+    ([NodeResources(2)], 3, 0, "PACK", 1),  # at least one: whether they fit is asked elsewhere
+    ([NodeResources(7)], 2, 0, "PACK", 3),
+    ([NodeResources(8), NodeResources(8)], 2, 0, "PACK", 8),
+    ([NodeResources(8), NodeResources(8)], 2, 0, "STRICT_PACK", 4),
+    ([NodeResources(8), NodeResources(64)], 2, 0, "STRICT_SPREAD", 8),
+    # three on the large one are more than one on each and a half
+    ([NodeResources(4), NodeResources(64)], 3, 0, "SPREAD", 21),
+    ([NodeResources(0), NodeResources(16)], 4, 0, "PACK", 4),  # a head without CPUs
+    ([NodeResources(5), NodeResources(16)], 4, 0, "PACK", 5),  # somebody else has 11 of the first one's
+    ([NodeResources(16)], 8, 0, "PACK", 2),  # an elastic range by its high bound
+    ([NodeResources(2.5)], 1, 0, "PACK", 2),
     ([], 1, 0, "PACK", 1),
     ([GPU_NODE], 1, 1, "PACK", 12),  # a GPU's part, however many workers there are
     ([GPU_NODE], 8, 1, "PACK", 12),
     ([GPU_NODE], 4, 2, "PACK", 24),
     ([GPU_NODE], 16, 0.5, "PACK", 6),
-    ([Node(64), Node(16, 1)], 1, 1, "PACK", 16),  # a node without GPUs holds none of these workers
-    ([GPU_NODE, Node(4, 1)], 9, 1, "PACK", 4),
-    ([Node(4, 8)], 8, 1, "PACK", 1),
+    ([NodeResources(64), NodeResources(16, 1)], 1, 1, "PACK", 16),  # a node without GPUs holds none of these workers
+    ([GPU_NODE, NodeResources(4, 1)], 9, 1, "PACK", 4),
+    ([NodeResources(4, 8)], 8, 1, "PACK", 1),
 ])
-def test_all_workers_have_the_most_cpus_that_fit_at_once(nodes: list[Node], workers: int, gpus: float, strategy: str,
-                                                          cpus: int) -> None:
+def test_all_workers_have_the_most_cpus_that_fit_at_once(
+    nodes: list[NodeResources], workers: int, gpus: float, strategy: str, cpus: int
+) -> None:
     assert most_cpus(nodes, workers, gpus, strategy) == cpus
 
 
 @pytest.mark.parametrize(("given", "nodes", "gpus", "fixed", "images", "chosen"), [
-    ({}, [Node(2)], 0, 0, FITS, (2, 2, 0, "ram")),
-    ({"num_workers": 2}, [Node(2)], 0, 0, FITS, (1, 1, 0, "ram")),
-    ({"num_workers": "1-4"}, [Node(16)], 0, 0, TOO_LARGE, (4, 3, 1, "none")),
-    ({}, [Node(3)], 0, 0, TOO_LARGE, (3, 3, 0, "none")),
-    ({}, [Node(4)], 0, 0, TOO_LARGE, (4, 3, 1, "none")),
-    ({}, [Node(4)], 0, 0, FITS, (4, 4, 0, "ram")),
-    ({}, [Node(7)], 0, 0, FITS, (7, 6, 1, "ram")),
-    ({}, [Node(64)], 0, 0, TOO_LARGE, (64, 57, 7, "none")),
-    ({}, [Node(128)], 0, 0, TOO_LARGE, (128, 120, 8, "none")),
+    ({}, [NodeResources(2)], 0, 0, FITS, (2, 2, 0, "ram")),
+    ({"num_workers": 2}, [NodeResources(2)], 0, 0, FITS, (1, 1, 0, "ram")),
+    ({"num_workers": "1-4"}, [NodeResources(16)], 0, 0, TOO_LARGE, (4, 3, 1, "none")),
+    ({}, [NodeResources(3)], 0, 0, TOO_LARGE, (3, 3, 0, "none")),
+    ({}, [NodeResources(4)], 0, 0, TOO_LARGE, (4, 3, 1, "none")),
+    ({}, [NodeResources(4)], 0, 0, FITS, (4, 4, 0, "ram")),
+    ({}, [NodeResources(7)], 0, 0, FITS, (7, 6, 1, "ram")),
+    ({}, [NodeResources(64)], 0, 0, TOO_LARGE, (64, 57, 7, "none")),
+    ({}, [NodeResources(128)], 0, 0, TOO_LARGE, (128, 120, 8, "none")),
     ({}, [GPU_NODE], 1, 0, TOO_LARGE, (12, 1, 11, "none")),
-    ({}, [Node(64, 1)], 1, 0, FITS, (64, 48, 16, "ram")),
-    ({}, [Node(1, 1)], 1, 0, FITS, (1, 1, 0, "ram")),
-    ({}, [Node(64)], 0, 1, FITS, (2, 1, 1, "ram")),  # exact: the recipe has one thread, and the rest feeds it
-    ({}, [Node(1)], 0, 1, FITS, (1, 1, 0, "ram")),
-    ({"cpus_per_worker": 3}, [Node(2)], 0, 0, FITS, (3, 3, 0, "ram")),
-    ({"cpus_per_worker": 0.5}, [Node(2, 1)], 1, 0, FITS, (0.5, 1, 0, "ram")),
-    ({"workers": 2}, [Node(8)], 0, 0, FITS, (8, 6, 2, "ram")),
-    ({"workers": 8}, [Node(2)], 0, 0, FITS, (2, 1, 8, "ram")),
-    ({"cache": "none"}, [Node(2)], 0, 0, FITS, (2, 2, 0, "none")),
-    ({"cache": "disk"}, [Node(6)], 0, 0, FITS, (6, 6, 0, "disk")),
-    ({}, [Node(2)], 0, 0, None, (2, 2, 0, "none")),
+    ({}, [NodeResources(64, 1)], 1, 0, FITS, (64, 48, 16, "ram")),
+    ({}, [NodeResources(1, 1)], 1, 0, FITS, (1, 1, 0, "ram")),
+    ({}, [NodeResources(64)], 0, 1, FITS, (2, 1, 1, "ram")),  # exact: the recipe has one thread, and the rest feeds it
+    ({}, [NodeResources(1)], 0, 1, FITS, (1, 1, 0, "ram")),
+    ({"cpus_per_worker": 3}, [NodeResources(2)], 0, 0, FITS, (3, 3, 0, "ram")),
+    ({"cpus_per_worker": 0.5}, [NodeResources(2, 1)], 1, 0, FITS, (0.5, 1, 0, "ram")),
+    ({"workers": 2}, [NodeResources(8)], 0, 0, FITS, (8, 6, 2, "ram")),
+    ({"workers": 8}, [NodeResources(2)], 0, 0, FITS, (2, 1, 8, "ram")),
+    ({"cache": "none"}, [NodeResources(2)], 0, 0, FITS, (2, 2, 0, "none")),
+    ({"cache": "disk"}, [NodeResources(6)], 0, 0, FITS, (6, 6, 0, "disk")),
+    ({}, [NodeResources(2)], 0, 0, None, (2, 2, 0, "none")),
 ])
-def test_what_is_left_open_follows_from_the_node(given: dict[str, object], nodes: list[Node], gpus: float, fixed: int,
-                                                 images: Images | None, chosen: tuple[float, int, int, str]) -> None:
+def test_what_is_left_open_follows_from_the_node(
+    given: dict[str, object],
+    nodes: list[NodeResources],
+    gpus: float,
+    fixed: int,
+    images: Images | None,
+    chosen: tuple[float, int, int, str],
+) -> None:
     """`chosen`: CPUs, threads, loader processes, cache."""
     resources = share_out(Placement.model_validate(given), gpus, nodes, fixed, images)
     placement = resources.placement
     assert (placement.cpus, resources.threads, placement.loader_processes, placement.cache) == chosen
-    assert share_out(placement, gpus, [Node(999)], fixed, images).placement == placement  # nothing is open any more
+    # nothing is open any more
+    assert share_out(placement, gpus, [NodeResources(999)], fixed, images).placement == placement
     if "workers" not in given:
         assert resources.threads + placement.loader_processes <= max(1, placement.cpus)
 
 
 def test_reasons_are_given_for_what_was_chosen_alone() -> None:
-    told = share_out(Placement(num_workers=2), 0, [Node(4), Node(2)], 0, Images(3 * GB, 2 * GB)).event
+    told = share_out(Placement(num_workers=2), 0, [NodeResources(4), NodeResources(2)], 0, Images(3 * GB, 2 * GB)).event
     assert told.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, memory spares 2")
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
-    assert share_out(asked, 0, [Node(4)], 0, FITS).event.reasons == ()
+    assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 
 
 @pytest.mark.parametrize(("gpus", "each", "workers"), [
@@ -91,13 +100,14 @@ def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus(gpus: int, 
 
 
 @pytest.mark.parametrize(("nodes", "gpus", "cpus", "workers", "why"), [
-    ([GPU_NODE, Node(4, 1)], 1, 1, 9, "free GPUs: 9"),
+    ([GPU_NODE, NodeResources(4, 1)], 1, 1, 9, "free GPUs: 9"),
     ([GPU_NODE], 2, 1, 4, "free GPUs: 8"),
-    ([Node(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
-    ([Node(16), Node(2), Node(0)], 0, 1, 2, "nodes with free CPUs: 2"),
-    ([Node(16), Node(2), Node(0)], 0, 4, 1, "nodes with free CPUs: 1"),
+    ([NodeResources(8, 0)], 1, 1, 1, "free GPUs: 0"),  # others have them all: it waits for one
+    ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 1, 2, "nodes with free CPUs: 2"),
+    ([NodeResources(16), NodeResources(2), NodeResources(0)], 0, 4, 1, "nodes with free CPUs: 1"),
     ([], 0, 1, 1, "nodes with free CPUs: 0"),
 ])
-def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node(nodes: list[Node], gpus: float, cpus: float, workers: int,
-                                                            why: str) -> None:
+def test_on_a_cluster_auto_is_a_worker_for_each_gpu_or_node(
+    nodes: list[NodeResources], gpus: float, cpus: float, workers: int, why: str
+) -> None:
     assert workers_on(nodes, gpus, cpus) == (workers, why)

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import Given, config_fields, describe, given_by_keyword, read_config_file, resolve_config
+from ray_yolo.config.settings import (
+    SourcedValue,
+    config_fields,
+    describe,
+    read_config_file,
+    resolve_config,
+    sourced_by_keyword,
+)
 from ray_yolo.config.yaml import to_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 
@@ -61,7 +68,7 @@ def read(tmp_path: Path, content: str) -> RunConfig:
 
 
 def resolved(**values: Any) -> RunConfig:
-    return resolve_config(RunConfig, {path: Given(value, "here") for path, value in values.items()})[0]
+    return resolve_config(RunConfig, {path: SourcedValue(value, "here") for path, value in values.items()})[0]
 
 
 def test_nothing_written_is_the_defaults() -> None:
@@ -118,7 +125,10 @@ def test_yolov5s_own_file_of_defaults_changes_nothing(tmp_path: Path, caplog: py
 
 def test_each_value_knows_where_it_came_from(tmp_path: Path) -> None:
     path = written(tmp_path, "lr0: 0.02\nloss:\n  box: 0.1\n  cls: 0.4\n")
-    given = read_config_file(path) | {"loss.cls": Given("0.3", "--set loss.cls"), "epochs": Given("5", "--epochs")}
+    given = read_config_file(path) | {
+        "loss.cls": SourcedValue("0.3", "--set loss.cls"),
+        "epochs": SourcedValue("5", "--epochs"),
+    }
     config, origins = resolve_config(RunConfig, given)
     assert {path: origin for path, origin in origins.items() if origin != "default"} == {
         "optimizer.lr0": f"{path}:1", "loss.box": f"{path}:3", "loss.cls": "--set loss.cls", "epochs": "--epochs"}
@@ -173,7 +183,7 @@ def test_a_bad_value_is_one_line_with_its_place_and_what_was_expected(tmp_path: 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     path = written(tmp_path, "epoch: 3\nimgsz: 100\nlr0: 7\n")
     with pytest.raises(ConfigError) as caught:
-        resolve_config(RunConfig, read_config_file(path) | {"seed": Given("x", "--seed")})
+        resolve_config(RunConfig, read_config_file(path) | {"seed": SourcedValue("x", "--seed")})
     assert str(caught.value).splitlines() == [
         f"{path}:1: unknown setting 'epoch'; did you mean epochs?",
         f"{path}:2: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
@@ -183,11 +193,11 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_keywords_of_a_python_call_are_read_as_a_files_keys() -> None:
-    given = given_by_keyword({"epochs": 3, "lr0": 0.02, "loss": {"box": 0.1}, "augment": {}})
-    assert given == {"epochs": Given(3, "epochs="), "optimizer.lr0": Given(0.02, "lr0="),
-                     "loss.box": Given(0.1, "loss.box=")}
+    given = sourced_by_keyword({"epochs": 3, "lr0": 0.02, "loss": {"box": 0.1}, "augment": {}})
+    assert given == {"epochs": SourcedValue(3, "epochs="), "optimizer.lr0": SourcedValue(0.02, "lr0="),
+                     "loss.box": SourcedValue(0.1, "loss.box=")}
     with pytest.raises(ConfigError) as caught:
-        resolve_config(RunConfig, given_by_keyword({"epochs": 0, "lr0": "x"}))
+        resolve_config(RunConfig, sourced_by_keyword({"epochs": 0, "lr0": "x"}))
     assert str(caught.value).splitlines() == [
         "epochs=: got 0; expected a whole number >= 1",
         "lr0=: optimizer.lr0: got 'x'; expected a number >= 1e-06 and <= 1.0",
@@ -211,7 +221,7 @@ VALID = st.fixed_dictionaries({}, optional={
 @SHARED_PATH
 @given(VALID)
 def test_a_description_reads_back_as_the_same_configuration(tmp_path: Path, values: dict[str, object]) -> None:
-    given_values = {path: Given(value, "here") for path, value in values.items()}
+    given_values = {path: SourcedValue(value, "here") for path, value in values.items()}
     config, origins = resolve_config(RunConfig, given_values)
     path = tmp_path / "f.yaml"
     path.write_text(describe(config, origins), encoding="utf-8")
@@ -221,8 +231,15 @@ def test_a_description_reads_back_as_the_same_configuration(tmp_path: Path, valu
 
 
 def test_a_description_shows_origins_and_hides_passwords() -> None:
-    lines = describe(*resolve_config(RunConfig, {
-        "epochs": Given("5", "--epochs"), "mlflow_uri": Given("http://me:canary@host", "hyp.yaml:3")})).splitlines()
+    lines = describe(
+        *resolve_config(
+            RunConfig,
+            {
+                "epochs": SourcedValue("5", "--epochs"),
+                "mlflow_uri": SourcedValue("http://me:canary@host", "hyp.yaml:3"),
+            },
+        )
+    ).splitlines()
     assert "epochs: 5                                 # --epochs" in lines
     assert "mlflow_uri: http://***@host               # hyp.yaml:3" in lines
     assert "optimizer.lr0: 0.01                       # default" in lines

@@ -66,7 +66,7 @@ def test_the_releases_that_are_named_begin_with_the_lowest_allowed_ones() -> Non
     (lambda left: torch_internals.lerp_(left, [torch.full((2,), 5.0), torch.ones(1)], 0.25), ([2.0, 2.75], [2.5])),
 ])
 def test_torchs_operations_on_lists_do_what_is_said_of_them(change, expected) -> None:
-    """Seen with PyTorch 2.11 and 2.15."""
+    """WorkerStatus with PyTorch 2.11 and 2.15."""
     left = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
     change(left)
     assert tuple(one.tolist() for one in left) == expected

@@ -20,7 +20,7 @@ from ray_yolo.core.files import HashingWriter
 from ray_yolo.data import remote as module
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.data.remote import MANIFEST, address_parts, at_hand, mirror
+from ray_yolo.data.remote import MANIFEST, address_parts, at_hand, snapshot
 from ray_yolo.storage.store import Entry, Fetched, FolderStore, ObjectStore, open_store
 from tests.support.formats import FORMATS, write
 from tests.support.jobs import make_dataset
@@ -88,13 +88,13 @@ def test_a_mirror_is_read_as_the_folder_is(tmp_path: Path, layout: str, change: 
     for old, new in change.items():
         write(yaml, yaml.read_text().replace(old, new))
     here, there = read_description(yaml), read_description(f"file://{root}")
-    assert there.mirror
+    assert there.snapshot
     for split in ("train", "val"):
         one, other = read_index(here, split), read_index(there, split)
         assert one.digest == other.digest
         assert len(one.classes)
         assert [os.path.relpath(path, root) for path in one.paths] == [
-            os.path.relpath(path, there.mirror.folder) for path in other.paths]
+            os.path.relpath(path, there.snapshot.folder) for path in other.paths]
 
 
 def test_objects_of_s3_are_mirrored_whatever_they_are_called(bucket: Path, s3: None) -> None:
@@ -102,7 +102,7 @@ def test_objects_of_s3_are_mirrored_whatever_they_are_called(bucket: Path, s3: N
         shutil.copy(bucket / "images" / "val" / "000.png", bucket / "images" / "val" / name)
     upload(bucket, "s3://bucket/named")
     open_store("s3://bucket/named").put("images/val/", b"")  # as consoles make folders
-    assert files(mirror("s3://bucket/named").folder) == files(bucket)
+    assert files(snapshot("s3://bucket/named").folder) == files(bucket)
 
 
 def test_only_what_belongs_to_the_splits_is_fetched(bucket: Path, address: str) -> None:
@@ -111,38 +111,38 @@ def test_only_what_belongs_to_the_splits_is_fetched(bucket: Path, address: str) 
                  "other/data.yaml", "images/val/.hidden.png"):
         write(bucket / name, name)
     write(bucket / "Annotations" / "val" / "a.xml", "<annotation/>")
-    assert files(mirror(address).folder) == {**expected, "Annotations/val/a.xml": b"<annotation/>"}
+    assert files(snapshot(address).folder) == {**expected, "Annotations/val/a.xml": b"<annotation/>"}
 
 
 def test_at_the_next_start_what_changed_and_went_follows_and_the_rest_is_not_fetched(
         bucket: Path, address: str, fetched: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
-    first = mirror(address, tell=told.append)
+    first = snapshot(address, notify=told.append)
     content = files(first.folder)
     assert len(fetched) == 1 + len(content)  # the description is looked at before
     megabytes = sum(map(len, content.values())) / 1e6
     assert told == [f"{address}: {len(content)} files ({megabytes:.1f} MB) are fetched into {first.folder}"]
     fetched.clear()
-    assert mirror(address, tell=told.append) == first
-    assert mirror(address, first.version) == first
+    assert snapshot(address, notify=told.append) == first
+    assert snapshot(address, first.version) == first
     assert (len(told), fetched) == (1, ["data.yaml"])
     (bucket / "labels" / "val" / "000.txt").write_text("0 0.5 0.5 0.25 0.25")
     (bucket / "images" / "train" / "003.png").unlink()
-    second = mirror(address)
+    second = snapshot(address)
     assert fetched[2:] == ["labels/val/000.txt"]
     assert files(second.folder) == files(bucket)
     assert files(first.folder) == content, "a training goes on with what it began with"
     same = [os.stat(f"{each.folder}/images/train/000.png").st_ino for each in (first, second)]
     assert same[0] == same[1]
     os.close(module._used.pop(Path(first.folder)))  # as when its process has ended
-    assert mirror(address) == second
+    assert snapshot(address) == second
     assert not Path(first.folder).exists()
     assert files(second.folder) == files(bucket)
 
 
 @pytest.mark.parametrize("damage", ["cut", "other bytes", "gone"])
 def test_a_damaged_file_is_fetched_again(address: str, fetched: list[str], damage: str) -> None:
-    made = mirror(address)
+    made = snapshot(address)
     content = files(made.folder)
     path = Path(made.folder, "images/train/004.png")
     if damage == "cut":
@@ -153,10 +153,10 @@ def test_a_damaged_file_is_fetched_again(address: str, fetched: list[str], damag
         path.write_bytes(bytes(path.stat().st_size))
     os.utime(Path(made.folder, "images/val/004.png"))  # of another time, but the same
     fetched.clear()
-    assert mirror(address, made.version) == made
+    assert snapshot(address, made.version) == made
     assert fetched == ["images/train/004.png"]
     assert files(made.folder) == content
-    mirror(address, made.version)
+    snapshot(address, made.version)
     assert len(fetched) == 1
 
 
@@ -179,7 +179,7 @@ def test_who_waits_too_long_is_told(address: str, monkeypatch: pytest.MonkeyPatc
         assert other.stdout
         other.stdout.readline()
         with pytest.raises(DatasetError, match=r"another process of this machine has been fetching it.*end it"):
-            mirror(address)
+            snapshot(address)
         other.kill()
 
 
@@ -197,18 +197,18 @@ def test_of_a_download_that_is_killed_nothing_is_taken_for_whole(bucket: Path, a
     assert "images/train/005.png" not in half
     assert half.items() <= files(bucket).items()
     (made / "images/train/001.png").write_bytes(b"torn by a crash of the machine")
-    assert files(mirror(address).folder) == files(bucket)
+    assert files(snapshot(address).folder) == files(bucket)
     assert not list((top / ".coming").glob("[!d]*"))
 
 
 def test_files_of_a_killed_download_are_kept_where_the_tag_is_their_md5(bucket: Path, s3: None) -> None:
     address = "s3://bucket/killed"
     upload(bucket, address)
-    made = mirror(address)
+    made = snapshot(address)
     Path(made.folder, MANIFEST).unlink()
     Path(made.folder, "images/train/001.png").write_bytes(b"torn")
     told: list[str] = []
-    assert mirror(address, tell=told.append) == made
+    assert snapshot(address, notify=told.append) == made
     assert told[0].startswith(f"{address}: 1 files (")
     assert files(made.folder) == files(bucket)
 
@@ -227,7 +227,7 @@ def test_bytes_that_are_not_those_of_the_tag_are_fetched_again(bucket: Path, s3:
         return meta
 
     monkeypatch.setattr(ObjectStore, "_download", tear)
-    assert files(mirror("s3://bucket/torn").folder) == files(bucket)
+    assert files(snapshot("s3://bucket/torn").folder) == files(bucket)
     assert torn
 
 
@@ -249,7 +249,7 @@ def test_tags_that_only_look_like_md5_are_believed_once_the_same_came_twice(
     monkeypatch.setattr(FolderStore, "walk", list_all)
     monkeypatch.setattr(FolderStore, "fetch", fetch_it)
     monkeypatch.setattr(module, "_REQUESTS", 2)
-    made = mirror(address)
+    made = snapshot(address)
     assert files(made.folder) == files(bucket)
     assert len(keys) <= len(files(bucket)) + 3
 
@@ -266,7 +266,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_told(bucket: Path, addres
 
     monkeypatch.setattr(FolderStore, "walk", then_change)
     with pytest.raises(DatasetError, match=r"labels/val/000\.txt does not come as it was listed.*start again"):
-        mirror(address)
+        snapshot(address)
 
 
 def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
@@ -282,9 +282,9 @@ def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
 
     monkeypatch.setattr(FolderStore, "fetch", cut)
     with pytest.raises(DatasetError, match=r"3\.png does not come as it was listed, with \d+ bytes"):
-        mirror(address)
+        snapshot(address)
     monkeypatch.undo()
-    assert files(mirror(address).folder)["images/train/003.png"] == (bucket / "images/train/003.png").read_bytes()
+    assert files(snapshot(address).folder)["images/train/003.png"] == (bucket / "images/train/003.png").read_bytes()
 
 
 def test_on_another_machine_an_index_has_the_paths_of_its_mirror(bucket: Path, address: str, tmp_path: Path,
@@ -324,7 +324,7 @@ def test_storage_that_refuses_is_told(address: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FolderStore, "fetch", refuse)
     with pytest.raises(DatasetError, match=r"set/data\.yaml: AccessDenied; see that the environment"):
-        mirror(address)
+        snapshot(address)
 
 
 @pytest.mark.parametrize(("text", "why"), [

@@ -10,17 +10,17 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ray_yolo.core.errors import CheckpointError
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import Host, build, build_network, regroup, ungroup, val_loader
-from ray_yolo.engine.collectives import Replicas
-from tests.support.jobs import make_index, make_job
+from ray_yolo.engine.build import WorkerContext, build, build_network, regroup, release_process_group, val_loader
+from ray_yolo.engine.collectives import Collectives
+from tests.support.jobs import make_index, make_spec
 
 
 def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one, two = (build_network(make_job(tmp_path, seed=seed)) for seed in (1, 1))
-    other = build_network(make_job(tmp_path, seed=2))
+    one, two = (build_network(make_spec(tmp_path, seed=seed)) for seed in (1, 1))
+    other = build_network(make_spec(tmp_path, seed=2))
     assert torch.equal(torch.rand(3), expected)
     weight = "model.0.conv.weight"
     assert torch.equal(one.state_dict()[weight], two.state_dict()[weight])
@@ -28,32 +28,32 @@ def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(tmp
 
 
 def test_frozen_layers_are_not_trained(tmp_path: Path) -> None:
-    parts = build(make_job(tmp_path, freeze=2), Host())
-    trained = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
-    frozen = [name for name, p in parts.model.named_parameters() if id(p) not in trained]
+    components = build(make_spec(tmp_path, freeze=2), WorkerContext())
+    trained = {id(p) for group in components.optimizer.param_groups for p in group["params"]}
+    frozen = [name for name, p in components.model.named_parameters() if id(p) not in trained]
     assert frozen
     assert {name.split(".")[1] for name in frozen} == {"0", "1"}
 
 
 def test_initial_weights_are_taken_from_plain_tensors(tmp_path: Path) -> None:
-    donor = build_network(make_job(tmp_path, seed=7))
+    donor = build_network(make_spec(tmp_path, seed=7))
     torch.save(donor.state_dict(), tmp_path / "w.pt")
-    model = build_network(make_job(tmp_path, weights=str(tmp_path / "w.pt")))
+    model = build_network(make_spec(tmp_path, weights=str(tmp_path / "w.pt")))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), donor.state_dict().values(), strict=True))
     torch.save({"x": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="none of the model's"):
-        build_network(make_job(tmp_path, weights=str(tmp_path / "other.pt")))
+        build_network(make_spec(tmp_path, weights=str(tmp_path / "other.pt")))
 
 
 def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(tmp_path: Path) -> None:
-    job = make_job(tmp_path, rect=True)
-    parts = build(job, Host())
-    parts.sampler.start(0)
-    first = [key.image for key in parts.sampler]
-    parts.sampler.start(1)
-    assert first == [key.image for key in parts.sampler]
-    parts.sampler.start(0)
-    shapes = [tuple(batch["images"].shape[2:]) for batch in parts.loader]
+    spec = make_spec(tmp_path, rect=True)
+    components = build(spec, WorkerContext())
+    components.sampler.start(0)
+    first = [key.image for key in components.sampler]
+    components.sampler.start(1)
+    assert first == [key.image for key in components.sampler]
+    components.sampler.start(0)
+    shapes = [tuple(batch["images"].shape[2:]) for batch in components.loader]
     assert set(shapes) == {(64, 64)}  # 48 x 64 pictures on a grid of 32
 
 
@@ -65,10 +65,10 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
         prepared.append((loader, [loader]))
         return prepared[-1][1]
 
-    parts = build(make_job(tmp_path), Host(prepare_loader=prepare))
-    other = regroup(parts, Replicas(0, 1))
+    components = build(make_spec(tmp_path), WorkerContext(prepare_loader=prepare))
+    other = regroup(components, Collectives(0, 1))
     assert len(prepared) == 2
-    for made, (loader, result) in zip((parts, other), prepared, strict=True):
+    for made, (loader, result) in zip((components, other), prepared, strict=True):
         assert made.loader is result
         assert loader.sampler is made.sampler
         assert isinstance(loader.sampler, DistributedSampler)
@@ -77,16 +77,16 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_batches_for_a_gpu_are_pinned_whoever_reads_them(tmp_path: Path, processes: int, device: str) -> None:
-    index, host = make_index(tmp_path, 3), Host(device=torch.device(device), loader_processes=processes)
-    assert val_loader(index, ImageStore(index, 64), 64, 32, 2, host).pin_memory is (device == "cuda")
+    index, context = make_index(tmp_path, 3), WorkerContext(device=torch.device(device), loader_processes=processes)
+    assert val_loader(index, ImageStore(index, 64), 64, 32, 2, context).pin_memory is (device == "cuda")
 
 
 def test_a_group_that_was_never_whole_is_let_go_of_too(tmp_path: Path) -> None:
     """Somebody is lost between two groups: all ask for the next one, without having had this one."""
-    parts = build(make_job(tmp_path), Host())
-    model = parts.model
-    ungroup(parts)
-    ungroup(parts)
-    again = regroup(parts, Replicas())
+    components = build(make_spec(tmp_path), WorkerContext())
+    model = components.model
+    release_process_group(components)
+    release_process_group(components)
+    again = regroup(components, Collectives())
     assert again.model is model
     assert again.gradients is not None

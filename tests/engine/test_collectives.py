@@ -17,18 +17,25 @@ from torch import Tensor
 
 from ray_yolo.core.errors import PeerLostError
 from ray_yolo.engine import collectives as module
-from ray_yolo.engine.collectives import Replicas, cut_group, form_group, leave_group, offer_store, peers_needed
+from ray_yolo.engine.collectives import (
+    Collectives,
+    abort_process_group,
+    collective_errors,
+    form_process_group,
+    leave_process_group,
+    serve_rendezvous_store,
+)
 from tests.support.workers import run_workers
 
 
-def gather_everything(replicas: Replicas) -> dict[str, Tensor]:
-    rows = torch.full((replicas.worker, 2), float(replicas.worker))  # worker 0 has none
-    x = torch.tensor([1.0 + replicas.worker], requires_grad=True)
-    total = replicas.global_sum(x)
-    (total.sum() * (replicas.worker + 1)).backward()
+def gather_everything(collectives: Collectives) -> dict[str, Tensor]:
+    rows = torch.full((collectives.worker, 2), float(collectives.worker))  # worker 0 has none
+    x = torch.tensor([1.0 + collectives.worker], requires_grad=True)
+    total = collectives.global_sum(x)
+    (total.sum() * (collectives.worker + 1)).backward()
     return {
-        "known": replicas.gather_rows(rows, list(range(replicas.num_workers))),
-        "unknown": replicas.gather(rows),
+        "known": collectives.gather_rows(rows, list(range(collectives.num_workers))),
+        "unknown": collectives.gather(rows),
         "total": total.detach(),
         "gradient": x.grad,
     }
@@ -48,28 +55,28 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
     "Application timeout caused pair closure",  # of a peer whose network is cut; tests/cluster/test_cluster_real.py
     "NCCL communicator was aborted on rank 0."])
 def test_what_is_said_of_a_lost_peer_is_known(said: str) -> None:
-    with pytest.raises(PeerLostError), peers_needed():
+    with pytest.raises(PeerLostError), collective_errors():
         raise RuntimeError(said)
 
 
 def test_other_errors_are_not_a_lost_peer() -> None:
-    with pytest.raises(RuntimeError, match="shape"), peers_needed():
+    with pytest.raises(RuntimeError, match="shape"), collective_errors():
         raise RuntimeError("shape mismatch")
 
 
-def wait_in_vain(replicas: Replicas) -> dict[str, float]:
+def wait_in_vain(collectives: Collectives) -> dict[str, float]:
     """Worker 0 waits for the other one, who does not come and does not close his connections either."""
-    store = offer_store("127.0.0.1")
-    port = int(replicas.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_group()
-    formed = form_group(store, ("127.0.0.1", port), replicas.worker, 2, 60.0, torch.device("cpu"))
+    store = serve_rendezvous_store("127.0.0.1")
+    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
+    leave_process_group()
+    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
     began = time.monotonic()
-    if replicas.worker:
+    if collectives.worker:
         time.sleep(8.0)
         return {}
-    threading.Timer(1.0, cut_group).start()
-    with pytest.raises(PeerLostError), peers_needed():
-        formed.gather(torch.zeros(1, 1))
+    threading.Timer(1.0, abort_process_group).start()
+    with pytest.raises(PeerLostError), collective_errors():
+        quorum.gather(torch.zeros(1, 1))
     return {"seconds": time.monotonic() - began}
 
 
@@ -77,22 +84,22 @@ def test_a_collective_that_waits_in_vain_is_ended_from_another_thread() -> None:
     assert 1.0 <= run_workers(2, wait_in_vain)[0]["seconds"] < 6.0
 
 
-def wait_for_each_other(replicas: Replicas) -> dict[str, Any]:
+def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
     """Both live and wait, as after a failure of the network between two GPUs, until each one's group is cut."""
-    stores = [offer_store("127.0.0.1") for _ in range(2)]
-    ports = [int(replicas.gather(torch.tensor([[float(store.port)]]))[0]) for store in stores]
-    leave_group()
+    stores = [serve_rendezvous_store("127.0.0.1") for _ in range(2)]
+    ports = [int(collectives.gather(torch.tensor([[float(store.port)]]))[0]) for store in stores]
+    leave_process_group()
     cpu, group = torch.device("cpu"), Group(0.0)
-    formed = form_group(stores[0], ("127.0.0.1", ports[0]), replicas.worker, 2, 60.0, cpu)
+    quorum = form_process_group(stores[0], ("127.0.0.1", ports[0]), collectives.worker, 2, 60.0, cpu)
     module._group.nccl = group
-    threading.Timer(1.0, cut_group).start()
+    threading.Timer(1.0, abort_process_group).start()
     began = time.monotonic()
-    with pytest.raises(PeerLostError), peers_needed():
-        dist.broadcast(torch.zeros(1), 1 - replicas.worker)
+    with pytest.raises(PeerLostError), collective_errors():
+        dist.broadcast(torch.zeros(1), 1 - collectives.worker)
     seconds = time.monotonic() - began
-    leave_group()
-    formed = form_group(stores[1], ("127.0.0.1", ports[1]), replicas.worker, 2, 60.0, cpu)
-    return {"seconds": seconds, "aborted": group.aborted, "then": formed.gather(torch.ones(1, 1))}
+    leave_process_group()
+    quorum = form_process_group(stores[1], ("127.0.0.1", ports[1]), collectives.worker, 2, 60.0, cpu)
+    return {"seconds": seconds, "aborted": group.aborted, "then": quorum.gather(torch.ones(1, 1))}
 
 
 def test_workers_that_wait_for_each_other_are_cut_and_form_another_group() -> None:
@@ -103,20 +110,20 @@ def test_workers_that_wait_for_each_other_are_cut_and_form_another_group() -> No
         assert found["then"].tolist() == [[1], [1]]
 
 
-def die_before_the_mesh(replicas: Replicas) -> dict[str, float]:
+def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:
     """Worker 1 comes to the meeting, and ends."""
     module._MEETING_SECONDS = 3.0
-    store = offer_store("127.0.0.1")
-    port = int(replicas.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_group()
+    store = serve_rendezvous_store("127.0.0.1")
+    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
+    leave_process_group()
     cpu = torch.device("cpu")
-    if replicas.worker:
+    if collectives.worker:
         dist.TCPStore("127.0.0.1", port, is_master=False).add("come", 1)
         time.sleep(1.0)
         return {}
     began = time.monotonic()
     with pytest.raises(PeerLostError):
-        form_group(store, ("127.0.0.1", port), 0, 2, 60.0, cpu)
+        form_process_group(store, ("127.0.0.1", port), 0, 2, 60.0, cpu)
     return {"seconds": time.monotonic() - began}
 
 
@@ -124,15 +131,15 @@ def test_a_death_between_meeting_and_mesh_costs_no_more_than_the_meeting() -> No
     assert run_workers(2, die_before_the_mesh)[0]["seconds"] < 20.0
 
 
-def slow_gather(replicas: Replicas) -> dict[str, Tensor]:
+def slow_gather(collectives: Collectives) -> dict[str, Tensor]:
     module._MEETING_SECONDS = 2.0
-    store = offer_store("127.0.0.1")
-    port = int(replicas.gather(torch.tensor([[float(store.port)]]))[0])
-    leave_group()
-    formed = form_group(store, ("127.0.0.1", port), replicas.worker, 2, 60.0, torch.device("cpu"))
-    if replicas.worker:
+    store = serve_rendezvous_store("127.0.0.1")
+    port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
+    leave_process_group()
+    quorum = form_process_group(store, ("127.0.0.1", port), collectives.worker, 2, 60.0, torch.device("cpu"))
+    if collectives.worker:
         time.sleep(4.0)
-    return {"rows": formed.gather(torch.ones(1, 1))}
+    return {"rows": quorum.gather(torch.ones(1, 1))}
 
 
 def test_a_collective_may_take_longer_than_the_meeting() -> None:
@@ -146,7 +153,7 @@ def listening(port: int) -> list[str]:
 
 
 def test_a_store_listens_at_the_workers_own_address_alone() -> None:
-    assert listening(offer_store("127.0.0.1").port) == ["0100007F"]
+    assert listening(serve_rendezvous_store("127.0.0.1").port) == ["0100007F"]
 
 
 @pytest.mark.parametrize(("set_before", "address", "expected"), [
@@ -180,7 +187,7 @@ def test_nccl_is_aborted_within_a_limit_or_the_process_ends(
     monkeypatch.setattr(module, "_ABORT_SECONDS", 0.2)
     group = Group(seconds)
     monkeypatch.setattr(module, "_group", module._Group(nccl=group))
-    cut_group()
+    abort_process_group()
     assert (ended, group.aborted) == (killed, not killed)
 
 
@@ -191,7 +198,7 @@ def sent(worker: int, step: int, values: Tensor, patch: pytest.MonkeyPatch) -> T
     """What a worker hands to NCCL for a step."""
     rows: list[Tensor] = []
     patch.setattr(module.dist, "all_gather_into_tensor", lambda received, mine: rows.append(mine.clone()))
-    Replicas(worker, 3).gather_step(values, step)
+    Collectives(worker, 3).gather_step(values, step)
     return rows[0]
 
 
@@ -216,11 +223,11 @@ def test_only_rows_of_the_step_are_whole(monkeypatch: pytest.MonkeyPatch, left: 
                 for step, values in ((6, before), (7, VALUES)))
     rows = torch.cat([new[0], LEFT[left](new[1], old[1]), new[2]])
     monkeypatch.setattr(module.dist, "all_gather_into_tensor", lambda received, mine: received.copy_(rows))
-    found, whole = Replicas(0, 3).gather_step(VALUES[0], 7)
+    found, whole = Collectives(0, 3).gather_step(VALUES[0], 7)
     assert bool(whole) is (left == "the row" or (equal and left == "seals without values"))  # then it is the row, too
     if whole:
         assert torch.equal(found.view(torch.int32), VALUES.view(torch.int32))
-    found, whole = Replicas().gather_step(VALUES[0], 7)  # alone
+    found, whole = Collectives().gather_step(VALUES[0], 7)  # alone
     assert bool(whole)
     assert torch.equal(found.view(torch.int32), VALUES[:1].view(torch.int32))
 
@@ -228,9 +235,9 @@ def test_only_rows_of_the_step_are_whole(monkeypatch: pytest.MonkeyPatch, left: 
 def test_a_cut_is_seen_by_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(module, "_group", module._Group(cut=torch.zeros(())))
-    before = Replicas(0, 2).was_cut(cpu)
-    cut_group()
-    assert (before, Replicas(0, 2).was_cut(cpu), Replicas().was_cut(cpu)) == (0, 1, 0)
+    before = Collectives(0, 2).was_cut(cpu)
+    abort_process_group()
+    assert (before, Collectives(0, 2).was_cut(cpu), Collectives().was_cut(cpu)) == (0, 1, 0)
     monkeypatch.setattr(module, "_group", module._Group())  # of Ray's making
-    cut_group()
-    assert Replicas(0, 2).was_cut(cpu) == 0
+    abort_process_group()
+    assert Collectives(0, 2).was_cut(cpu) == 0

@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Parts, build
+from ray_yolo.engine.build import TrainComponents, WorkerContext, build
 from ray_yolo.models.families import build_model, find_family
 from ray_yolo.ops import nms
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 SMALL = {"batch_size": 4, "microbatch": 4, "multi_scale": True, "optimizer": {"nominal_batch": 4}}
 TINY: dict[str, Any] = {"microbatch": 2}
@@ -73,8 +73,8 @@ def fused_step(*tensors: Any, found_inf: Tensor, **_: Any) -> None:
         assert tensor.device == parameters[0].device
 
 
-def fake_backward(loss: Tensor, parts: Parts) -> None:
-    for parameter in parts.model.parameters():
+def fake_backward(loss: Tensor, components: TrainComponents) -> None:
+    for parameter in components.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
 
@@ -111,7 +111,7 @@ def surroundings() -> Iterator[ExitStack]:
         yield stack
 
 
-Plant = Callable[[Parts, Tensor], Tensor]
+Plant = Callable[[TrainComponents, Tensor], Tensor]
 
 
 def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.MonkeyPatch, plant: Plant | None = None,
@@ -123,16 +123,16 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
             stack.enter_context(FakeTensorMode())
         return moved(model, device)
 
-    job = make_job(folder, 8, **{**SMALL, **recipe})
-    job = replace(job, architecture=None) if "model" in recipe else job
-    parts = build(job, Host(device=torch.device(device), prepare_model=prepare_model))
-    moved(parts.ema.model, device)  # a copied fake tensor brings a mode of its own
-    vars(parts.optimizer)["_need_device_dtype_check_for_fused"] = False
-    terms, happened = parts.loss.terms, []
+    spec = make_spec(folder, 8, **{**SMALL, **recipe})
+    spec = replace(spec, architecture=None) if "model" in recipe else spec
+    components = build(spec, WorkerContext(device=torch.device(device), prepare_model=prepare_model))
+    moved(components.ema.model, device)  # a copied fake tensor brings a mode of its own
+    vars(components.optimizer)["_need_device_dtype_check_for_fused"] = False
+    terms, happened = components.loss.terms, []
     if plant is not None:
-        patch.setattr(parts.loss, "terms", lambda *args: plant(parts, terms(*args)))
+        patch.setattr(components.loss, "terms", lambda *args: plant(components, terms(*args)))
     if device == "cuda":
-        patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, parts))
+        patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, components))
 
     def send(numbers: Tensor) -> Callable[[], list[float]]:
         happened.append("sent")
@@ -140,15 +140,15 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
 
     patch.setattr(loop, "send_to_host", send)
     patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))
-    images = parts.plan.loader_batch(1, 0)
+    images = components.plan.loader_batch(1, 0)
     batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
-    parts.loss.terms(torch.ones(len(parts.loss.names), 1, device=device), torch.ones((), device=device))
+    components.loss.terms(torch.ones(len(components.loss.names), 1, device=device), torch.ones((), device=device))
     stack.enter_context(Watch())
-    parts.loader = [batch] * 4
-    for launched in loop.launch_steps(parts, Progress(), loop.Wishes):
-        assert not loop.finish_step(parts, launched).skipped
-    parts.gradients.backward_of_nothing(loop.blank_loss(parts))
+    components.loader = [batch] * 4
+    for launched in loop.launch_steps(components, Progress(), loop.ControlFlags):
+        assert not loop.finish_step(components, launched).skipped
+    components.gradients.backward_of_nothing(loop.blank_loss(components))
     return happened
 
 
@@ -167,12 +167,12 @@ def test_in_a_step_the_host_waits_for_the_device_once_when_the_next_one_is_queue
 
 
 PLANTS: dict[str, Plant] = {
-    "item": lambda parts, terms: terms * terms.sum().item(),
-    "bool": lambda parts, terms: terms if terms.sum() > 0 else terms * 2,
-    "mask": lambda parts, terms: terms[terms > 0],
-    "nonzero": lambda parts, terms: terms * terms.nonzero().shape[0],
-    "to the host": lambda parts, terms: terms.cpu().to(terms.device, non_blocking=True),
-    "of the host": lambda parts, terms: terms + torch.ones(3),
+    "item": lambda components, terms: terms * terms.sum().item(),
+    "bool": lambda components, terms: terms if terms.sum() > 0 else terms * 2,
+    "mask": lambda components, terms: terms[terms > 0],
+    "nonzero": lambda components, terms: terms * terms.nonzero().shape[0],
+    "to the host": lambda components, terms: terms.cpu().to(terms.device, non_blocking=True),
+    "of the host": lambda components, terms: terms + torch.ones(3),
 }
 
 

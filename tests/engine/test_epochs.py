@@ -14,26 +14,26 @@ import torch
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import ANCHOR_TERMS, EpochEvent, Event
-from ray_yolo.engine.build import Host, Job, build
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext, build
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, metrics_of
 from ray_yolo.engine.session import Session, run_session
 from tests.support import run_log
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 VALIDATED = {"noval": False, "epochs": 4}
 
 
-def train(job: Job, placement: Placement) -> list[EpochEvent]:
+def train(spec: TrainSpec, placement: Placement) -> list[EpochEvent]:
     """The epochs of a training."""
     events: list[Event] = []
-    run_session(job, Host(), placement, events.append)
+    run_session(spec, WorkerContext(), placement, events.append)
     return run_log.only(EpochEvent, events)
 
 
-def saved(job: Job, name: str) -> dict[str, Any]:
+def saved(spec: TrainSpec, name: str) -> dict[str, Any]:
     """What weights/<name>.pt holds, with its text read."""
-    state = torch.load(job.run_dir / "weights" / f"{name}.pt", weights_only=True)
+    state = torch.load(spec.run_dir / "weights" / f"{name}.pt", weights_only=True)
     return {**state, **json.loads(state["meta"])}
 
 
@@ -43,7 +43,7 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
 
     def found(session: Session) -> Evaluation:
         nothing, ap = np.zeros((0, 8)), next(waiting)
-        metrics = dataclasses.replace(metrics_of(nothing, session.job.val), ap=ap, map50=float(ap[:, 0].mean()),
+        metrics = dataclasses.replace(metrics_of(nothing, session.spec.val), ap=ap, map50=float(ap[:, 0].mean()),
                                       map=float(ap.mean()))
         return Evaluation(metrics, dict.fromkeys(ANCHOR_TERMS, 0.0), nothing)
 
@@ -52,42 +52,51 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_first_of_equally_good_epochs_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validate_as([np.full((2, 10), value) for value in (0.1, 0.3, 0.3, 0.2)], monkeypatch)
-    job = make_job(tmp_path, **VALIDATED)
-    told = [(event.fitness, event.best) for event in train(job, Placement())]
+    spec = make_spec(tmp_path, **VALIDATED)
+    told = [(event.fitness, event.best) for event in train(spec, Placement())]
     assert told == [(pytest.approx(0.1), True), (pytest.approx(0.3), True), (pytest.approx(0.3), False),
                     (pytest.approx(0.2), False)]
-    assert (saved(job, "best")["progress"][0], saved(job, "last")["progress"][0]) == (2, 4)
-    assert (saved(job, "last")["best_epoch"], saved(job, "last")["best_fitness"]) == (1, pytest.approx(0.3))
+    assert (saved(spec, "best")["progress"][0], saved(spec, "last")["progress"][0]) == (2, 4)
+    assert (saved(spec, "last")["best_epoch"], saved(spec, "last")["best_fitness"]) == (1, pytest.approx(0.3))
 
 
 def test_fitness_and_what_drives_image_weights_come_from_all_thresholds(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     precisions = np.array([[0.9] + [0.4] * 9, [0.5] + [0.0] * 9])
     validate_as([precisions], monkeypatch)
-    job = make_job(tmp_path, noval=False, epochs=1)
-    [event] = train(job, Placement())
+    spec = make_spec(tmp_path, noval=False, epochs=1)
+    [event] = train(spec, Placement())
     assert event.fitness == pytest.approx(0.1 * 0.7 + 0.9 * (0.45 + 0.05) / 2)
-    assert saved(job, "last")["class_maps"] == pytest.approx([0.45, 0.05])
+    assert saved(spec, "last")["class_maps"] == pytest.approx([0.45, 0.05])
 
 
 def test_every_so_many_epochs_are_kept(tmp_path: Path) -> None:
-    job = make_job(tmp_path, epochs=5)
-    train(job, Placement(save_period=2))
-    assert {path.stem for path in (job.run_dir / "weights").glob("epoch*.pt")} == {"epoch1", "epoch3"}
-    assert saved(job, "epoch1")["progress"][:2] == [2, 0]
+    spec = make_spec(tmp_path, epochs=5)
+    train(spec, Placement(save_period=2))
+    assert {path.stem for path in (spec.run_dir / "weights").glob("epoch*.pt")} == {"epoch1", "epoch3"}
+    assert saved(spec, "epoch1")["progress"][:2] == [2, 0]
 
 
 def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) -> None:
     """Validated anew from the file; the weights that were trained themselves have others."""
-    job = make_job(tmp_path, **VALIDATED)
-    train(job, Placement(save_period=1))
+    spec = make_spec(tmp_path, **VALIDATED)
+    train(spec, Placement(save_period=1))
     for epoch in (0, 3):
-        state = saved(job, f"epoch{epoch}")
+        state = saved(spec, f"epoch{epoch}")
         for part in ("ema", "model"):
-            parts = build(job, Host())
-            parts.ema.model.load_state_dict(state[part])
-            found = evaluate(parts.ema.model, parts.family, parts.loss, parts.val_batches, job.val, job.recipe.evaluate,
-                             "fp32", Replicas(), torch.device("cpu"))
+            components = build(spec, WorkerContext())
+            components.ema.model.load_state_dict(state[part])
+            found = evaluate(
+                components.ema.model,
+                components.family,
+                components.loss,
+                components.val_batches,
+                spec.val,
+                spec.recipe.evaluate,
+                "fp32",
+                Collectives(),
+                torch.device("cpu"),
+            )
             told = state["last_epoch"]
             same = told["val"] == found.losses and told["metrics"] == found.summary
             assert same == (part == "ema"), (epoch, part)
@@ -95,12 +104,12 @@ def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) 
 
 def test_an_average_whose_settings_change_follows_by_the_new_ones(tmp_path: Path) -> None:
     """One step an epoch: e <- d e + (1 - d) w with d = 0.9 (1 - exp(-1 / 4)), then 0.5 (1 - exp(-2)) at step 2."""
-    job = make_job(tmp_path, epochs=2, batch_size=48, optimizer={"nominal_batch": 48, "lr0": 0.01},
+    spec = make_spec(tmp_path, epochs=2, batch_size=48, optimizer={"nominal_batch": 48, "lr0": 0.01},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.9, "ema_ramp": 4},
                    changes=["1: schedule.ema_decay=0.5 schedule.ema_ramp=1"])
-    start = build(job, Host()).model.state_dict()
-    train(job, Placement(save_period=1))
-    first, second = saved(job, "epoch0"), saved(job, "epoch1")
+    start = build(spec, WorkerContext()).model.state_dict()
+    train(spec, Placement(save_period=1))
+    first, second = saved(spec, "epoch0"), saved(spec, "epoch1")
     decays = 0.9 * (1 - math.exp(-1 / 4)), 0.5 * (1 - math.exp(-2))
     for name in (name for name, value in start.items() if value.is_floating_point()):
         for before, after, decay in ((start, first, decays[0]), (first["ema"], second, decays[1])):

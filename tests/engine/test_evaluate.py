@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.build import Host, val_loader
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import WorkerContext, val_loader
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import BITS, Evaluation, evaluate, per_class
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.models.families import Family, fit_nothing
@@ -107,16 +107,16 @@ class TwoMinded(Seer):
         return levels, losses
 
 
-def run(replicas: Replicas, scenes: Scenes, seer: type[Seer] = Seer) -> Evaluation:
-    host, index = Host(replicas=replicas), scenes.index
-    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, scenes.config.batch_size, host)
+def run(collectives: Collectives, scenes: Scenes, seer: type[Seer] = Seer) -> Evaluation:
+    context, index = WorkerContext(collectives=collectives), scenes.index
+    loader = val_loader(index, ImageStore(index, IMGSZ, smooth=True), IMGSZ, 32, scenes.config.batch_size, context)
     family = Family({}, fit_nothing, lambda *_: KnownLoss(),
                     lambda head, levels: Predictions(levels[0][..., :4], levels[0][..., 4:]))
-    return evaluate(seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", replicas, CPU)
+    return evaluate(seer(scenes), family, KnownLoss(), loader, index, scenes.config, "fp32", collectives, CPU)
 
 
-def numbers(replicas: Replicas, scenes: Scenes) -> dict[str, Any]:
-    found = run(replicas, scenes)
+def numbers(collectives: Collectives, scenes: Scenes) -> dict[str, Any]:
+    found = run(collectives, scenes)
     return {**found.summary, "ap": torch.from_numpy(found.metrics.ap), "losses": list(found.losses.values()),
             "detections": torch.from_numpy(found.detections)}
 
@@ -170,14 +170,14 @@ def test_numbers_worked_by_hand_on_one_worker_and_on_two_over_three_batches(five
 def test_every_image_is_in_one_batch_of_one_worker(five: Scenes, workers: int, batch_size: int) -> None:
     index = five.index
     store = ImageStore(index, IMGSZ, smooth=True)
-    shares = [val_loader(index, store, IMGSZ, 32, batch_size, Host(replicas=Replicas(worker, workers)))
+    shares = [val_loader(index, store, IMGSZ, 32, batch_size, WorkerContext(collectives=Collectives(worker, workers)))
               for worker in range(workers)]
     seen = [image for share in shares for batch in share for image in batch["indices"].tolist()]
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
 def test_what_is_found_is_given_in_the_images_own_pixels(five: Scenes) -> None:
-    found = run(Replicas(), five)
+    found = run(Collectives(), five)
     expected = [[image, *found] for image, scene in enumerate(FIVE_IMAGES) for found in
                 sorted(scene.found, key=lambda found: -found[4])]
     assert np.allclose(found.detections[:, :7], expected, atol=1e-4)
@@ -186,7 +186,7 @@ def test_what_is_found_is_given_in_the_images_own_pixels(five: Scenes) -> None:
 
 
 def test_a_class_has_its_images_labels_and_numbers(five: Scenes) -> None:
-    a, b = per_class(run(Replicas(), five), five.index)
+    a, b = per_class(run(Collectives(), five), five.index)
     assert (a.name, a.images, a.labels) == ("a", 4, 4)
     assert (b.name, b.images, b.labels) == ("b", 2, 2)
     assert (a.precision, b.precision) == pytest.approx((4 / 5, 1))
@@ -200,7 +200,7 @@ CROWDED = Scene("flat", ((*LABEL, 0),), (
 
 
 def test_a_box_may_be_of_several_classes(five: Scenes) -> None:
-    one, both = run(Replicas(), five), run(Replicas(), five, TwoMinded)
+    one, both = run(Collectives(), five), run(Collectives(), five, TwoMinded)
     assert len(one.detections) > 4
     assert sorted(both.detections[:, 6]) == [0.0] * len(one.detections) + [1.0] * len(one.detections)
 
@@ -210,5 +210,5 @@ def test_a_box_may_be_of_several_classes(five: Scenes) -> None:
     ({"confidence": 0.65}, [0.9, 0.8]), ({"max_detections": 2}, [0.9, 0.8]),
 ], ids=["iou 0.6", "iou 0.45", "iou 0.9", "confidence", "max_detections"])
 def test_detections_are_chosen_as_the_recipe_says(tmp_path: Path, config: dict[str, float], kept: list[float]) -> None:
-    found = run(Replicas(), write(tmp_path, (CROWDED,), **config))
+    found = run(Collectives(), write(tmp_path, (CROWDED,), **config))
     assert found.detections[:, 5].tolist() == pytest.approx(kept)

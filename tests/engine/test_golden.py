@@ -22,10 +22,10 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.loop import train
-from ray_yolo.engine.membership import FixedMembers
+from ray_yolo.engine.membership import FixedRendezvous
 from ray_yolo.engine.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -48,13 +48,13 @@ def trained(model: str, folder: Path) -> dict[str, Any]:
     )
     description = read_description(recipe.data)
     indices = [read_index(description, split) for split in ("train", "val")]
-    job = Job(recipe, recipe_digest(recipe), description.names, None, None, *indices, run_dir=folder)
-    session = Session(job, Host(), Placement(nosave=True), lambda event: None, FixedMembers(Replicas()))
+    spec = TrainSpec(recipe, recipe_digest(recipe), description.names, None, None, *indices, run_dir=folder)
+    session = Session(spec, WorkerContext(), Placement(nosave=True), lambda event: None, FixedRendezvous(Collectives()))
     session.join()
     steps: list[dict[str, Any]] = []
-    models = {"model": session.parts.model, "average": session.parts.ema.model}
-    start = copy.deepcopy(session.parts.model.state_dict())
-    train(session.parts, session.state, lambda step, rates, result: steps.append(
+    models = {"model": session.components.model, "average": session.components.ema.model}
+    start = copy.deepcopy(session.components.model.state_dict())
+    train(session.components, session.state, lambda step, rates, result: steps.append(
         {"loss": result.losses.tolist(), "gradient_norm": result.gradient_norm}),
         lambda _: not session.state.close_epoch())
     return {"steps": steps, "validation": list(session.validate().losses.values()),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ray_yolo.engine import gradients
-from ray_yolo.engine.collectives import Replicas, ddp_options
+from ray_yolo.engine.collectives import Collectives, ddp_options
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.ops.sharding import shard
 from tests.support.workers import run_workers
@@ -48,22 +48,22 @@ def data(count: int, step: int) -> Tensor:
     return torch.randn(count, 2, 3, 6, 6, generator=generator) * scale
 
 
-def build(replicas: Replicas) -> tuple[nn.Module, nn.Module]:
+def build(collectives: Collectives) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     model = Small().to(memory_format=torch.channels_last)
-    if replicas.num_workers == 1:
+    if collectives.num_workers == 1:
         return model, model
     return model, DistributedDataParallel(model, bucket_cap_mb=0.01, **ddp_options())
 
 
-def summed(replicas: Replicas, count: int) -> Tensor:
+def summed(collectives: Collectives, count: int) -> Tensor:
     """Every step's gradient and row, (steps, numbers), by a worker's shard of the microbatches."""
-    model, replica = build(replicas)
-    tree = GradientTree(replica, replicas, ROW)
+    model, replica = build(collectives)
+    tree = GradientTree(replica, collectives, ROW)
     found = []
     for step in range(STEPS):
-        inputs, mine = data(count, step), shard(count, replicas.worker, replicas.num_workers)
-        tree.start([len(shard(count, worker, replicas.num_workers)) for worker in range(replicas.num_workers)])
+        inputs, mine = data(count, step), shard(count, collectives.worker, collectives.num_workers)
+        tree.start([len(shard(count, worker, collectives.num_workers)) for worker in range(collectives.num_workers)])
         for number in mine:
             last = number == mine[-1]
             with tree.microbatch(last=last):
@@ -76,13 +76,13 @@ def summed(replicas: Replicas, count: int) -> Tensor:
     return torch.stack(found)
 
 
-def summed_of_all(replicas: Replicas, counts: list[int]) -> list[Tensor]:
-    return [summed(replicas, count) for count in counts]
+def summed_of_all(collectives: Collectives, counts: list[int]) -> list[Tensor]:
+    return [summed(collectives, count) for count in counts]
 
 
 def test_the_sum_is_that_of_all_microbatches() -> None:
-    model, _ = build(Replicas())
-    for step, found in enumerate(summed(Replicas(), 5)):
+    model, _ = build(Collectives())
+    for step, found in enumerate(summed(Collectives(), 5)):
         inputs = data(5, step)
         model.zero_grad()
         torch.stack([model(batch).square().sum() for batch in inputs]).sum().backward()
@@ -94,45 +94,45 @@ def test_the_sum_is_that_of_all_microbatches() -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     counts = [1, 2, 5, 8]  # a worker without a microbatch, uneven shards, shards that are not aligned
-    calm = summed_of_all(Replicas(), counts)
+    uninterrupted = summed_of_all(Collectives(), counts)
     for result in run_workers(workers, summed_of_all, counts):
-        assert all(torch.equal(mine, other) for mine, other in zip(result, calm, strict=True))
+        assert all(torch.equal(mine, other) for mine, other in zip(result, uninterrupted, strict=True))
 
 
-def summed_by_worker(replicas: Replicas, count: int) -> Tensor:
+def summed_by_worker(collectives: Collectives, count: int) -> Tensor:
     """The same, but each worker adds up what it has before the sums are added: what a reduction does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradients, "parent", lambda left, right: left)  # fold whatever comes
-        patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.Node(part.start, 1)] if part else [])
+        patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.TreeNode(part.start, 1)] if part else [])
         patch.setattr(gradients, "_fold", lambda root, values, count: [sum(value[0] for value in values.values())])
-        return summed(replicas, count)
+        return summed(collectives, count)
 
 
 def test_without_the_tree_the_bits_depend_on_the_number_of_workers() -> None:
     """Negative control."""
-    calm = summed(Replicas(), 5)
+    uninterrupted = summed(Collectives(), 5)
     [first, _] = run_workers(2, summed_by_worker, 5)
-    assert torch.allclose(first, calm, rtol=1e-3, atol=1e-4 * float(calm.abs().max()))
-    assert not torch.equal(first, calm)
+    assert torch.allclose(first, uninterrupted, rtol=1e-3, atol=1e-4 * float(uninterrupted.abs().max()))
+    assert not torch.equal(first, uninterrupted)
 
 
-def bytes_sent(replicas: Replicas, counts: list[int]) -> list[float]:
+def bytes_sent(collectives: Collectives, counts: list[int]) -> list[float]:
     """Bytes that leave this worker in a step, in units of the gradient's, by number of microbatches."""
     found = []
     for count in counts:
         sent = [0]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, sent, replicas, 1))
-            patch.setattr(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor, sent, replicas, 0))
-            gradient = summed(replicas, count)
+            patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, sent, collectives, 1))
+            patch.setattr(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor, sent, collectives, 0))
+            gradient = summed(collectives, count)
         found.append(sent[0] / STEPS / gradient[0].numel())
     return found
 
 
-def counting(function, sent: list[int], replicas: Replicas, argument: int):
+def counting(function, sent: list[int], collectives: Collectives, argument: int):
     """The collective, which adds up what all but its own part of a tensor holds."""
     def call(*args, **options):
-        sent[0] += args[argument].numel() * (replicas.num_workers - 1) // replicas.num_workers
+        sent[0] += args[argument].numel() * (collectives.num_workers - 1) // collectives.num_workers
         return function(*args, **options)
     return call
 

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Parts, build, build_optimizer
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainComponents, WorkerContext, build, build_optimizer
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
 from ray_yolo.engine.state import TrainState
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from ray_yolo.models.criterion import LossSums
 from ray_yolo.ops.ema import Ema
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 CPU = torch.device("cpu")
 W, B = 2.0, 0.5  # the weights before the first step
@@ -64,8 +64,8 @@ class MeanLoss:
 class Loader:
     """Batches of the greys at the sampler's positions, one for each microbatch."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.sampler, self.size = parts.sampler, parts.plan.recipe.microbatch
+    def __init__(self, components: TrainComponents) -> None:
+        self.sampler, self.size = components.sampler, components.plan.recipe.microbatch
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         greys = [GREYS[key.position % len(GREYS)] for key in self.sampler]
@@ -75,18 +75,18 @@ class Loader:
 
 
 def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | None = None,
-              schedule: dict[str, Any] | None = None, **recipe: Any) -> Parts:
+              schedule: dict[str, Any] | None = None, **recipe: Any) -> TrainComponents:
     """Parts whose model is the line: by default two steps of two microbatches an epoch, plain SGD at a rate of 0.1."""
     fields: dict[str, Any] = {"batch_size": 4, "microbatch": 2, "epochs": 1, **recipe}
     fields["optimizer"] = {"lr0": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nominal_batch": 4, "clip_norm": 1e6,
                            **(optimizer or {})}
     fields["schedule"] = {"warmup_epochs": 0, "lrf": 1.0, **(schedule or {})}
-    parts = build(make_job(folder, num_images, **fields), Host())
-    model, decided = Line(), parts.job.recipe
+    components = build(make_spec(folder, num_images, **fields), WorkerContext())
+    model, decided = Line(), components.spec.recipe
     statistics = Statistics(model)
     line = dataclasses.replace(
-        parts, model=model, replica=model, loss=MeanLoss(), optimizer=build_optimizer(model, decided),
-        statistics=statistics, gradients=GradientTree(model, Replicas(), statistics.size),
+        components, model=model, replica=model, loss=MeanLoss(), optimizer=build_optimizer(model, decided),
+        statistics=statistics, gradients=GradientTree(model, Collectives(), statistics.size),
         ema=Ema(model, decided.schedule.ema_decay, decided.schedule.ema_ramp))
     return dataclasses.replace(line, loader=Loader(line))
 
@@ -100,11 +100,16 @@ def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 Hook = Callable[[Any, Any, loop.StepResult], None]
 
 
-def train(parts: Parts, after_step: Hook = lambda *_: None, state: TrainState | None = None,
-          ends: list[tuple[float, ...]] | None = None, listen: loop.Listen = loop.Wishes) -> TrainState:
+def train(
+    components: TrainComponents,
+    after_step: Hook = lambda *_: None,
+    state: TrainState | None = None,
+    ends: list[tuple[float, ...]] | None = None,
+    poll_controls: loop.PollControls = loop.ControlFlags,
+) -> TrainState:
     """`ends` takes the mean losses of each epoch."""
     state, ends = state or TrainState(), [] if ends is None else ends
-    loop.train(parts, state, after_step, lambda _: bool(ends.append(state.close_epoch())), listen)
+    loop.train(components, state, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_controls)
     return state
 
 
@@ -112,24 +117,24 @@ def weights(model: nn.Module) -> tuple[float, float]:
     return model.line.weight.item(), model.line.bias.item()
 
 
-def recorded(parts: Parts, look: Callable[[], Any]) -> list[Any]:
+def recorded(components: TrainComponents, look: Callable[[], Any]) -> list[Any]:
     """What there is to be seen after each step of a whole training."""
     seen: list[Any] = []
-    train(parts, lambda *_: seen.append(look()))
+    train(components, lambda *_: seen.append(look()))
     return seen
 
 
 def test_a_step_goes_down_the_sum_of_its_images_gradients(tmp_path: Path) -> None:
-    parts = make_line(tmp_path)
-    first, second = recorded(parts, lambda: weights(parts.model))
+    components = make_line(tmp_path)
+    first, second = recorded(components, lambda: weights(components.model))
     w, b = W - 0.1 * sum(X[:4]), B - 0.1 * 4  # of four images, not of their mean
     assert first == pytest.approx((w, b))
     assert second == pytest.approx((w - 0.1 * sum(X[4:]), b - 0.1 * 4))
 
 
 def test_momentum_looks_ahead_and_decay_pulls_at_weights_only(tmp_path: Path) -> None:
-    parts = make_line(tmp_path, optimizer={"momentum": 0.5, "weight_decay": 0.02, "nominal_batch": 4})
-    first, second = recorded(parts, lambda: weights(parts.model))
+    components = make_line(tmp_path, optimizer={"momentum": 0.5, "weight_decay": 0.02, "nominal_batch": 4})
+    first, second = recorded(components, lambda: weights(components.model))
     gradient = sum(X[:4]) + 0.02 * W
     w, b = W - 0.1 * 1.5 * gradient, B - 0.1 * 1.5 * 4  # Nesterov: the gradient, and half of the momentum that it makes
     assert first == pytest.approx((w, b))
@@ -140,8 +145,8 @@ def test_momentum_looks_ahead_and_decay_pulls_at_weights_only(tmp_path: Path) ->
 
 def test_losses_are_means_over_the_steps_images(tmp_path: Path) -> None:
     """Not over its microbatches, which here have four and two images."""
-    parts, seen, ends = make_line(tmp_path, 6, batch_size=8, microbatch=4, optimizer={"nominal_batch": 8}), [], []
-    train(parts, lambda step, rates, result: seen.append((result.losses.tolist(), result.images)), ends=ends)
+    components, seen, ends = make_line(tmp_path, 6, batch_size=8, microbatch=4, optimizer={"nominal_batch": 8}), [], []
+    train(components, lambda step, rates, result: seen.append((result.losses.tolist(), result.images)), ends=ends)
     mean = sum(W * x + B for x in X[:6]) / 6
     assert seen == [(pytest.approx([mean, 0, 0]), 6)]
     assert ends == [pytest.approx((mean, 0, 0))]
@@ -152,26 +157,28 @@ def test_microbatches_and_batches_that_accumulate_make_the_same_step(
         tmp_path: Path, microbatch: int) -> None:
     small = make_line(tmp_path, batch_size=4, microbatch=microbatch, optimizer={"nominal_batch": 8})
     large = make_line(tmp_path, batch_size=8, microbatch=8, optimizer={"nominal_batch": 8})
-    [accumulated], [whole] = (recorded(parts, lambda parts=parts: weights(parts.model)) for parts in (small, large))
+    [accumulated], [whole] = (
+        recorded(components, lambda components=components: weights(components.model)) for components in (small, large)
+    )
     assert accumulated == pytest.approx(whole)
     assert accumulated == pytest.approx((W - 0.1 * sum(X), B - 0.1 * 8))
 
 
 def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_told_as_it_was(tmp_path: Path) -> None:
-    parts, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
-    train(parts, lambda step, rates, result: norms.append(result.gradient_norm))
+    components, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
+    train(components, lambda step, rates, result: norms.append(result.gradient_norm))
     norm = math.hypot(sum(X[:4]), 4)
     assert norms == [pytest.approx(norm)]
-    assert weights(parts.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
+    assert weights(components.model) == pytest.approx((W - 0.1 * 0.5 * sum(X[:4]) / norm, B - 0.1 * 0.5 * 4 / norm))
 
 
 def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) -> None:
     """e <- d(n) e + (1 - d(n)) w with n = 1 at the first step; statistics are averaged like weights."""
-    parts = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})
+    components = make_line(tmp_path, epochs=2, schedule={"ema_decay": 0.8, "ema_ramp": 2.0})
     w, running = W, 0.0
-    for number, (now, mean, averaged, averaged_mean) in enumerate(recorded(parts, lambda: (
-            weights(parts.model)[0], parts.model.norm.running_mean.item(), weights(parts.ema.model)[0],
-            parts.ema.model.norm.running_mean.item())), 1):
+    for number, (now, mean, averaged, averaged_mean) in enumerate(recorded(components, lambda: (
+            weights(components.model)[0], components.model.norm.running_mean.item(), weights(components.ema.model)[0],
+            components.ema.model.norm.running_mean.item())), 1):
         decay = 0.8 * (1 - math.exp(-number / 2.0))
         w, running = decay * w + (1 - decay) * now, decay * running + (1 - decay) * mean
         assert (averaged, averaged_mean) == pytest.approx((w, running))
@@ -179,31 +186,33 @@ def test_the_average_follows_the_weights_from_the_first_step_on(tmp_path: Path) 
 
 
 def test_every_microbatch_moves_the_statistics_in_order(tmp_path: Path) -> None:
-    parts = make_line(tmp_path, 4)
-    train(parts)
+    components = make_line(tmp_path, 4)
+    train(components)
     mean, var = 0.0, 1.0
     for pair_mean, pair_var in ((0.4, 0.08), (0.7, 0.18)):  # of (0.2, 0.6) and (1.0, 0.4); variances unbiased
         mean, var = 0.97 * mean + 0.03 * pair_mean, 0.97 * var + 0.03 * pair_var
-    norm = parts.model.norm
+    norm = components.model.norm
     assert (norm.running_mean.item(), norm.running_var.item()) == pytest.approx((mean, var))
     assert norm.num_batches_tracked.item() == 2
 
 
 def test_in_warm_up_a_step_has_the_rates_of_its_last_batch(tmp_path: Path) -> None:
     """Eight batches of warm-up in which steps grow from one batch to four: they end with batches 0, 1, 3, 6, 10, 11."""
-    parts = make_line(tmp_path, 48, optimizer={"nominal_batch": 16, "momentum": 0.9}, schedule={
+    components = make_line(tmp_path, 48, optimizer={"nominal_batch": 16, "momentum": 0.9}, schedule={
         "warmup_epochs": 8 / 12, "warmup_min_batches": 8, "warmup_bias_lr": 0.5, "warmup_momentum": 0.1})
-    seen = recorded(parts, lambda: [(group["lr"], group["momentum"]) for group in parts.optimizer.param_groups])
+    seen = recorded(
+        components, lambda: [(group["lr"], group["momentum"]) for group in components.optimizer.param_groups]
+    )
     risen = [0, 1 / 8, 3 / 8, 6 / 8, 1, 1]
     assert [group[0] for group in seen] == [pytest.approx((0.5 - 0.4 * r, 0.1 + 0.8 * r)) for r in risen]  # biases
     for place in (1, 2):  # weights and norms
         assert [group[place] for group in seen] == [pytest.approx((0.1 * r, 0.1 + 0.8 * r)) for r in risen]
 
 
-def everything(parts: Parts) -> dict[str, Any]:
+def everything(components: TrainComponents) -> dict[str, Any]:
     """All that a step may change, as it is now."""
-    return copy.deepcopy({"model": parts.model.state_dict(), "average": parts.ema.model.state_dict(),
-                          "optimizer": parts.optimizer.state_dict()["state"]})
+    return copy.deepcopy({"model": components.model.state_dict(), "average": components.ema.model.state_dict(),
+                          "optimizer": components.optimizer.state_dict()["state"]})
 
 
 def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -218,8 +227,8 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize("broken", ["loss", "loss alone", "gradient"])
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, broken: str) -> None:
     """In the last microbatch of the second of three steps; the third goes on as if nothing had been."""
-    parts = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
-    measure, calls = parts.loss.measure, []
+    components = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
+    measure, calls = components.loss.measure, []
 
     def spoiled(*args: Any) -> LossSums:
         sums = measure(*args)
@@ -232,10 +241,13 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
             return sums._replace(numerators=sums.numerators + math.inf)
         return sums._replace(numerators=sums.numerators * math.nan)
 
-    parts.loss.measure = spoiled
+    components.loss.measure = spoiled
     states, results, ends = [], [], []
-    state = train(parts, lambda step, rates, result: (states.append(everything(parts)), results.append(result)),
-                  ends=ends)
+    state = train(
+        components,
+        lambda step, rates, result: (states.append(everything(components)), results.append(result)),
+        ends=ends,
+    )
     assert [result.skipped for result in results] == [False, True, False]
     assert_equal(states[1], states[0])
     assert states[2]["model"]["line.bias"] < states[1]["model"]["line.bias"]
@@ -249,40 +261,40 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
 def test_a_first_step_that_is_skipped_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     """No momentum of its own, whatever the memory held in which it would have begun."""
     settings = {"name": name, "momentum": 0.5, "weight_decay": 0.01}
-    calm, broken = (make_line(tmp_path / folder, 8, optimizer=settings) for folder in "ab")
+    uninterrupted, broken = (make_line(tmp_path / folder, 8, optimizer=settings) for folder in "ab")
     terms, calls = broken.loss.terms, []
     broken.loss.terms = lambda *args: terms(*args) * (math.inf if calls.append(None) or len(calls) <= 2 else 1)
     calm_state = TrainState(Progress(0, 4, 1))
-    train(calm, state=calm_state)
+    train(uninterrupted, state=calm_state)
     train(broken)
-    assert_equal(everything(broken), everything(calm))
+    assert_equal(everything(broken), everything(uninterrupted))
 
 
 def test_ten_steps_in_a_row_that_are_not_finite_end_the_training(tmp_path: Path) -> None:
-    parts, results = make_line(tmp_path, 48), []
-    terms = parts.loss.terms
-    parts.loss.terms = lambda *args: terms(*args) * math.inf
-    before = everything(parts)
+    components, results = make_line(tmp_path, 48), []
+    terms = components.loss.terms
+    components.loss.terms = lambda *args: terms(*args) * math.inf
+    before = everything(components)
     with pytest.raises(TrainingError, match=r"^step 10: "):
-        train(parts, lambda step, rates, result: results.append(result.skipped))
+        train(components, lambda step, rates, result: results.append(result.skipped))
     assert results == [True] * 10
-    assert_equal(everything(parts), before)
+    assert_equal(everything(components), before)
 
 
 def test_a_training_goes_on_from_the_step_and_inside_the_epoch_where_it_stopped(tmp_path: Path) -> None:
-    calm, stopped = (make_line(tmp_path / name, epochs=2, optimizer={"momentum": 0.9}) for name in "ab")
-    train(calm)
+    uninterrupted, stopped = (make_line(tmp_path / name, epochs=2, optimizer={"momentum": 0.9}) for name in "ab")
+    train(uninterrupted)
     state, asked = TrainState(), []
-    train(stopped, state=state, listen=lambda: loop.Wishes(stop=len(asked.append(None) or asked) == 3))
+    train(stopped, state=state, poll_controls=lambda: loop.ControlFlags(stop=len(asked.append(None) or asked) == 3))
     assert state.progress == (1, 4, 3)
     train(stopped, state=state)
     assert state.progress == (2, 0, 4)
-    assert_equal(everything(stopped), everything(calm))
+    assert_equal(everything(stopped), everything(uninterrupted))
 
 
 def test_training_ends_where_the_epochs_hook_says_so(tmp_path: Path) -> None:
-    parts, state, epochs = make_line(tmp_path, epochs=5), TrainState(), []
-    loop.train(parts, state, lambda *_: None, lambda epoch: bool(state.close_epoch() and epochs.append(epoch))
+    components, state, epochs = make_line(tmp_path, epochs=5), TrainState(), []
+    loop.train(components, state, lambda *_: None, lambda epoch: bool(state.close_epoch() and epochs.append(epoch))
                or epoch == 2)
     assert epochs == [0, 1, 2]
     assert state.progress == (3, 0, 6)

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ray_yolo.core.structures import Progress
-from ray_yolo.engine.collectives import Replicas
-from ray_yolo.engine.membership import FixedMembers, Generation, Pulse
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.membership import Activity, FixedRendezvous, Generation
 
 
 @pytest.mark.parametrize(("asked", "steps", "phase", "limit"), [
@@ -21,20 +21,20 @@ from ray_yolo.engine.membership import FixedMembers, Generation, Pulse
     (0.0, [0.1], "saving", 630.0),
 ])
 def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str, limit: float) -> None:
-    pulse = Pulse(asked)
+    activity = Activity(asked)
     for number, seconds in enumerate(steps):
-        pulse.finished(number, seconds)
-    pulse.enter(phase)
-    assert pulse.limit == limit
-    assert pulse.heartbeat_limit == (asked or max([30.0, *(50.0 for _ in steps if steps[0] > 1)]))
-    assert time.monotonic() - pulse.since < 60
+        activity.finished(number, seconds)
+    activity.enter(phase)
+    assert activity.limit == limit
+    assert activity.heartbeat_limit == (asked or max([30.0, *(50.0 for _ in steps if steps[0] > 1)]))
+    assert time.monotonic() - activity.since < 60
 
 
 def test_a_fixed_group_is_what_it_was_given_and_has_no_next_one() -> None:
-    replicas = Replicas(1, 2)
-    members = FixedMembers(replicas)
-    assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(replicas, None, False)
+    collectives = Collectives(1, 2)
+    members = FixedRendezvous(collectives)
+    assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(collectives, None, False)
     assert members.lasting
-    assert not members.regroups()
-    assert not members.nobody_stays()
-    assert not members.rescues()
+    assert not members.must_regroup()
+    assert not members.all_draining()
+    assert not members.elect_saver()

@@ -40,14 +40,14 @@ from ray_yolo.core.events import (
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine import collectives as module
 from ray_yolo.engine import loop, session
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.membership import FixedMembers, Generation
+from ray_yolo.engine.membership import FixedRendezvous, Generation
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from tests.support import run_log
-from tests.support.jobs import TINY, make_job
+from tests.support.jobs import TINY, make_spec
 from tests.support.workers import run_workers, wrap_model
 
 EXACT = {"exact": True, "noval": False, "epochs": 4, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
@@ -60,7 +60,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing below catches it."""
 
 
-def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, stop_at: int = -1,
+def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_at: int = -1, stop_at: int = -1,
           told: int = -1) -> dict[str, Any]:
     """Train `job`, or die right after step `die_at`, or have worker `told` (-1: the last one) told to stop at the
     `stop_at`-th step from here.
@@ -74,18 +74,18 @@ def train(replicas: Replicas, job: Job, placement: Placement, die_at: int = -1, 
         if isinstance(event, StepEvent) and event.step == die_at:
             raise Killed
 
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
-    def stop_asked() -> bool:
-        return replicas.worker == told % replicas.num_workers and len(asked.append(None) or asked) == stop_at
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    def stop_requested() -> bool:
+        return collectives.worker == told % collectives.num_workers and len(asked.append(None) or asked) == stop_at
 
     asked: list[None] = []
     with contextlib.suppress(Killed):
-        run_session(job, host, placement, emit, stop_asked=stop_asked)
-    return {"state": last_state(job), "events": [event.model_dump_json() for event in events]}
+        run_session(spec, context, placement, emit, stop_requested=stop_requested)
+    return {"state": last_state(spec), "events": [event.model_dump_json() for event in events]}
 
 
-def last_state(job: Job) -> dict[str, Any]:
-    path = job.run_dir / "weights" / "last.pt"
+def last_state(spec: TrainSpec) -> dict[str, Any]:
+    path = spec.run_dir / "weights" / "last.pt"
     return torch.load(path, weights_only=True) if path.exists() else {}
 
 
@@ -116,19 +116,19 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return train(Replicas(), make_job(tmp_path_factory.mktemp("calm"), **EXACT), Placement())
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train(Collectives(), make_spec(tmp_path_factory.mktemp("calm"), **EXACT), Placement())
 
 
 def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
-        calm: dict[str, Any], tmp_path: Path) -> None:
-    job, done = make_job(tmp_path, **EXACT), []
-    total = steps(calm)[-1]
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec, done = make_spec(tmp_path, **EXACT), []
+    total = steps(uninterrupted)[-1]
     assert total == 8  # two steps in each epoch: every second kill is inside one
     for step in range(1, total + 1):
-        done += steps(train(Replicas(), job, EVERY_STEP, die_at=step))
-    final = train(Replicas(), job, EVERY_STEP)
-    assert_same(final["state"], calm["state"])
+        done += steps(train(Collectives(), spec, EVERY_STEP, die_at=step))
+    final = train(Collectives(), spec, EVERY_STEP)
+    assert_same(final["state"], uninterrupted["state"])
     # dying after a step, before its checkpoint: each restart repeats exactly that one
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
 
@@ -137,14 +137,14 @@ ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_ear
                 last_epoch=None)
 
 
-class Scripted(FixedMembers):
+class Scripted(FixedRendezvous):
     """Worker 1 trains two steps alone; then worker 0, which has no state, trains with it."""
 
     lasting = False
 
-    def __init__(self, replicas: Replicas) -> None:
-        super().__init__(replicas)
-        self.both, self.joined = replicas, Replicas()
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.both, self.joined = collectives, Collectives()
         self.asked = self.joins = 0
 
     def join(self, progress: Progress | None) -> Generation | Summary:
@@ -158,37 +158,38 @@ class Scripted(FixedMembers):
         self.joined = self.both
         return Generation(self.both, 1, True)
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         self.asked += 1
         return self.asked == 2 and self.joins == 1 and self.both.worker == 1
 
 
-def train_with_a_newcomer(replicas: Replicas, job: Job) -> dict[str, Any]:
-    members, events, told = Scripted(replicas), [], []
-    host = Host(prepare_model=lambda model: wrap_model(model, members.joined))
-    run_session(job, host, Placement(save_steps=1), events.append, members,
-                lambda: bool(told.append(host.pulse.step)))
-    return {"state": last_state(job), "events": [event.model_dump_json() for event in events], "joins": members.joins,
+def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
+    rendezvous, events, told = Scripted(collectives), [], []
+    context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    run_session(spec, context, Placement(save_steps=1), events.append, rendezvous,
+                lambda: bool(told.append(context.activity.step)))
+    return {"state": last_state(spec), "events": [event.model_dump_json() for event in events],
+            "joins": rendezvous.joins,
             "told": told}
 
 
-def test_a_newcomer_takes_over_the_state_even_as_worker_0(calm: dict[str, Any], tmp_path: Path) -> None:
+def test_a_newcomer_takes_over_the_state_even_as_worker_0(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     """Whose weights DDP gives to all."""
-    first, second = run_workers(2, train_with_a_newcomer, make_job(tmp_path, **EXACT))
-    assert_same(first["state"], calm["state"])
+    first, second = run_workers(2, train_with_a_newcomer, make_spec(tmp_path, **EXACT))
+    assert_same(first["state"], uninterrupted["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (3, 1)  # the last time to wait for the end
     assert first["told"] == [2, 3, 4, 5, 6, 7]  # between which steps it says that it is
 
 
-class Parting(FixedMembers):
+class Parting(FixedRendezvous):
     """Two workers train two steps together; then worker 0 leaves, and the other goes on alone."""
 
     lasting = False
 
-    def __init__(self, replicas: Replicas) -> None:
-        super().__init__(replicas)
-        self.both, self.joined = replicas, replicas
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.both, self.joined = collectives, collectives
         self.asked = self.joins = 0
 
     def join(self, progress: Progress | None) -> Generation | None:
@@ -196,47 +197,51 @@ class Parting(FixedMembers):
         if self.joins == 1:
             return Generation(self.both, None, False)
         assert (progress and progress.step) == 2
-        self.joined = Replicas()
+        self.joined = Collectives()
         return Generation(self.joined, 0, False) if self.both.worker else None
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         self.asked += 1
         return self.asked == 2 and self.both.worker == 0
 
 
-def train_with_a_leaver(replicas: Replicas, job: Job) -> dict[str, Any]:
-    members, events = Parting(replicas), []
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
-    summary = run_session(job, host, Placement(), events.append, members)
-    return {"ended": summary and summary.step, "state": last_state(job),
+def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
+    rendezvous, events = Parting(collectives), []
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    summary = run_session(spec, context, Placement(), events.append, rendezvous)
+    return {"ended": summary and summary.step, "state": last_state(spec),
             "events": [event.model_dump_json() for event in events]}
 
 
-def test_who_is_told_to_leave_does_so_after_the_step_and_the_others_go_on(calm: dict[str, Any], tmp_path: Path) -> None:
+def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_continue(
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     """Though it was worker 0, which keeps the records."""
-    first, second = run_workers(2, train_with_a_leaver, make_job(tmp_path, **EXACT))
+    first, second = run_workers(2, train_with_a_leaver, make_spec(tmp_path, **EXACT))
     assert first["ended"] is None
     assert second["ended"] == 8
-    assert_same(second["state"], calm["state"])
+    assert_same(second["state"], uninterrupted["state"])
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
-class Abandoned(FixedMembers):
+class Abandoned(FixedRendezvous):
     """Told after the second step that its node goes, and that nobody else is there."""
 
-    def __init__(self, replicas: Replicas, steps: Callable[[], int]) -> None:
-        super().__init__(replicas)
+    def __init__(self, collectives: Collectives, steps: Callable[[], int]) -> None:
+        super().__init__(collectives)
         self.steps = steps
 
-    def nobody_stays(self) -> bool:
+    def all_draining(self) -> bool:
         return self.steps() >= 2
 
 
-def train_abandoned(replicas: Replicas, job: Job, nosave: bool, seconds: float) -> dict[str, Any]:
+def train_abandoned(collectives: Collectives, spec: TrainSpec, nosave: bool, seconds: float) -> dict[str, Any]:
     session.LEAVING_SECONDS = seconds
-    host, events = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)), list[Event]()
-    run_session(job, host, Placement(nosave=nosave, save_seconds=0), events.append,
-                Abandoned(replicas, lambda: host.pulse.step))
+    context, events = (
+        WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives)),
+        list[Event](),
+    )
+    run_session(spec, context, Placement(nosave=nosave, save_seconds=0), events.append,
+                Abandoned(collectives, lambda: context.activity.step))
     return {name: [event.step for event in run_log.only(kind, events)]
             for name, kind in (("saved", CheckpointEvent), ("steps", StepEvent))}
 
@@ -245,8 +250,8 @@ def train_abandoned(replicas: Replicas, job: Job, nosave: bool, seconds: float) 
     (False, 0.0, [2, 3, 4, 5, 6]), (False, 1e6, [2, 3, 4, 6]), (True, 0.0, [6])])
 def test_where_nobody_stays_workers_who_are_to_leave_save_at_once_and_train_on(
         tmp_path: Path, nosave: bool, seconds: float, saved: list[int]) -> None:
-    job = make_job(tmp_path, **{**EXACT, "epochs": 3})
-    first, second = run_workers(2, train_abandoned, job, nosave, seconds)
+    spec = make_spec(tmp_path, **{**EXACT, "epochs": 3})
+    first, second = run_workers(2, train_abandoned, spec, nosave, seconds)
     assert first == {"saved": saved, "steps": [1, 2, 3, 4, 5, 6]}
     assert second == {"saved": [], "steps": []}
 
@@ -260,21 +265,23 @@ def held() -> tuple[int, int, set[str]]:
             {command for command in children if "forkserver" not in command and "resource_tracker" not in command})
 
 
-def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(calm: dict[str, Any], tmp_path: Path) -> None:
+def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(
+    uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
     """A crew's worker trains one after the other: bits, threads, files and processes are as if it were the first."""
     others = [{"seed": 5, "exact": True, "threads": 2, "optimizer": {"name": "AdamW"}, "image_weights": True},
               {"seed": 6, "precision": "bf16", "multi_scale": True}]
     before = None
     for number, recipe in enumerate(others):
-        job = make_job(tmp_path / str(number), **{"epochs": 1, **recipe})
-        run_session(job, Host(loader_processes=1, cache="ram"), Placement(), lambda event: None)
+        spec = make_spec(tmp_path / str(number), **{"epochs": 1, **recipe})
+        run_session(spec, WorkerContext(loader_processes=1, cache="ram"), Placement(), lambda event: None)
         before = before or held()
     assert held() == before
-    job = make_job(tmp_path / "last", **EXACT)
-    assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
+    spec = make_spec(tmp_path / "last", **EXACT)
+    assert_same(train(Collectives(), spec, Placement())["state"], uninterrupted["state"])
 
 
-class Aborted(FixedMembers):
+class Aborted(FixedRendezvous):
     """Two workers train; in the `at`-th step the second is lost, and the first one's group is aborted as NCCL's is.
 
     `silent`, the exchanges of that step are under way: nothing fails, they end, and leave anything behind. Who asks for
@@ -283,9 +290,9 @@ class Aborted(FixedMembers):
 
     lasting = False
 
-    def __init__(self, replicas: Replicas, patch: pytest.MonkeyPatch, at: int, silent: bool) -> None:
-        super().__init__(replicas)
-        self.both, self.joined, self.silent = replicas, replicas, silent
+    def __init__(self, collectives: Collectives, patch: pytest.MonkeyPatch, at: int, silent: bool) -> None:
+        super().__init__(collectives)
+        self.both, self.joined, self.silent = collectives, collectives, silent
         self.at, self.asked, self.aborted, self.rescued = at, 0, False, 0
         module._group = module._Group(cut=torch.zeros(()))
         self._originals = {name: getattr(dist, name) for name in ("all_to_all_single", "all_gather_into_tensor")}
@@ -308,27 +315,29 @@ class Aborted(FixedMembers):
         if progress is None:
             return Generation(self.both, None, False)
         assert progress.step == self.at - 1
-        self.joined = Replicas()
+        self.joined = Collectives()
         return Generation(self.joined, 0, False)
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         self.asked += 1
         if self.both.worker and self.asked == self.at:
             raise Killed
         return False
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         self.rescued += 1
         return self.both.worker == 0
 
 
-def train_beside_an_abort(replicas: Replicas, job: Job, at: int, silent: bool) -> dict[str, Any]:
+def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, silent: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(loop, "runs_ahead", lambda device: True)
-        members, events = Aborted(replicas, patch, at, silent), []
-        host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
-        run_session(job, host, BY_EPOCH, events.append, members)
-        return {"state": last_state(job), "rescued": members.rescued,
+        rendezvous, events = Aborted(collectives, patch, at, silent), []
+        context = WorkerContext(
+            collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined)
+        )
+        run_session(spec, context, BY_EPOCH, events.append, rendezvous)
+        return {"state": last_state(spec), "rescued": rendezvous.rescued,
                 "events": [event.model_dump_json() for event in events]}
     return {}
 
@@ -338,23 +347,23 @@ def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_st
         tmp_path: Path, at: int, silent: bool) -> None:
     """The step before it was still under way on the device; the 8th is the last one, after which nothing is asked."""
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
-    calm = train(Replicas(), make_job(tmp_path / "calm", 32, **recipe), Placement())
-    found, nothing = run_workers(2, train_beside_an_abort, make_job(tmp_path / "cut", 32, **recipe), at, silent)
+    uninterrupted = train(Collectives(), make_spec(tmp_path / "calm", 32, **recipe), Placement())
+    found, nothing = run_workers(2, train_beside_an_abort, make_spec(tmp_path / "cut", 32, **recipe), at, silent)
     assert nothing == {}
-    assert steps(calm) == steps(found) == list(range(1, 9))
+    assert steps(uninterrupted) == steps(found) == list(range(1, 9))
     assert found["rescued"] == 1
-    assert_same(found["state"], calm["state"])
+    assert_same(found["state"], uninterrupted["state"])
 
 
-class Garbled(FixedMembers):
+class Garbled(FixedRendezvous):
     """Workers train; all but the last are lost before the third step's gather, which leaves `left` of their rows."""
 
     lasting = False
 
-    def __init__(self, replicas: Replicas, patch: pytest.MonkeyPatch, left: str) -> None:
-        super().__init__(replicas)
+    def __init__(self, collectives: Collectives, patch: pytest.MonkeyPatch, left: str) -> None:
+        super().__init__(collectives)
         self.asked, self.joins, self.left, self.stale = 0, 0, left, torch.zeros(())
-        self.last = replicas.worker + 1 == replicas.num_workers
+        self.last = collectives.worker + 1 == collectives.num_workers
         self._gather = dist.all_gather_into_tensor
         patch.setattr(dist, "all_gather_into_tensor", self.gather)
 
@@ -375,24 +384,24 @@ class Garbled(FixedMembers):
         self.joins += 1
         if self.joins == 2:
             raise Killed
-        return Generation(Replicas(self._replicas.worker, self._replicas.num_workers), None, False)
+        return Generation(Collectives(self._collectives.worker, self._collectives.num_workers), None, False)
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         self.asked += 1
         if self.asked == 3 and not self.last:
             raise Killed
         return False
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         return True
 
 
-def train_beside_garbage(replicas: Replicas, job: Job, left: str) -> dict[str, Any]:
+def train_beside_garbage(collectives: Collectives, spec: TrainSpec, left: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(loop, "runs_ahead", lambda device: True)
-        host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
-        run_session(job, host, Placement(), lambda event: None, Garbled(replicas, patch, left))
-    return last_state(job)
+        context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+        run_session(spec, context, Placement(), lambda event: None, Garbled(collectives, patch, left))
+    return last_state(spec)
 
 
 @pytest.mark.parametrize(("left", "images", "recipe"), [
@@ -403,10 +412,10 @@ def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
         tmp_path: Path, left: str, images: int, recipe: dict[str, Any]) -> None:
     """The survivor saves the state after the second step. Of 10 images the third step has one microbatch, its own."""
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}, **recipe}
-    calm, cut = (make_job(tmp_path / name, images, **recipe) for name in ("calm", "cut"))
-    run_workers(2, train, calm, Placement(), -1, 2)
+    uninterrupted, cut = (make_spec(tmp_path / name, images, **recipe) for name in ("calm", "cut"))
+    run_workers(2, train, uninterrupted, Placement(), -1, 2)
     run_workers(2, train_beside_garbage, cut, left)
-    expected, found = last_state(calm), last_state(cut)
+    expected, found = last_state(uninterrupted), last_state(cut)
     for part in ("model", "ema", "optimizer"):
         for (name, a), (_, b) in zip(flat(expected[part]), flat(found[part]), strict=True):
             assert torch.equal(a, b), (part, name)
@@ -416,14 +425,14 @@ def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
     assert metas[0]["progress"][2] == 2
 
 
-class Losing(FixedMembers):
+class Losing(FixedRendezvous):
     """The next collective operations fail as if a peer had gone; then this worker goes on alone."""
 
     lasting = False
 
-    def __init__(self, job: Job, patch: pytest.MonkeyPatch, losses: int, where: str) -> None:
-        super().__init__(Replicas())
-        self.job, self.left, self.rescued = job, losses, 0
+    def __init__(self, spec: TrainSpec, patch: pytest.MonkeyPatch, losses: int, where: str) -> None:
+        super().__init__(Collectives())
+        self.spec, self.left, self.rescued = spec, losses, 0
         original = getattr(session, where)
 
         def lose(*args: Any) -> Any:
@@ -435,48 +444,48 @@ class Losing(FixedMembers):
         patch.setattr(session, where, lose)
 
     def join(self, progress: Progress | None) -> Generation:
-        return Generation(Replicas(), None if progress is None else 0, False)
+        return Generation(Collectives(), None if progress is None else 0, False)
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         self.rescued += 1
         return True
 
 
 @pytest.mark.parametrize("where", ["train", "evaluate"])
 def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
-        calm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+        uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Also in the validation, which is then done once more."""
-    job, events = make_job(tmp_path, **EXACT), []
-    members = Losing(job, monkeypatch, 1, where)
-    listen = iter([False, False, True])  # leaves the loop after its third step
-    monkeypatch.setattr(members, "regroups", lambda: where == "train" and next(listen, False))
-    run_session(job, Host(), BY_EPOCH, events.append, members)
-    assert_same(last_state(job), calm["state"])
+    spec, events = make_spec(tmp_path, **EXACT), []
+    rendezvous = Losing(spec, monkeypatch, 1, where)
+    poll_controls = iter([False, False, True])  # leaves the loop after its third step
+    monkeypatch.setattr(rendezvous, "must_regroup", lambda: where == "train" and next(poll_controls, False))
+    run_session(spec, WorkerContext(), BY_EPOCH, events.append, rendezvous)
+    assert_same(last_state(spec), uninterrupted["state"])
     assert [event.step for event in run_log.only(StepEvent, events)] == list(range(1, 9))
-    assert members.rescued == 1
+    assert rendezvous.rescued == 1
     saved = [event.step for event in run_log.only(CheckpointEvent, events)]
     assert saved[:2] == ([2, 3] if where == "train" else [2, 2])
-    assert [event.images for event in run_log.only(ShardEvent, events)] == [len(job.train)] * 4
+    assert [event.images for event in run_log.only(ShardEvent, events)] == [len(spec.train)] * 4
 
 
 def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(tmp_path, **EXACT)
+    spec = make_spec(tmp_path, **EXACT)
     with pytest.raises(PeerLostError, match="Connection reset by peer"):
-        run_session(job, Host(), Placement(), lambda event: None, Losing(job, monkeypatch, 100, "evaluate"))
+        run_session(spec, WorkerContext(), Placement(), lambda event: None, Losing(spec, monkeypatch, 100, "evaluate"))
 
 
-def train_with_a_flipped_bit(replicas: Replicas, job: Job, broken: int) -> str:
+def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: int) -> str:
     """Worker `broken` has another sign of one weight after the second step. Returns what ended this worker."""
-    parts: list[Any] = []
+    components: list[Any] = []
 
     def flip() -> bool:
-        if replicas.worker == broken and len(parts.append(None) or parts) == 3:
-            weight = next(made.parts.model.parameters())
+        if collectives.worker == broken and len(components.append(None) or components) == 3:
+            weight = next(made.components.model.parameters())
             weight.data[0, 0, 0, 0] *= -1
         return False
 
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
-    made = session.Session(job, host, Placement(save_steps=1), lambda event: None, FixedMembers(replicas))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
+    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, FixedRendezvous(collectives))
     try:
         made.train_with_others(flip)
     except (WrongWeightsError, PeerLostError) as error:
@@ -484,7 +493,7 @@ def train_with_a_flipped_bit(replicas: Replicas, job: Job, broken: int) -> str:
     return "nothing"
 
 
-class Together(FixedMembers):
+class Together(FixedRendezvous):
     """The first group, then, as a roster has it, that of those who are left; `folder` is what they know of each other.
 
     Worker 0 begins its last save and, as `fate` says, takes a second for it or is killed in it.
@@ -492,9 +501,9 @@ class Together(FixedMembers):
 
     lasting = False
 
-    def __init__(self, replicas: Replicas, folder: Path) -> None:
-        super().__init__(replicas)
-        self.both, self.joined = replicas, replicas
+    def __init__(self, collectives: Collectives, folder: Path) -> None:
+        super().__init__(collectives)
+        self.both, self.joined = collectives, collectives
         self.ended, self.lost = folder / "ended", folder / "lost"
 
     def join(self, progress: Progress | None) -> Generation | Summary:
@@ -504,7 +513,7 @@ class Together(FixedMembers):
             if self.ended.exists():
                 return Summary.model_validate_json(self.ended.read_text())
             time.sleep(0.01)
-        self.joined = Replicas()
+        self.joined = Collectives()
         return Generation(self.joined, 0, False)
 
     def finish(self, summary: Summary) -> None:
@@ -512,38 +521,38 @@ class Together(FixedMembers):
         self.ended.with_suffix(".new").rename(self.ended)
 
 
-def train_to_a_last_save(replicas: Replicas, job: Job, fate: str) -> dict[str, Any]:
-    members, events, write = Together(replicas, job.run_dir.parent), list[Event](), checkpoint.save_checkpoint
+def train_to_a_last_save(collectives: Collectives, spec: TrainSpec, fate: str) -> dict[str, Any]:
+    rendezvous, events, write = Together(collectives, spec.run_dir.parent), list[Event](), checkpoint.save_checkpoint
 
     def save(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
-        if step == STEPS and replicas.worker == 0:
+        if step == STEPS and collectives.worker == 0:
             time.sleep(1.0)
             if fate == "killed":
                 raise Killed
         return write(run_dir, state, step, *rest)
 
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     found: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(checkpoint, "save_checkpoint", save)
-        summary = run_session(job, host, Placement(), events.append, members)
-        found = {"step": summary and summary.step, "saved": checkpoint.steps_of_weights(job.run_dir),
-                 "state": last_state(job)}
+        summary = run_session(spec, context, Placement(), events.append, rendezvous)
+        found = {"step": summary and summary.step, "saved": checkpoint.steps_of_weights(spec.run_dir),
+                 "state": last_state(spec)}
     if not found:
-        members.lost.touch()
+        rendezvous.lost.touch()
     return {**found, "events": [event.model_dump_json() for event in events]}
 
 
 @pytest.mark.parametrize("fate", ["slow", "killed"])
 def test_no_worker_says_that_training_has_ended_before_its_last_checkpoint_is_there(
-        calm: dict[str, Any], tmp_path: Path, fate: str) -> None:
+        uninterrupted: dict[str, Any], tmp_path: Path, fate: str) -> None:
     """Where the worker that writes it is killed, the other one, which has the same state, does it in its place."""
-    job = make_job(tmp_path, **EXACT)
-    first, second = run_workers(2, train_to_a_last_save, job, fate)
+    spec = make_spec(tmp_path, **EXACT)
+    first, second = run_workers(2, train_to_a_last_save, spec, fate)
     assert (second["step"], second["saved"]["last"]) == (STEPS, STEPS)
-    assert second["saved"] == checkpoint.steps_of_weights(job.run_dir)
-    checkpoint.check_weights(job.run_dir, STEPS)
-    assert_same(second["state"], calm["state"])
+    assert second["saved"] == checkpoint.steps_of_weights(spec.run_dir)
+    checkpoint.check_weights(spec.run_dir, STEPS)
+    assert_same(second["state"], uninterrupted["state"])
     [end] = [event for found in (first, second) for event in told(found, EndEvent)]
     assert (end.status, end.step) == ("done", STEPS)
     if fate == "killed":
@@ -554,8 +563,8 @@ def test_no_worker_says_that_training_has_ended_before_its_last_checkpoint_is_th
 class Outvoted(Together):
     """Three workers of which the second leaves: the others form a group of two, without a state."""
 
-    def __init__(self, replicas: Replicas, folder: Path) -> None:
-        super().__init__(replicas, folder)
+    def __init__(self, collectives: Collectives, folder: Path) -> None:
+        super().__init__(collectives, folder)
         self.progress: list[Progress | None] = []
 
     def join(self, progress: Progress | None) -> Generation | Summary:
@@ -567,83 +576,92 @@ class Outvoted(Together):
         dist.destroy_process_group()
         place, number = self.ended.parent / "rendezvous", self.both.worker // 2
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
-        self.joined = Replicas(number, 2)
+        self.joined = Collectives(number, 2)
         return Generation(self.joined, None, False)
 
 
-def train_beside_a_flipped_bit(replicas: Replicas, job: Job, placement: Placement) -> dict[str, Any]:
+def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
     """Worker 1 has another sign of one weight from after the third step on, and is found out after the fourth."""
-    members, events, parts = Outvoted(replicas, job.run_dir.parent), list[Event](), list[Any]()
+    rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
 
     def flip() -> bool:
-        if replicas.worker == 1 and len(parts.append(None) or parts) == 4:
-            next(made.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+        if collectives.worker == 1 and len(components.append(None) or components) == 4:
+            next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
         return False
 
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, members.joined))
-    made = session.Session(job, host, placement, events.append, members)
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
+    made = session.Session(spec, context, placement, events.append, rendezvous)
     with contextlib.suppress(WrongWeightsError):
         made.train_with_others(flip)
     made.close()
-    return {"step": made.ended and made.ended.step, "state": last_state(job), "joined": [*map(bool, members.progress)],
-            "events": [event.model_dump_json() for event in events]}
+    return {
+        "step": made.ended and made.ended.step,
+        "state": last_state(spec),
+        "joined": [*map(bool, rendezvous.progress)],
+        "events": [event.model_dump_json() for event in events],
+    }
 
 
 @pytest.mark.parametrize("placement", [BY_EPOCH, Placement(nosave=True)], ids=["saved", "unsaved"])
 def test_the_steps_that_a_wrong_worker_had_a_part_in_are_undone(
-        calm: dict[str, Any], tmp_path: Path, placement: Placement) -> None:
+        uninterrupted: dict[str, Any], tmp_path: Path, placement: Placement) -> None:
     """Back to the newest checkpoint, which all agreed on; without one to the first step."""
-    first, wrong, third = run_workers(3, train_beside_a_flipped_bit, make_job(tmp_path, **EXACT), placement)
+    first, wrong, third = run_workers(3, train_beside_a_flipped_bit, make_spec(tmp_path, **EXACT), placement)
     assert (first["step"], wrong["step"], third["step"]) == (STEPS, None, STEPS)
     assert first["joined"] == [False, False]
     assert third["joined"] == [False, False, True]  # the last time to wait for the end
     assert [event.step for event in told(first, StartEvent)] == [0, 0 if placement.nosave else 2]
     assert ("the workers' weights differ after step 4: training goes back to the newest checkpoint on which they agreed"
             in [event.message for event in told(first, WarningEvent)])
-    assert_same(first["state"], calm["state"])
+    assert_same(first["state"], uninterrupted["state"])
 
 
-class Parted(FixedMembers):
+class Parted(FixedRendezvous):
     """Joins workers that are at one step."""
 
     def join(self, progress: Progress | None) -> Generation:
-        return Generation(self._replicas, None if progress is None else 0, False)
+        return Generation(self._collectives, None if progress is None else 0, False)
 
 
-def join_with_other_weights(replicas: Replicas, job: Job, wrong: int) -> tuple[str, list[str]]:
-    made = session.Session(job, Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas)),
-                           Placement(), lambda event: None, Parted(replicas))
+def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: int) -> tuple[str, list[str]]:
+    made = session.Session(
+        spec,
+        WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives)),
+        Placement(),
+        lambda event: None,
+        Parted(collectives),
+    )
     made.join()
     made.state.progress = Progress(0, 32, 3)
-    if replicas.worker == 0:
+    if collectives.worker == 0:
         for made.state.progress in (Progress(0, 16, 2), Progress(0, 32, 3)):
             made._save()  # the second one because a peer was lost: nobody has compared it
             made.saver.wait(needed=True)
-    made._agreed = 2 if replicas.worker < 2 else -1  # the last one has just come
-    if replicas.worker == wrong:
-        next(made.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+    made._agreed = 2 if collectives.worker < 2 else -1  # the last one has just come
+    if collectives.worker == wrong:
+        next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
     try:
         made.join()
     except (WrongWeightsError, PeerLostError) as error:
-        return type(error).__name__, [path.name for path in checkpoint.newest_first(job.run_dir)]
+        return type(error).__name__, [path.name for path in checkpoint.newest_first(spec.run_dir)]
     return "nothing", []
 
 
 def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp_path: Path) -> None:
     """What one of them has saved meanwhile nobody has compared: it is removed."""
-    job = make_job(tmp_path, **EXACT)
-    found = run_workers(3, join_with_other_weights, job, 1)
+    spec = make_spec(tmp_path, **EXACT)
+    found = run_workers(3, join_with_other_weights, spec, 1)
     assert [name for name, _ in found] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
     assert found[0][1] == ["step-2"]
 
 
-def train_by_time(replicas: Replicas, job: Job, placement: Placement, waited: float) -> dict[str, Any]:
+def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placement, waited: float) -> dict[str, Any]:
     """Each step takes 20 s by a clock of the test's, and training waits for each save as long as is given."""
     events, agreed, now = list[Event](), list[int](), [0.0]
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
-        made = session.Session(job, host, placement, events.append, FixedMembers(replicas))
+        made = session.Session(spec, context, placement, events.append, FixedRendezvous(collectives))
         made.saver.waited = waited
         after_step, save = made.after_step, made._save_agreed
 
@@ -670,8 +688,8 @@ def train_by_time(replicas: Replicas, job: Job, placement: Placement, waited: fl
 def test_checkpoints_by_time_are_agreed_on_by_all_workers(
         tmp_path: Path, asked: Any, waited: float, nosave: bool, saved: list[int]) -> None:
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
-    job = make_job(tmp_path, 32, **recipe)
-    first, second = run_workers(2, train_by_time, job, Placement(save_seconds=asked, nosave=nosave), waited)
+    spec = make_spec(tmp_path, 32, **recipe)
+    first, second = run_workers(2, train_by_time, spec, Placement(save_seconds=asked, nosave=nosave), waited)
     agreed = [] if nosave else saved
     assert (first, second) == ({"saved": saved, "agreed": agreed}, {"saved": [], "agreed": agreed})
 
@@ -680,27 +698,27 @@ def test_checkpoints_by_time_are_agreed_on_by_all_workers(
 def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noval: bool) -> None:
     """Others wait for it as long as a save may take, not only for as long as a step."""
-    host, phases, wait = Host(), list[str](), writer.Saver.wait
+    context, phases, wait = WorkerContext(), list[str](), writer.Saver.wait
 
     def note(self: writer.Saver, **how: bool) -> None:
-        phases.append(host.pulse.phase)
+        phases.append(context.activity.phase)
         wait(self, **how)
 
     monkeypatch.setattr(writer.Saver, "wait", note)
-    run_session(make_job(tmp_path, **{**EXACT, "epochs": 2, "noval": noval}), host, Placement(), lambda event: None)
+    run_session(make_spec(tmp_path, **{**EXACT, "epochs": 2, "noval": noval}), context, Placement(), lambda event: None)
     assert set(phases) == {"saving"}
 
 
 def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, joins in ((0, 1), (5, 6)):
-        members = Losing(make_job(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
+        rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
         with pytest.raises(PeerLostError):
-            run_session(members.job, Host(), Placement(max_failures=limit), lambda event: None, members)
-        assert 100 - members.left == joins
+            run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=limit), lambda event: None, rendezvous)
+        assert 100 - rendezvous.left == joins
         monkeypatch.undo()
-    members = Losing(make_job(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
-    assert run_session(members.job, Host(), Placement(max_failures=-1), lambda event: None, members)
+    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
+    assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=-1), lambda event: None, rendezvous)
 
 
 @pytest.mark.parametrize(("workers", "ended"), [
@@ -708,143 +726,145 @@ def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
 def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
     """By the majority; of two it could be either."""
-    job = make_job(tmp_path, **EXACT)
-    found = run_workers(workers, train_with_a_flipped_bit, job, 1)
+    spec = make_spec(tmp_path, **EXACT)
+    found = run_workers(workers, train_with_a_flipped_bit, spec, 1)
     assert [text.partition("Error: ")[0] for text in found] == ended
     assert "after step 3 are not those" in found[1]
     # the others may have had the time to save what they agree on
-    assert next(checkpoint.newest_first(job.run_dir)).name in ("step-2", "step-3")[: workers - 1]
+    assert next(checkpoint.newest_first(spec.run_dir)).name in ("step-2", "step-3")[: workers - 1]
 
 
 def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other_workers(
-        calm: dict[str, Any], tmp_path: Path) -> None:
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     changes = ["1: lr0=0.001 mosaic=0 box=0.2 schedule.ema_decay=0.9", "3: lr0=0.002 weight_decay=0.05"]
-    whole, killed = (make_job(tmp_path / name, **EXACT, changes=changes) for name in ("whole", "killed"))
-    expected = train(Replicas(), whole, Placement())
+    whole, killed = (make_spec(tmp_path / name, **EXACT, changes=changes) for name in ("whole", "killed"))
+    expected = train(Collectives(), whole, Placement())
     for step in range(1, steps(expected)[-1] + 1):  # at step 2 and step 6 between two settings
-        train(Replicas(), killed, EVERY_STEP, die_at=step)
+        train(Collectives(), killed, EVERY_STEP, die_at=step)
     recorder, *_ = run_workers(2, train, killed, EVERY_STEP)
     assert_same(recorder["state"], expected["state"])
     rates = {event.epoch: event.lr[0] for event in told(expected, StepEvent)}
     assert [rates[epoch] / (0.01 + 0.99 * (1 - epoch / 4)) for epoch in range(4)] == pytest.approx(
         [1e-2, 1e-3, 1e-3, 2e-3])
     with pytest.raises(AssertionError):
-        assert_same(expected["state"], calm["state"])
+        assert_same(expected["state"], uninterrupted["state"])
 
 
 def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_same_bits(
-        calm: dict[str, Any], tmp_path: Path) -> None:
-    job, done = make_job(tmp_path, **EXACT), []
-    for number in range(steps(calm)[-1]):  # every second one is the last of its epoch
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec, done = make_spec(tmp_path, **EXACT), []
+    for number in range(steps(uninterrupted)[-1]):  # every second one is the last of its epoch
         if number % 3:
-            done += steps(train(Replicas(), job, Placement(), stop_at=1))
+            done += steps(train(Collectives(), spec, Placement(), stop_at=1))
         else:  # the last worker is asked, and all stop
-            done += steps(run_workers(2, train, job, Placement(), -1, 1)[0])
-    assert_same(train(Replicas(), job, Placement())["state"], calm["state"])
-    assert done == steps(calm)
+            done += steps(run_workers(2, train, spec, Placement(), -1, 1)[0])
+    assert_same(train(Collectives(), spec, Placement())["state"], uninterrupted["state"])
+    assert done == steps(uninterrupted)
 
 
 def test_a_worker_that_never_has_a_microbatch_is_heard_when_it_is_told_to_stop(tmp_path: Path) -> None:
-    job = make_job(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
-    plan = Plan(job.recipe, len(job.train))
+    spec = make_spec(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
+    plan = Plan(spec.recipe, len(spec.train))
     [step] = plan.steps(0)
     assert plan.shard(step, 0, 4) == []
-    assert steps(run_workers(4, train, job, EVERY_STEP, -1, 2, 0)[0]) == [1, 2]
+    assert steps(run_workers(4, train, spec, EVERY_STEP, -1, 2, 0)[0]) == [1, 2]
 
 
 def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
     """At half of 64 pixels the map of stride 32 would have one cell: one value per channel, which BatchNorm refuses."""
     deep = {**TINY, "backbone": [*TINY["backbone"], [-1, 1, "Conv", [32, 3, 2]]],
             "head": [[[4, 5], 1, "Detect", ["nc", "anchors"]]]}
-    job = make_job(tmp_path, num_images=17, multi_scale=True, epochs=8)  # each epoch's last microbatch is one image
-    assert steps(train(Replicas(), replace(job, architecture=deep), Placement()))[-1] == 16
+    spec = make_spec(tmp_path, num_images=17, multi_scale=True, epochs=8)  # each epoch's last microbatch is one image
+    assert steps(train(Collectives(), replace(spec, architecture=deep), Placement()))[-1] == 16
 
 
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
 def test_no_more_is_repeated_than_the_interval_between_checkpoints(
-        calm: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
-    job, placement = make_job(tmp_path, **EXACT), Placement(save_steps=save_steps, save_seconds=0)
-    first = train(Replicas(), job, placement, die_at=6)
-    second = train(Replicas(), job, placement)
-    assert_same(second["state"], calm["state"])
+        uninterrupted: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
+    spec, placement = make_spec(tmp_path, **EXACT), Placement(save_steps=save_steps, save_seconds=0)
+    first = train(Collectives(), spec, placement, die_at=6)
+    second = train(Collectives(), spec, placement)
+    assert_same(second["state"], uninterrupted["state"])
     saved = [event.step for event in told(first, CheckpointEvent)]
     assert steps(second)[0] == max(saved) + 1
-    assert len(steps(first)) + len(steps(second)) <= len(steps(calm)) + 2
+    assert len(steps(first)) + len(steps(second)) <= len(steps(uninterrupted)) + 2
 
 
-def test_other_numbers_of_workers_continue_with_the_same_bits(calm: dict[str, Any], tmp_path: Path) -> None:
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, Placement(save_steps=1), die_at=4)
-    recorder, *_ = run_workers(3, train, job, Placement(save_steps=1))
-    assert_same(recorder["state"], calm["state"])
+def test_other_numbers_of_workers_continue_with_the_same_bits(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, Placement(save_steps=1), die_at=4)
+    recorder, *_ = run_workers(3, train, spec, Placement(save_steps=1))
+    assert_same(recorder["state"], uninterrupted["state"])
 
 
-def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(calm: dict[str, Any], tmp_path: Path) -> None:
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, EVERY_STEP, die_at=6)
-    newest = next(checkpoint.newest_first(job.run_dir))
+def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(
+    uninterrupted: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, EVERY_STEP, die_at=6)
+    newest = next(checkpoint.newest_first(spec.run_dir))
     (newest / "state.pt").write_bytes(b"torn")
-    result = train(Replicas(), job, EVERY_STEP)
+    result = train(Collectives(), spec, EVERY_STEP)
     assert any("set aside" in event.message for event in told(result, WarningEvent))
-    assert_same(result["state"], calm["state"])
+    assert_same(result["state"], uninterrupted["state"])
 
 
 def test_where_every_checkpoint_is_damaged_nothing_is_trained_until_the_user_moves_them_away(
-        calm: dict[str, Any], tmp_path: Path) -> None:
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, EVERY_STEP, die_at=4)
-    for state in job.run_dir.glob("checkpoints/*/state.pt"):
+        uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, EVERY_STEP, die_at=4)
+    for state in spec.run_dir.glob("checkpoints/*/state.pt"):
         state.write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="nothing there can be gone on from"):
-        train(Replicas(), job, EVERY_STEP)
-    assert {path.name for path in (job.run_dir / "checkpoints").iterdir()} == {"step-1", "step-2", "step-3"}
-    (job.run_dir / "checkpoints").rename(job.run_dir / "aside")
-    again = train(Replicas(), job, EVERY_STEP)
-    assert steps(again) == steps(calm)
-    assert_same(again["state"], calm["state"])
+        train(Collectives(), spec, EVERY_STEP)
+    assert {path.name for path in (spec.run_dir / "checkpoints").iterdir()} == {"step-1", "step-2", "step-3"}
+    (spec.run_dir / "checkpoints").rename(spec.run_dir / "aside")
+    again = train(Collectives(), spec, EVERY_STEP)
+    assert steps(again) == steps(uninterrupted)
+    assert_same(again["state"], uninterrupted["state"])
 
 
 def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> None:
-    train(Replicas(), make_job(tmp_path, **EXACT), EVERY_STEP, die_at=3)
+    train(Collectives(), make_spec(tmp_path, **EXACT), EVERY_STEP, die_at=3)
     with pytest.raises(CheckpointError, match="was trained by another recipe"):
-        train(Replicas(), make_job(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
+        train(Collectives(), make_spec(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
 
 
 def test_killed_before_weights_show_a_checkpoint_the_next_start_shows_it_without_training(
-        calm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, EVERY_STEP, die_at=8)
+        uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, EVERY_STEP, die_at=8)
 
     def die(*_: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.os, "link", die)
-        train(Replicas(), job, EVERY_STEP)
-    again = train(Replicas(), job, EVERY_STEP)
+        train(Collectives(), spec, EVERY_STEP)
+    again = train(Collectives(), spec, EVERY_STEP)
     assert steps(again) == []
-    assert_same(again["state"], calm["state"])
-    best = json.loads(torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)["meta"])
-    assert best["progress"][0] == json.loads(calm["state"]["meta"])["best_epoch"] + 1
-    checkpoint.check_weights(job.run_dir, STEPS)
+    assert_same(again["state"], uninterrupted["state"])
+    best = json.loads(torch.load(spec.run_dir / "weights" / "best.pt", weights_only=True)["meta"])
+    assert best["progress"][0] == json.loads(uninterrupted["state"]["meta"])["best_epoch"] + 1
+    checkpoint.check_weights(spec.run_dir, STEPS)
 
 
-def test_a_finished_training_is_not_trained_again(calm: dict[str, Any], tmp_path: Path) -> None:
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, Placement())
-    again = train(Replicas(), job, Placement())
+def test_a_finished_training_is_not_trained_again(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, Placement())
+    again = train(Collectives(), spec, Placement())
     assert steps(again) == []
     assert told(again, Event)[-1].type == "end"
 
 
 def test_early_stopping_ends_after_patience_epochs_without_improvement_also_after_a_restart(tmp_path: Path) -> None:
-    job = make_job(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
+    spec = make_spec(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.0})
-    result = train(Replicas(), job, Placement())
+    result = train(Collectives(), spec, Placement())
     [end] = told(result, EndEvent)
     assert end.stopped_early
     assert end.epoch == end.best_epoch + 2
-    again = train(Replicas(), job, Placement())
+    again = train(Collectives(), spec, Placement())
     assert steps(again) == []
     assert told(again, EndEvent)[-1].epoch == end.epoch
 
@@ -861,25 +881,25 @@ def test_best_weights_and_patience_go_by_the_recipes_objective(
         return replace(found, metrics=replace(found.metrics, recall=next(recall), map50=epoch, map=epoch))
 
     monkeypatch.setattr(session.Session, "validate", measured)
-    job = make_job(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
-    result = train(Replicas(), job, Placement())
+    spec = make_spec(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
+    result = train(Collectives(), spec, Placement())
     assert [event.fitness for event in told(result, EpochEvent)] == [0.1, 0.9, 0.8, 0.7]
     assert [event.best for event in told(result, EpochEvent)] == [True, True, False, False]
     [end] = told(result, EndEvent)
     assert (end.best_epoch, end.reason) == (1, "early stop")
-    best = torch.load(job.run_dir / "weights" / "best.pt", weights_only=True)
+    best = torch.load(spec.run_dir / "weights" / "best.pt", weights_only=True)
     assert json.loads(best["meta"])["progress"][0] == 2
 
 
 def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:
     def end(name: str, **recipe: Any) -> EndEvent:
-        job = make_job(tmp_path / name, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
+        spec = make_spec(tmp_path / name, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                        schedule={"warmup_epochs": 0, "ema_decay": 0.0}, **recipe)
-        return told(train(Replicas(), job, Placement()), EndEvent)[-1]
+        return told(train(Collectives(), spec, Placement()), EndEvent)[-1]
 
-    calm = end("calm")
-    changed = end("changed", changes=[f"{calm.best_epoch + 1}:"])  # nothing but a new beginning
-    assert changed.best_epoch > calm.best_epoch
+    uninterrupted = end("calm")
+    changed = end("changed", changes=[f"{uninterrupted.best_epoch + 1}:"])  # nothing but a new beginning
+    assert changed.best_epoch > uninterrupted.best_epoch
     assert changed.epoch == changed.best_epoch + 2
 
 
@@ -888,16 +908,16 @@ def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) 
     from ray_yolo.engine.build import build
     from ray_yolo.engine.state import restore
 
-    job = make_job(tmp_path, **EXACT)
-    train(Replicas(), job, Placement(), die_at=3)
-    saved = last_state(job)
+    spec = make_spec(tmp_path, **EXACT)
+    train(Collectives(), spec, Placement(), die_at=3)
+    saved = last_state(spec)
     before = {name: value.clone() for name, value in flat(saved["optimizer"])}
-    parts = build(job, Host())
-    restore(parts, saved)
-    for group in parts.optimizer.param_groups:
+    components = build(spec, WorkerContext())
+    restore(components, saved)
+    for group in components.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.ones_like(parameter)
-    parts.optimizer.step()
+    components.optimizer.step()
     assert all(torch.equal(before[name], value) for name, value in flat(saved["optimizer"]))
 
 
@@ -910,7 +930,7 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
     monkeypatch.setattr(writer, "MISSED_SECONDS", 0.0)
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
-        run_session(make_job(tmp_path), Host(), Placement(), events.append)
+        run_session(make_spec(tmp_path), WorkerContext(), Placement(), events.append)
     told = [event.type for event in events if isinstance(event, (EpochEvent, WarningEvent, EndEvent))]
     assert told == ["epoch", "warning"] * 3
 
@@ -918,8 +938,8 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
 @pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
 def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_on_when_it_can(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement) -> None:
-    job = make_job(tmp_path, **{**EXACT, "epochs": 2})
-    expected = train(Replicas(), make_job(tmp_path / "calm", **{**EXACT, "epochs": 2}), Placement())
+    spec = make_spec(tmp_path, **{**EXACT, "epochs": 2})
+    expected = train(Collectives(), make_spec(tmp_path / "calm", **{**EXACT, "epochs": 2}), Placement())
     save = checkpoint.save_checkpoint
 
     def refuse_the_last(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
@@ -929,45 +949,45 @@ def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_last)
     with pytest.raises(TrainingError, match=r"step 4 .*could not be written.*No space left.*run the same"):
-        train(Replicas(), job, placement)
+        train(Collectives(), spec, placement)
     monkeypatch.undo()
-    result = train(Replicas(), job, placement)
+    result = train(Collectives(), spec, placement)
     assert steps(result) == ([1, 2, 3, 4] if placement.nosave else [3, 4])
     assert_same(result["state"], expected["state"])
 
 
 @pytest.mark.root
 def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_is_room(tmp_path: Path) -> None:
-    job, calm = (make_job(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "calm"))
-    expected = train(Replicas(), calm, Placement())
-    size = (calm.run_dir / "weights" / "last.pt").stat().st_size
-    job.run_dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={10 * size}", "tmpfs", str(job.run_dir)], check=True)
+    spec, uninterrupted = (make_spec(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "calm"))
+    expected = train(Collectives(), uninterrupted, Placement())
+    size = (uninterrupted.run_dir / "weights" / "last.pt").stat().st_size
+    spec.run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={10 * size}", "tmpfs", str(spec.run_dir)], check=True)
     try:
-        ballast = job.run_dir / "ballast"
+        ballast = spec.run_dir / "ballast"
         ballast.write_bytes(bytes(9 * size))
         with pytest.raises(TrainingError, match=r"No space left on device\); free or repair"):
-            train(Replicas(), job, Placement())
+            train(Collectives(), spec, Placement())
         with pytest.raises(TrainingError):
-            checkpoint.check_weights(job.run_dir, STEPS // 2)
+            checkpoint.check_weights(spec.run_dir, STEPS // 2)
         ballast.unlink()
-        assert_same(train(Replicas(), job, Placement())["state"], expected["state"])
-        checkpoint.check_weights(job.run_dir, STEPS // 2)
+        assert_same(train(Collectives(), spec, Placement())["state"], expected["state"])
+        checkpoint.check_weights(spec.run_dir, STEPS // 2)
     finally:
-        subprocess.run(["umount", str(job.run_dir)], check=True)
+        subprocess.run(["umount", str(spec.run_dir)], check=True)
 
 
 def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(tmp_path)
+    spec = make_spec(tmp_path)
     events: list[Event] = []
-    made = session.Session(job, Host(), Placement(nosave=True), events.append, FixedMembers(Replicas()))
+    made = session.Session(spec, WorkerContext(), Placement(nosave=True), events.append, FixedRendezvous(Collectives()))
     made.join()
-    terms = made.parts.loss.terms
-    monkeypatch.setattr(made.parts.loss, "terms", lambda *args: terms(*args) * float("nan"))
-    before = [value.clone() for value in made.parts.model.state_dict().values()]
+    terms = made.components.loss.terms
+    monkeypatch.setattr(made.components.loss, "terms", lambda *args: terms(*args) * float("nan"))
+    before = [value.clone() for value in made.components.model.state_dict().values()]
     with pytest.raises(TrainingError, match="10 times in a row"):
-        session.train(made.parts, made.state, made.after_step, made.after_epoch)
-    after = made.parts.model.state_dict().values()
+        session.train(made.components, made.state, made.after_step, made.after_epoch)
+    after = made.components.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert sum(event.skipped for event in run_log.only(StepEvent, events)) == 10

@@ -12,11 +12,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent, Summary, WarningEvent
 from ray_yolo.engine import session
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas
-from ray_yolo.engine.membership import FixedMembers
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
+from ray_yolo.engine.membership import FixedRendezvous
 from tests.support import run_log
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 
 class Killed(BaseException):
@@ -26,13 +26,15 @@ class Killed(BaseException):
 class Spoilt:
     """A session in which some steps' loss or gradient is not finite; its events are kept."""
 
-    def __init__(self, job: Job, spoilt: range, die_at: int = -1) -> None:
+    def __init__(self, spec: TrainSpec, spoilt: range, die_at: int = -1) -> None:
         self.events: list[Event] = []
         self.spoilt, self.die_at = spoilt, die_at
-        self.session = session.Session(job, Host(), Placement(save_steps=1), self.emit, FixedMembers(Replicas()))
+        self.session = session.Session(
+            spec, WorkerContext(), Placement(save_steps=1), self.emit, FixedRendezvous(Collectives())
+        )
         self.session.join()
-        terms = self.session.parts.loss.terms
-        self.session.parts.loss.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
+        terms = self.session.components.loss.terms
+        self.session.components.loss.terms = lambda *args: terms(*args) * (math.nan if self.step in spoilt else 1.0)
 
     @property
     def step(self) -> int:
@@ -47,7 +49,7 @@ class Spoilt:
     def train(self) -> Summary:
         made = self.session
         try:
-            session.train(made.parts, made.state, made.after_step, made.after_epoch)
+            session.train(made.components, made.state, made.after_step, made.after_epoch)
             made._end()
         finally:
             made.close()
@@ -59,10 +61,10 @@ class Spoilt:
 
 
 def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_it(tmp_path: Path) -> None:
-    job = make_job(tmp_path, epochs=2)  # of three steps
+    spec = make_spec(tmp_path, epochs=2)  # of three steps
     with contextlib.suppress(Killed):
-        Spoilt(job, range(2, 4), die_at=3).train()
-    second = Spoilt(job, range(2, 4))
+        Spoilt(spec, range(2, 4), die_at=3).train()
+    second = Spoilt(spec, range(2, 4))
     second.train()
     [warning] = second.told(WarningEvent)
     assert warning.message == ("epoch 1: 2 of its steps were skipped, the first at step 2: loss or gradient was not "
@@ -71,15 +73,15 @@ def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_i
 
 
 def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_path: Path) -> None:
-    job = make_job(tmp_path, epochs=2)
-    spoilt = Spoilt(job, range(1, 7))
+    spec = make_spec(tmp_path, epochs=2)
+    spoilt = Spoilt(spec, range(1, 7))
     with pytest.raises(TrainingError, match="not finite in any of the 6 steps: nothing was trained; lower"):
         spoilt.train()
     assert ["3 of its steps" in event.message for event in spoilt.told(WarningEvent)] == [True, True]
     assert all(math.isnan(loss) for event in spoilt.told(EpochEvent) for loss in event.train.values())
     assert spoilt.told(EndEvent) == []
     with pytest.raises(TrainingError, match="nothing was trained"):  # the same command does not call it done either
-        Spoilt(job, range(0)).train()
+        Spoilt(spec, range(0)).train()
 
 
 @pytest.mark.parametrize(("epochs", "message"), [
@@ -88,7 +90,7 @@ def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_pat
 ])
 def test_under_fp16_a_gradient_that_no_scale_makes_finite_ends_training(
         tmp_path: Path, epochs: int, message: str) -> None:
-    made = Spoilt(make_job(tmp_path, epochs=epochs, precision="fp16"), range(0))
-    next(made.session.parts.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    made = Spoilt(make_spec(tmp_path, epochs=epochs, precision="fp16"), range(0))
+    next(made.session.components.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(TrainingError, match=message):
         made.train()

@@ -23,15 +23,15 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, ShardEvent
 from ray_yolo.data import dataset
 from ray_yolo.engine import loop
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.membership import FixedMembers
+from ray_yolo.engine.membership import FixedRendezvous
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
 from ray_yolo.ops.seeding import generator
 from tests.support import run_log
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
 
 pytestmark = pytest.mark.timeout(900)  # the first to ask for a result trains it, in two to four processes
@@ -42,30 +42,30 @@ LONG = {"epochs": 34}
 class Scenario(NamedTuple):
     """A training and what is broken in it."""
 
-    job: Job
+    spec: TrainSpec
     control: str = ""
 
 
-def run_all(replicas: Replicas, scenarios: list[Scenario]) -> list[dict[str, Any]]:
-    return [run_one(replicas, scenario) for scenario in scenarios]
+def run_all(collectives: Collectives, scenarios: list[Scenario]) -> list[dict[str, Any]]:
+    return [run_one(collectives, scenario) for scenario in scenarios]
 
 
-def run_one(replicas: Replicas, scenario: Scenario) -> dict[str, Any]:
+def run_one(collectives: Collectives, scenario: Scenario) -> dict[str, Any]:
     """Final tensors, travelled distance and what each epoch used, on one worker."""
     events: list[Event] = []
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
-        break_something(scenario.control, replicas, patch)
-        session = Session(scenario.job, host, Placement(nosave=True), events.append, FixedMembers(replicas))
+        break_something(scenario.control, collectives, patch)
+        session = Session(scenario.spec, context, Placement(nosave=True), events.append, FixedRendezvous(collectives))
         session.join()
         patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; they are compared here
-        started = halves(session.parts.model)
+        started = halves(session.components.model)
         used: list[list[int]] = []
-        patch.setattr(session.parts.sampler, "start", recording(session.parts.sampler, used))
+        patch.setattr(session.components.sampler, "start", recording(session.components.sampler, used))
         patch.setattr(session, "_save", lambda kinds: None)
-        loop.train(session.parts, session.state, session.after_step, session.after_epoch)
-    end = capture(session.parts, session.state, {})
-    ended = halves(session.parts.model)
+        loop.train(session.components, session.state, session.after_step, session.after_epoch)
+    end = capture(session.components, session.state, {})
+    ended = halves(session.components.model)
     return {**ended, "travelled": {half: (ended[half] - started[half]).norm() for half in ended}, "used": used,
             "everything": torch.cat([flat(part) for part in (end["model"], end["ema"], *end["optimizer"].values())]),
             "forwarded": [event.images for event in run_log.only(ShardEvent, events)],
@@ -88,15 +88,17 @@ def recording(sampler: Any, used: list[list[int]]) -> Any:
     return start_and_record
 
 
-def break_something(control: str, replicas: Replicas, patch: pytest.MonkeyPatch) -> None:
+def break_something(control: str, collectives: Collectives, patch: pytest.MonkeyPatch) -> None:
     """Take one guard away."""
     if control == "random augmentation per worker":
-        patch.setattr(dataset, "generator", lambda *key: generator(*key, *[replicas.worker] * (replicas.worker > 0)))
+        patch.setattr(
+            dataset, "generator", lambda *key: generator(*key, *[collectives.worker] * (collectives.worker > 0))
+        )
     elif control == "loss means per worker":
         patch.setattr(loop, "forward", with_local_counts)
-    elif control == "statistics of one worker" and replicas.num_workers > 1:
+    elif control == "statistics of one worker" and collectives.num_workers > 1:
         patch.setattr(GradientTree, "finish", lambda self: finish(self) * 0 + self._row)
-    elif control == "dropped exchange" and replicas.num_workers > 1:
+    elif control == "dropped exchange" and collectives.num_workers > 1:
         patch.setattr(GradientTree, "exchange", dropped_exchange)
         patch.setattr(GradientTree, "finish", lambda self: self._row)
     elif control == "identity clip":
@@ -113,23 +115,23 @@ finish = GradientTree.finish
 INTACT = loop.forward
 
 
-def with_local_counts(parts: Any, *args: Any) -> tuple[Tensor, Tensor]:
+def with_local_counts(components: Any, *args: Any) -> tuple[Tensor, Tensor]:
     """Means over the worker's own matches, averaged over workers, as DDP trainers do."""
-    replicas = parts.host.replicas
-    terms = parts.loss.terms
-    parts.loss.terms = lambda numerators, counts: terms(numerators, local[0] * replicas.num_workers)
-    measure, local = parts.loss.measure, []
+    collectives = components.context.collectives
+    terms = components.loss.terms
+    components.loss.terms = lambda numerators, counts: terms(numerators, local[0] * collectives.num_workers)
+    measure, local = components.loss.measure, []
 
     def remember(*inputs: Any) -> Any:
         sums = measure(*inputs)
         local[:] = [sums.counts]
         return sums
 
-    parts.loss.measure = remember
+    components.loss.measure = remember
     try:
-        return INTACT(parts, *args)
+        return INTACT(components, *args)
     finally:
-        del parts.loss.terms, parts.loss.measure
+        del components.loss.terms, components.loss.measure
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
@@ -152,13 +154,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Of every scenario of a length, each worker's result on so many workers; on two also without each guard."""
     folder = tmp_path_factory.mktemp("world")
     fast = {"optimizer": {"nominal_batch": 32, "clip_norm": 0.3, "lr0": 0.01}}
-    jobs = {"short": make_job(folder, epochs=EPOCHS), "long": make_job(folder, **LONG, **fast),
-            "short sync_bn": make_job(folder, sync_bn=True, epochs=EPOCHS),
-            "long sync_bn": make_job(folder, sync_bn=True, **LONG)}
+    jobs = {"short": make_spec(folder, epochs=EPOCHS), "long": make_spec(folder, **LONG, **fast),
+            "short sync_bn": make_spec(folder, sync_bn=True, epochs=EPOCHS),
+            "long sync_bn": make_spec(folder, sync_bn=True, **LONG)}
 
     @cache
     def train(length: str, workers: int) -> dict[str, list[dict[str, Any]]]:
-        scenarios = {name: Scenario(job) for name, job in jobs.items() if name.startswith(length)}
+        scenarios = {name: Scenario(spec) for name, spec in jobs.items() if name.startswith(length)}
         if (length, workers) == ("short", 2):
             scenarios |= {control: Scenario(jobs[name], control) for control, name in CONTROLS.items()}
         by_worker = run_workers(workers, run_all, list(scenarios.values()))
@@ -169,19 +171,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize(("length", "workers"), CASES)
 def test_a_training_has_the_same_bits_on_any_number_of_workers(results: Results, length: str, workers: int) -> None:
-    [calm] = results(length, 1)[length]
-    assert calm["travelled"]["weights"] > 1e-3
+    [uninterrupted] = results(length, 1)[length]
+    assert uninterrupted["travelled"]["weights"] > 1e-3
     for result in results(length, workers)[length]:
-        assert torch.equal(result["everything"], calm["everything"])
-        assert result["fitness"] == calm["fitness"]
+        assert torch.equal(result["everything"], uninterrupted["everything"])
+        assert result["fitness"] == uninterrupted["fitness"]
 
 
 @pytest.mark.parametrize(("length", "workers"), CASES)
 def test_a_training_whose_microbatches_are_spread_differs_by_rounding_only(
         results: Results, length: str, workers: int) -> None:
-    [calm] = results(length, 1)[f"{length} sync_bn"]
+    [uninterrupted] = results(length, 1)[f"{length} sync_bn"]
     for result in results(length, workers)[f"{length} sync_bn"]:
-        assert distance(result, calm) < 1e-4
+        assert distance(result, uninterrupted) < 1e-4
 
 
 @pytest.mark.parametrize(("length", "workers"), WITH_ONE)
@@ -206,13 +208,15 @@ def test_all_workers_end_with_the_same_bits(results: Results, kind: str, length:
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_without_this_guard_the_worker_count_changes_the_training(results: Results, control: str) -> None:
-    [calm] = results("short", 1)[CONTROLS[control]]
-    assert distance(results("short", 2)[control][0], calm) > 1e-3
+    [uninterrupted] = results("short", 1)[CONTROLS[control]]
+    assert distance(results("short", 2)[control][0], uninterrupted) > 1e-3
 
 
-def distance(result: dict[str, Any], calm: dict[str, Any]) -> float:
+def distance(result: dict[str, Any], uninterrupted: dict[str, Any]) -> float:
     """Distance between two trainings relative to the calm one's way: of weights or of statistics, the larger."""
-    return max(float((result[half] - calm[half]).norm() / way) for half, way in calm["travelled"].items())
+    return max(
+        float((result[half] - uninterrupted[half]).norm() / way) for half, way in uninterrupted["travelled"].items()
+    )
 
 
 
@@ -225,33 +229,35 @@ REAL = {"batch_size": 8, "microbatch": 2, "multi_scale": True, "epochs": 50,
 CONTROL_EPOCHS = 5
 
 
-def real_job(folder: Path, model: str, precision: str) -> Job:
-    return replace(make_job(folder, 30, model=model, precision=precision, **REAL), architecture=None)
+def real_job(folder: Path, model: str, precision: str) -> TrainSpec:
+    return replace(make_spec(folder, 30, model=model, precision=precision, **REAL), architecture=None)
 
 
-def digests(replicas: Replicas, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
+def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
     """What a worker holds after each epoch: a digest of each kind of tensors, and the number of steps so far."""
     found: list[dict[str, str]] = []
-    host = Host(replicas=replicas, prepare_model=lambda model: wrap_model(model, replicas))
+    context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
-        break_something(scenario.control, replicas, patch)
-        session = Session(scenario.job, host, Placement(nosave=True), lambda event: None, FixedMembers(replicas))
+        break_something(scenario.control, collectives, patch)
+        session = Session(
+            scenario.spec, context, Placement(nosave=True), lambda event: None, FixedRendezvous(collectives)
+        )
         session.join()
-        parts, state = session.parts, session.state
+        components, state = session.components, session.state
 
         def look(epoch: int) -> bool:
             state.close_epoch()
-            model = parts.model.state_dict()
-            momentum = parts.optimizer.state_dict()["state"]
+            model = components.model.state_dict()
+            momentum = components.optimizer.state_dict()["state"]
             found.append({
                 "parameters": digest([value for name, value in model.items() if "running" not in name]),
                 "statistics": digest([value for name, value in model.items() if "running" in name]),
-                "average": digest(parts.ema.model.state_dict().values()),
+                "average": digest(components.ema.model.state_dict().values()),
                 "momentum": digest([momentum[number]["momentum_buffer"] for number in sorted(momentum)]),
                 "progress": f"{state.progress.step} steps, {state.skipped} skipped"})
             return epoch + 1 == epochs
 
-        loop.train(parts, state, lambda *_: None, look)
+        loop.train(components, state, lambda *_: None, look)
     return found
 
 
@@ -269,11 +275,11 @@ def digest(tensors: Iterable[Tensor]) -> str:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_real_model_has_the_same_bits_on_any_number_of_workers(tmp_path: Path, model: str, precision: str) -> None:
     scenario, epochs = Scenario(real_job(tmp_path, model, precision)), REAL["epochs"]
-    [calm] = run_workers(1, digests, scenario, epochs)
-    assert calm[-1]["progress"] == "200 steps, 0 skipped"
-    assert len({end["parameters"] for end in calm}) == epochs
+    [uninterrupted] = run_workers(1, digests, scenario, epochs)
+    assert uninterrupted[-1]["progress"] == "200 steps, 0 skipped"
+    assert len({end["parameters"] for end in uninterrupted}) == epochs
     for workers in (2, 3, 4):
-        assert run_workers(workers, digests, scenario, epochs) == [calm] * workers
+        assert run_workers(workers, digests, scenario, epochs) == [uninterrupted] * workers
 
 
 @slow
@@ -281,10 +287,10 @@ def test_a_real_model_has_the_same_bits_on_any_number_of_workers(tmp_path: Path,
 @pytest.mark.parametrize("model", MODELS)
 def test_without_any_of_its_guards_a_real_model_has_other_bits(tmp_path: Path, model: str) -> None:
     """Negative controls: one worker trains the same without the guard, two do not."""
-    job = real_job(tmp_path, model, "fp32")
-    [calm] = run_workers(1, digests, Scenario(job), CONTROL_EPOCHS)
+    spec = real_job(tmp_path, model, "fp32")
+    [uninterrupted] = run_workers(1, digests, Scenario(spec), CONTROL_EPOCHS)
     for control in ("random augmentation per worker", "statistics of one worker", "dropped exchange"):
-        assert run_workers(1, digests, Scenario(job, control), CONTROL_EPOCHS) == [calm], control
+        assert run_workers(1, digests, Scenario(spec, control), CONTROL_EPOCHS) == [uninterrupted], control
         changed = "statistics" if control == "statistics of one worker" else "parameters"
-        first, second = run_workers(2, digests, Scenario(job, control), CONTROL_EPOCHS)
-        assert calm[-1][changed] not in (first[-1][changed], second[-1][changed]), control
+        first, second = run_workers(2, digests, Scenario(spec, control), CONTROL_EPOCHS)
+        assert uninterrupted[-1][changed] not in (first[-1][changed], second[-1][changed]), control

@@ -17,7 +17,16 @@ import torch
 from ray_yolo.config.commands import DetectConfig, PredictConfig
 from ray_yolo.data.images import read_image
 from ray_yolo.data.sources import find_media, frames_per_second, read_video
-from ray_yolo.inference.output import Output, Prediction, detect_files, from_wire, label_rows, to_csv, to_json, to_wire
+from ray_yolo.inference.output import (
+    Output,
+    Prediction,
+    detect_files,
+    from_payload,
+    label_rows,
+    to_csv,
+    to_json,
+    to_payload,
+)
 from ray_yolo.inference.predictor import Predictor, build_predictor, load_trained
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.videos import write_video
@@ -87,7 +96,7 @@ def test_what_cannot_be_read_is_left_out_with_the_reason(predictor: Predictor, s
 
 
 def test_threads_change_nothing(predictor: Predictor, source: Path) -> None:
-    assert to_wire(detect(predictor, source, threads=1)) == to_wire(detect(predictor, source, threads=5))
+    assert to_payload(detect(predictor, source, threads=1)) == to_payload(detect(predictor, source, threads=5))
 
 
 def test_arithmetic_is_single_threaded_meanwhile_and_as_before_afterwards(predictor: Predictor, source: Path) -> None:
@@ -140,7 +149,7 @@ def test_every_other_frame_is_found_as_before_and_the_video_lasts_as_long(
         predictor: Predictor, source: Path, tmp_path: Path) -> None:
     every = detect(predictor, source / "m")
     found = detect(predictor, source / "m", output_in(tmp_path, vid_stride=2))
-    assert to_wire(found) == to_wire(every[::2])
+    assert to_payload(found) == to_payload(every[::2])
     assert len(list(read_video(str(tmp_path / "clip.mp4")))) == 4
     assert frames_per_second(str(tmp_path / "clip.mp4")) == 6.0
 
@@ -203,7 +212,7 @@ def test_json_of_nothing_is_json() -> None:
 def test_the_wire_keeps_every_bit() -> None:
     odd = PICTURE._replace(detections=np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
     sent = [odd, PICTURE._replace(frame=3, detections=FOUND[:0]), left_out("c\n.jpg", "is empty")]
-    for one, other in zip(sent, from_wire(to_wire(sent)), strict=True):
+    for one, other in zip(sent, from_payload(to_payload(sent)), strict=True):
         assert one[:3] == other[:3]
         assert one.error == other.error
         assert one.detections.dtype == other.detections.dtype

@@ -15,7 +15,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import ValDataset, cut_batches
 from ray_yolo.data.image_cache import ImageStore
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import evaluate
 from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained, to_network
 from tests.support.jobs import NAMES, make_index
@@ -57,7 +57,7 @@ def test_what_is_found_is_what_validation_finds(trained: Trained, tmp_path: Path
     batches = ValDataset(index, store, cut_batches(index, 64, 5, 32))
     loss = trained.family.build_loss(trained.model.head, trained.recipe.loss, 2, 64)
     config = EvaluateConfig(confidence=0.25, iou=0.45, max_detections=1000)
-    found = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Replicas(),
+    found = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Collectives(),
                      torch.device("cpu")).detections
     detect = predictor(trained)
     for number in range(5):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ray_yolo.engine.collectives import Replicas
+from ray_yolo.engine.collectives import Collectives
 from ray_yolo.models.batch_norm import BatchNorm, Statistics
 from tests.support.workers import run_workers
 
@@ -66,17 +66,17 @@ def test_scratch_is_no_part_of_the_state_and_eval_ignores_it() -> None:
     assert torch.equal(layer.eval()(images()), reference().eval()(images()))
 
 
-def synchronised(replicas: Replicas, counts: list[int]) -> dict[str, Tensor]:
+def synchronised(collectives: Collectives, counts: list[int]) -> dict[str, Tensor]:
     """Output, gradients and statistics of this worker's part of 6 images."""
     layer = make()
-    statistics = Statistics(layer, replicas.global_sum)
-    first = sum(counts[: replicas.worker])
-    part = images(6)[first : first + counts[replicas.worker]].requires_grad_()
-    target = torch.arange(6.0)[first : first + counts[replicas.worker], None, None, None]
+    statistics = Statistics(layer, collectives.global_sum)
+    first = sum(counts[: collectives.worker])
+    part = images(6)[first : first + counts[collectives.worker]].requires_grad_()
+    target = torch.arange(6.0)[first : first + counts[collectives.worker], None, None, None]
     output = layer(part)
     (output - target).square().sum().backward()
-    return {"output": output.detach(), "input": part.grad, "weight": replicas.global_sum(layer.weight.grad),
-            "bias": replicas.global_sum(layer.bias.grad), "statistics": statistics.recorded(0)}
+    return {"output": output.detach(), "input": part.grad, "weight": collectives.global_sum(layer.weight.grad),
+            "bias": collectives.global_sum(layer.bias.grad), "statistics": statistics.recorded(0)}
 
 
 def test_spread_over_workers_outputs_gradients_and_statistics_are_those_of_one() -> None:

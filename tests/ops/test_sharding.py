@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_yolo.ops.sharding import Node, aligned_nodes, balanced_shard, parent, shard
+from ray_yolo.ops.sharding import TreeNode, aligned_nodes, balanced_shard, parent, shard
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 37])
@@ -43,14 +43,14 @@ def test_a_hand_worked_balanced_shard() -> None:
 
 
 def test_hand_worked_nodes() -> None:
-    assert list(aligned_nodes(range(0, 6))) == [Node(0, 4), Node(4, 2)]
-    assert list(aligned_nodes(range(3, 9))) == [Node(3, 1), Node(4, 4), Node(8, 1)]
+    assert list(aligned_nodes(range(0, 6))) == [TreeNode(0, 4), TreeNode(4, 2)]
+    assert list(aligned_nodes(range(3, 9))) == [TreeNode(3, 1), TreeNode(4, 4), TreeNode(8, 1)]
     assert list(aligned_nodes(range(5, 5))) == []
 
 
 def test_pushing_leaves_and_merging_siblings_gives_the_aligned_nodes() -> None:
-    def push(stack: list[Node], number: int) -> list[Node]:
-        node = Node(number, 1)
+    def push(stack: list[TreeNode], number: int) -> list[TreeNode]:
+        node = TreeNode(number, 1)
         while stack and (above := parent(stack[-1], node)):
             stack, node = stack[:-1], above
         return [*stack, node]

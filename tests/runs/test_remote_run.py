@@ -20,8 +20,9 @@ from ray_yolo.core.events import Event, WarningEvent
 from ray_yolo.runs import remote_run
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import RunRecord
-from ray_yolo.runs.remote_run import Stored, StoredRun, read_log, spool_of
-from ray_yolo.runs.run_dir import Run, begin_run, bring_run, find_run
+from ray_yolo.runs.remote_run import RemoteRun, read_log, working_copy_of
+from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
+from ray_yolo.sinks.upload import UploadSink
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
 from tests.support import checkpoints, run_log
@@ -64,12 +65,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         stored(run)._lease._ends.set()
 
 
-def stored(run: Run) -> StoredRun:
+def stored(run: Run) -> RemoteRun:
     assert run.stored
     return run.stored
 
 
-def tell(run: Run, *messages: str) -> None:
+def notify(run: Run, *messages: str) -> None:
     log = EventLog(run.folder / EVENTS_FILE)
     for message in messages:
         log.append(WarningEvent(message=message))
@@ -85,7 +86,7 @@ def die(run: Run) -> None:
 
 def test_another_machine_continues_an_unfinished_run_with_its_log_and_files(start: Start) -> None:
     run = start()
-    tell(run, "a", "b")
+    notify(run, "a", "b")
     (run.folder / "mlflow.json").write_text("{}")
     (run.folder / "plots").mkdir()
     (run.folder / "plots" / "x.png").write_bytes(b"x")
@@ -133,41 +134,41 @@ def test_on_its_own_machine_nobody_waits_for_that(start: Start, monkeypatch: pyt
 def test_what_a_dead_driver_owed_is_stored_by_the_next_command_on_its_machine(start: Start, bucket: FolderStore
                                                                              ) -> None:
     run = start()
-    tell(run, "a")
-    stored(run).seal()
-    tell(run, "b")
+    notify(run, "a")
+    stored(run).flush_log()
+    notify(run, "b")
     checkpoints.save(run.folder, 4, "last")
     die(run)
     again = start()
     again.release()
     third = start(machine="two")
     assert messages(third.folder) == ["a", "b"]
-    stored(third).checkpoints.bring(third.folder)
+    stored(third).checkpoints.download(third.folder)
     assert [folder.name for folder in newest_first(third.folder)] == ["step-4"]
 
 
 def test_what_it_owed_is_dropped_where_another_machine_has_gone_on(start: Start) -> None:
     run = start()
-    tell(run, "a")
-    stored(run).seal()
-    tell(run, "b")
+    notify(run, "a")
+    stored(run).flush_log()
+    notify(run, "b")
     die(run)
     second = start(machine="two")
-    tell(second, "c")
+    notify(second, "c")
     second.release()
     assert messages(start().folder) == ["a", "c"]
 
 
 def test_an_old_attempt_that_comes_back_is_not_read(start: Start, bucket: FolderStore) -> None:
     first = start()
-    tell(first, "a")
-    stored(first).seal()
+    notify(first, "a")
+    stored(first).flush_log()
     die(first)
     second = start(machine="two")
-    tell(second, "b")
-    stored(second).seal()
-    tell(first, "late")
-    stored(first).seal()
+    notify(second, "b")
+    stored(second).flush_log()
+    notify(first, "late")
+    stored(first).flush_log()
     second.release()
     first.release()
     assert messages(start(machine="three").folder) == ["a", "b"]
@@ -203,14 +204,14 @@ def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, b
         put_if(*arguments)
         raise OSError("reset")
 
-    tell(run, "a")
+    notify(run, "a")
     monkeypatch.setattr(FolderStore, "put_if", unanswered)
     with pytest.raises(OSError, match="reset"):
-        stored(run).seal()
+        stored(run).flush_log()
     monkeypatch.undo()
-    tell(run, "b")
-    stored(run).seal()
-    stored(run).seal()
+    notify(run, "b")
+    stored(run).flush_log()
+    stored(run).flush_log()
     log = (run.folder / EVENTS_FILE).read_bytes()
     assert read_log(stored(run)._store) == log
     assert len(bucket.list("exp/log/")) == 2
@@ -219,12 +220,12 @@ def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, b
 def test_a_segment_ends_with_a_whole_line(start: Start, bucket: FolderStore) -> None:
     """The log may be read while its writer is half-way through a line, which another machine would parse."""
     run = start()
-    tell(run, "a", "b")
+    notify(run, "a", "b")
     log = run.folder / EVENTS_FILE
     whole = log.read_bytes()
     for size in (len(whole) - 5, len(whole) - 1, len(whole)):
         log.write_bytes(whole[:size])
-        stored(run).seal()
+        stored(run).flush_log()
         assert read_log(stored(run)._store) == whole[: whole[:size].rfind(b"\n") + 1]
     assert len(bucket.list("exp/log/")) == 2
 
@@ -232,16 +233,16 @@ def test_a_segment_ends_with_a_whole_line(start: Start, bucket: FolderStore) -> 
 def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: FolderStore) -> None:
     run = start()
     bucket.put("exp/log/000001-000000.jsonl", b"other")
-    tell(run, "a")
+    notify(run, "a")
     with pytest.raises(TrainingError, match="another process"):
-        stored(run).seal()
+        stored(run).flush_log()
 
 
 def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
         start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run, puts, put = start(), list[str](), FolderStore.put
     monkeypatch.setattr(FolderStore, "put", lambda self, key, data: (puts.append(key), put(self, key, data)))
-    projection = Stored(stored(run))
+    projection = UploadSink(stored(run))
 
     def update(event: Event) -> list[str]:
         puts.clear()
@@ -251,7 +252,7 @@ def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
 
     (run.folder / "results.csv").write_text("1")
     (run.folder / ".hidden").write_text("1")
-    tell(run, "a")
+    notify(run, "a")
     assert update(WarningEvent(message="a")) == ["log/000001-000000.jsonl"]
     epoch = run_log.epoch(0)
     assert update(epoch) == ["results.csv"]
@@ -263,8 +264,8 @@ def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
 def test_the_log_is_stored_once_a_minute_whatever_is_told(start: Start, bucket: FolderStore,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
-    projection, now = Stored(stored(run)), time.monotonic()
-    tell(run, "a")
+    projection, now = UploadSink(stored(run)), time.monotonic()
+    notify(run, "a")
     projection.update()
     assert not bucket.list("exp/log/")
     monkeypatch.setattr(remote_run.time, "monotonic", lambda: now + 61)
@@ -275,7 +276,7 @@ def test_the_log_is_stored_once_a_minute_whatever_is_told(start: Start, bucket: 
 def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None:
     address = f"file://{tmp_path}/bucket/runs/train/mine"
     run = start(OTHER, name="mine")
-    tell(run, "a")
+    notify(run, "a")
     run.release()
     again = start(resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
     assert (messages(again.folder), stored(again).attempt) == (["a"], 2)
@@ -292,7 +293,7 @@ def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
     run = start()
     run.release()
     other = start(machine="two")
-    tell(other, "b")
+    notify(other, "b")
     other.finish()
     other.release()
     with pytest.raises(InputError, match=rf"resume: file:.*/exp is finished.*--weights file://{tmp_path}/bucket/runs/train/exp/"):
@@ -302,21 +303,21 @@ def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
 def test_a_machine_is_brought_a_run_by_its_name_alone(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                      ) -> None:
     run, where = start(), Placement(storage_path=f"file://{tmp_path}/bucket", name="exp")
-    tell(run, "a")
+    notify(run, "a")
     run.finish()
     run.release()
     start(name="other", machine="two")
     folder = (tmp_path / "two").joinpath(run.folder.relative_to(tmp_path / "one"))
-    bring_run(where)
+    download_run(where)
     assert (messages(folder), (folder / "finished").exists()) == (["a"], True)
-    bring_run(where.model_copy(update={"name": "none"}))
+    download_run(where.model_copy(update={"name": "none"}))
     assert sorted(path.name for path in folder.parent.iterdir()) == ["exp", "other"]
 
 
 def test_a_run_that_was_removed_from_the_store_is_not_brought_back(start: Start, bucket: FolderStore, tmp_path: Path
                                                                    ) -> None:
     run = start()
-    tell(run, "a")
+    notify(run, "a")
     run.release()
     shutil.rmtree(tmp_path / "bucket" / "runs")
     again = start()
@@ -364,7 +365,7 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
         raise OSError("away")
 
     run = start()
-    tell(run, "a")
+    notify(run, "a")
     monkeypatch.setattr(FolderStore, "put", refuse)
     run.finish()
     run.release()
@@ -390,7 +391,7 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
     log.close()
     path = checkpoints.save(run.folder, 1, "last")
     stored(run).checkpoints.put(path, 2)
-    stored(run).seal()
+    stored(run).flush_log()
     address = f"file://{tmp_path}/bucket/runs/train/mine"
     assert cli.status([address]) == 0
     assert f"{address}: training" in capsys.readouterr().out
@@ -412,17 +413,17 @@ def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_che
         start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
     stored(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
-    wire = json.dumps(stored(run).wire)
+    payload = json.dumps(stored(run).payload)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    with spool_of(json.loads(wire)) as (folder, found):
+    with working_copy_of(json.loads(payload)) as (folder, found):
         assert folder.is_relative_to(tmp_path / "node")
-        assert found.bring(folder) == []
+        assert found.download(folder) == []
         assert [path.name for path in newest_first(folder)] == ["step-3"]
         found.put(checkpoints.save(folder, 4, "last"), 1)
     assert not folder.exists()
     (name,) = [entry.name for entry in FolderStore(tmp_path / "bucket/runs/train/exp").list("checkpoints/")]
     assert name == "000001-step-4.json"
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
-    with spool_of(json.loads(wire)) as (folder, _):
+    with working_copy_of(json.loads(payload)) as (folder, _):
         assert folder == run.folder
     assert run.folder.exists()

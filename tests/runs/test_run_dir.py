@@ -319,7 +319,7 @@ def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, mon
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job's home; it runs in Ray's copy of what was submitted."""
     copy = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     copy.mkdir(parents=True)
@@ -329,19 +329,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("storage", "folder"), [("", ""), ("mine", "mine")])
-def test_a_job_stores_nothing_in_rays_copy_of_its_folder(job: Path, storage: str, folder: str) -> None:
+def test_a_job_stores_nothing_in_rays_copy_of_its_folder(spec: Path, storage: str, folder: str) -> None:
     placement = Placement(storage_path=storage)
-    assert storage_folder(placement) == job / "ray-yolo" / folder
+    assert storage_folder(placement) == spec / "ray-yolo" / folder
     run = begin_run(placement, made_up("x"))
-    assert run.folder == job / "ray-yolo" / folder / "runs" / "train" / "exp"
+    assert run.folder == spec / "ray-yolo" / folder / "runs" / "train" / "exp"
     assert not list(Path.cwd().iterdir())
     run.release()
 
 
-def test_what_is_named_in_full_is_the_storage_wherever_a_job_runs(job: Path, tmp_path: Path) -> None:
+def test_what_is_named_in_full_is_the_storage_wherever_a_job_runs(spec: Path, tmp_path: Path) -> None:
     assert storage_folder(Placement(storage_path=str(tmp_path))) == tmp_path
     assert storage_folder(Placement(project=str(tmp_path))) == tmp_path
-    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == job / "ray-yolo" / "mine"
+    assert storage_folder(Placement(storage_path="mine", project=str(tmp_path))) == spec / "ray-yolo" / "mine"
 
 
 def test_outside_of_jobs_the_storage_is_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

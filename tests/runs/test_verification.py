@@ -36,59 +36,64 @@ def make(folder: Path, weights: dict[int, float], kept: int = 9) -> Path:
 
 
 @pytest.fixture
-def calm(tmp_path: Path) -> Path:
+def uninterrupted(tmp_path: Path) -> Path:
     return make(tmp_path / "calm", {2: 0.5, 4: 0.25, 6: 0.125})
 
 
-def test_sound_files_are_told_one_by_one(calm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify([str(calm)]) == 0
+def test_sound_files_are_told_one_by_one(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify([str(uninterrupted)]) == 0
     assert capsys.readouterr().out.split() == [
         "checkpoints/step-6/state.pt", "ok", "checkpoints/step-4/state.pt", "ok", "checkpoints/step-2/state.pt", "ok",
         "weights/last.pt", "ok"]
 
 
-def test_a_flipped_byte_is_found(calm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = calm / "checkpoints" / "step-4" / "state.pt"
+def test_a_flipped_byte_is_found(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = uninterrupted / "checkpoints" / "step-4" / "state.pt"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert verify([str(calm)]) == 3
-    assert [found.what for found in check_files(calm) if found.problem] == ["checkpoints/step-4/state.pt"]
+    assert verify([str(uninterrupted)]) == 3
+    assert [found.what for found in check_files(uninterrupted) if found.problem] == ["checkpoints/step-4/state.pt"]
     assert "its SHA-256 does not match" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["weights/last.pt", "checkpoints/step-4/state.pt"])
-def test_one_file_is_checked_against_its_manifest(calm: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert verify([str(calm / name)]) == 0
+def test_one_file_is_checked_against_its_manifest(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert verify([str(uninterrupted / name)]) == 0
     assert capsys.readouterr().out.split() == [Path(name).name, "ok"]
-    (calm / name).write_bytes(b"torn")
-    assert verify([str(calm / name)]) == 3
+    (uninterrupted / name).write_bytes(b"torn")
+    assert verify([str(uninterrupted / name)]) == 3
     assert "4 bytes instead of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["none", "none.pt", EVENTS_FILE])
-def test_what_is_no_run_is_refused_in_one_line(calm: Path, name: str) -> None:
+def test_what_is_no_run_is_refused_in_one_line(uninterrupted: Path, name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}: has neither checkpoints nor weights; give the folder of a run"):
-        verify([str(calm / name)])
+        verify([str(uninterrupted / name)])
     with pytest.raises(InputError, match="is no folder of a run; two runs are compared by their folders"):
-        verify([str(calm / "weights" / "last.pt"), str(calm)])
+        verify([str(uninterrupted / "weights" / "last.pt"), str(uninterrupted)])
 
 
-def test_equal_runs_are_compared_at_every_step_that_both_have_saved(calm: Path, tmp_path: Path) -> None:
+def test_equal_runs_are_compared_at_every_step_that_both_have_saved(uninterrupted: Path, tmp_path: Path) -> None:
     """Also where a checkpoint is gone, and whatever else they say of themselves."""
     other = make(tmp_path / "other", {4: 0.25, 6: 0.125, 8: 0.0}, kept=1)
-    assert compare_runs(calm, other) == [("step 4", None), ("step 6", None)]
+    assert compare_runs(uninterrupted, other) == [("step 4", None), ("step 6", None)]
 
 
-def test_the_first_step_and_the_first_tensor_that_differ_are_named(calm: Path, tmp_path: Path) -> None:
+def test_the_first_step_and_the_first_tensor_that_differ_are_named(uninterrupted: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "other", {2: 0.5, 4: 0.26, 6: 0.13})
-    assert compare_runs(calm, other) == [("step 2", None), ("step 4", "model.b.bias differs in 1 of 2 numbers")]
+    assert compare_runs(uninterrupted, other) == [
+        ("step 2", None),
+        ("step 4", "model.b.bias differs in 1 of 2 numbers"),
+    ]
     gone = make(tmp_path / "gone", {4: 0.26, 6: 0.13}, kept=1)
-    assert compare_runs(calm, gone)[-1].problem.startswith("other tensors (which, cannot be told")
+    assert compare_runs(uninterrupted, gone)[-1].problem.startswith("other tensors (which, cannot be told")
 
 
-def test_what_cannot_be_compared_is_refused(calm: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(uninterrupted: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="have saved no step in common \\(steps 2, 4, 6; steps 3\\)"):
-        compare_runs(calm, make(tmp_path / "other", {3: 0.5}))
+        compare_runs(uninterrupted, make(tmp_path / "other", {3: 0.5}))
     with pytest.raises(InputError, match="has neither checkpoints nor weights"):
         check_files(tmp_path / "nothing")

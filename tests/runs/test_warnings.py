@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.runs.warnings import MOST, warnings_told
+from ray_yolo.runs.warnings import MOST, forward_warnings
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.preflight import read_dataset
 from tests.support import run_log
@@ -44,7 +44,7 @@ def _as_in_a_command() -> Iterator[None]:
 
 def test_what_is_logged_and_what_torch_warns_of_is_told_once_each() -> None:
     told: list[str] = []
-    with warnings_told(told.append, 0):
+    with forward_warnings(told.append, 0):
         for _ in range(3):
             LOG.warning("%s is torn", "a.png")
             warnings.warn_explicit("slow\nkernel", UserWarning, IN_TORCH, 1)
@@ -55,7 +55,7 @@ def test_what_is_logged_and_what_torch_warns_of_is_told_once_each() -> None:
 
 def test_warnings_of_other_packages_go_where_they_went() -> None:
     told: list[str] = []
-    with pytest.warns(UserWarning, match="old"), warnings_told(told.append, 0):
+    with pytest.warns(UserWarning, match="old"), forward_warnings(told.append, 0):
         warnings.warn_explicit("old", UserWarning, "/elsewhere/package.py", 1)
     assert told == []
 
@@ -63,7 +63,7 @@ def test_warnings_of_other_packages_go_where_they_went() -> None:
 def test_warnings_of_loader_processes_are_told() -> None:
     told: list[str] = []
     before = threading.active_count()
-    with warnings_told(told.append, 2) as loader_init:
+    with forward_warnings(told.append, 2) as loader_init:
         loader = DataLoader(Worried(), batch_size=2, num_workers=2, worker_init_fn=loader_init,
                             multiprocessing_context="forkserver")
         assert len([int(number) for batch in loader for number in batch]) == 8
@@ -76,7 +76,7 @@ def test_warnings_of_loader_processes_are_told() -> None:
 
 def test_a_flood_of_warnings_ends_with_a_word_about_the_rest() -> None:
     told: list[str] = []
-    with warnings_told(told.append, 0):
+    with forward_warnings(told.append, 0):
         for number in range(2 * MOST):
             LOG.warning("image %d is gone", number)
     assert len(told) == MOST + 1

@@ -9,12 +9,12 @@ import pytest
 
 from ray_yolo.runs.working_copy import (
     address_of,
-    begin_spool,
+    create_working_copy,
     holder_id,
     is_leased,
     refresh,
-    spool_folder,
-    spool_of_run,
+    working_copy_folder,
+    working_copy_of_run,
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
@@ -49,15 +49,15 @@ def test_a_project_has_the_records_that_the_store_has(address: str, tmp_path: Pa
     (project / "going" / "events.jsonl").touch()
     (project / "done" / "events.jsonl").touch()
     (project / "mine").mkdir()  # no spool
-    begin_spool(project / "gone", f"{address}/gone")
+    create_working_copy(project / "gone", f"{address}/gone")
     refresh(project, address, lambda folder: False)
     assert shown(project) == {"done": [".stored-at", "events.jsonl", "run.json"], "going": [".stored-at", "run.json"],
                               "mine": []}
 
 
 def test_what_somebody_works_on_stays_as_it_is(address: str, tmp_path: Path) -> None:
-    begin_spool(tmp_path / "spool" / "going", f"{address}/going")
-    begin_spool(tmp_path / "spool" / "new", f"{address}/new")
+    create_working_copy(tmp_path / "spool" / "going", f"{address}/going")
+    create_working_copy(tmp_path / "spool" / "new", f"{address}/new")
     refresh(tmp_path / "spool", address, lambda folder: folder.name != "done")
     assert {name: files for name, files in shown(tmp_path / "spool").items() if name != "done"} == {
         "going": [".stored-at"], "new": [".stored-at"]}
@@ -67,7 +67,7 @@ def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     project, asked = tmp_path / "spool", list[str]()
     for name in ("gone", "other"):
-        begin_spool(project / name, f"{address}/{name}")
+        create_working_copy(project / name, f"{address}/{name}")
     listed = FolderStore.list
     monkeypatch.setattr(FolderStore, "list", lambda self, prefix="": (asked.append(prefix), listed(self, prefix))[1])
     for name in ("done", "gone"):
@@ -77,20 +77,23 @@ def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp
 
 
 def test_the_spool_of_an_address_is_the_one_that_its_project_has(tmp_path: Path) -> None:
-    run = spool_of_run("s3://bucket/vision/runs/train/exp", "runs/train")
-    assert run == spool_folder("s3://bucket/vision") / "runs/train/exp"
-    assert spool_of_run("s3://bucket/exp", "runs/train") == spool_folder("s3://bucket") / "exp"
-    assert spool_of_run("s3://bucket/runs/train/a/b", "runs/train") == spool_folder("s3://bucket/runs/train/a") / "b"
+    run = working_copy_of_run("s3://bucket/vision/runs/train/exp", "runs/train")
+    assert run == working_copy_folder("s3://bucket/vision") / "runs/train/exp"
+    assert working_copy_of_run("s3://bucket/exp", "runs/train") == working_copy_folder("s3://bucket") / "exp"
+    assert (
+        working_copy_of_run("s3://bucket/runs/train/a/b", "runs/train")
+        == working_copy_folder("s3://bucket/runs/train/a") / "b"
+    )
 
 
 def test_trials_are_stored_below_their_sweep(tmp_path: Path) -> None:
-    begin_spool(tmp_path, "s3://bucket/exp")
+    create_working_copy(tmp_path, "s3://bucket/exp")
     assert address_of(tmp_path / "trials" / "trial3") == "s3://bucket/exp/trials/trial3"
     assert address_of(tmp_path / "trials") == ""
 
 
 def test_a_run_is_trained_as_long_as_its_lease_is_renewed(address: str, tmp_path: Path) -> None:
-    begin_spool(tmp_path / "spool", f"{address}/going")
+    create_working_copy(tmp_path / "spool", f"{address}/going")
     assert is_leased(tmp_path / "spool")
     then = (tmp_path / "bucket" / "going" / "lease.json").stat().st_mtime - lease.EXPIRES
     os.utime(tmp_path / "bucket" / "going" / "lease.json", (then, then))
@@ -100,10 +103,10 @@ def test_a_run_is_trained_as_long_as_its_lease_is_renewed(address: str, tmp_path
 
 def test_a_spool_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        begin_spool(tmp_path / name, "file:///x")
+        create_working_copy(tmp_path / name, "file:///x")
     assert holder_id(tmp_path / "one") == holder_id(tmp_path / "one") != holder_id(tmp_path / "two")
 
 
 def test_one_address_has_one_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path))
-    assert spool_folder("s3://bucket/x/") == spool_folder("s3://bucket/x") != spool_folder("s3://bucket/y")
+    assert working_copy_folder("s3://bucket/x/") == working_copy_folder("s3://bucket/x") != working_copy_folder("s3://bucket/y")

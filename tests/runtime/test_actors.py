@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", autouse=True)
 def nodes() -> Iterator[Cluster]:
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "train_in_place", breakable_worker)
+        patch.setattr(worker, "train_on_pool_worker", breakable_worker)
         yield found
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calm_run(tmp_path_factory.mktemp("calm"), steps=100)
 
 
@@ -42,8 +42,10 @@ def kill_actor(kind: str) -> float:
     return time.time()
 
 
-@pytest.mark.parametrize("kind", ["Recorder", "Roster"])
-def test_one_that_is_killed_is_started_again_and_no_step_is_lost(calm: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Recorder", "Coordinator"])
+def test_one_that_is_killed_is_started_again_and_no_step_is_lost(
+    uninterrupted: Path, tmp_path: Path, kind: str
+) -> None:
     """Its members train on; a worker that is killed at the same time is replaced, and joins them."""
     training = Training(tmp_path, "1-2")
     training.wait_for_workers(2)
@@ -54,11 +56,11 @@ def test_one_that_is_killed_is_started_again_and_no_step_is_lost(calm: Path, tmp
     training.stop()
     assert all(start.regrouped for start in training.told(StartEvent) if start.time > fault)
     assert training.cost(fault).lost == 0
-    check(training, calm)
+    check(training, uninterrupted)
     assert left_over() == ""
 
 
-def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(calm: Path, tmp_path: Path) -> None:
+def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
     """It takes its workers along."""
     training = Training(tmp_path, 2)
     training.wait_for_workers(2)
@@ -66,15 +68,15 @@ def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(calm: Path, 
     training.wait(lambda events: training.told(StartEvent)[-1].time > fault)
     training.wait_for_workers(2)
     training.stop()
-    check(training, calm)
+    check(training, uninterrupted)
 
 
 def test_the_crew_is_killed_and_its_trials_go_on(tmp_path: Path) -> None:
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
-    calm = crew_sweep(tmp_path / "calm", trials=3)
+    uninterrupted = crew_sweep(tmp_path / "calm", trials=3)
     with ThreadPoolExecutor(1) as pool:
         churned = pool.submit(crew_sweep, tmp_path / "churned", trials=3)
         wait_for_crew(trials, lambda present: present == 2)
-        kill_actor("Crew")
-        assert_equal_rows(churned.result(), calm)
+        kill_actor("JobQueue")
+        assert_equal_rows(churned.result(), uninterrupted)
     assert left_over() == ""

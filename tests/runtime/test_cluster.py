@@ -15,7 +15,7 @@ import ray
 import ray.exceptions
 import ray.util
 
-from ray_yolo.config.placement import Node, Placement
+from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.data.image_cache import room_for_images
 from ray_yolo.runtime import cluster
@@ -169,7 +169,7 @@ def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, ad
 @pytest.mark.usefixtures("ray_session")
 def test_nodes_have_free_what_nobody_has_taken() -> None:
     deadline = time.monotonic() + 30
-    while cluster.free_nodes(Placement()) != [Node(4, 0)]:  # what earlier tests held comes back in a moment
+    while cluster.free_nodes(Placement()) != [NodeResources(4, 0)]:  # what earlier tests held comes back in a moment
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())
         time.sleep(0.2)
     assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
@@ -177,7 +177,7 @@ def test_nodes_have_free_what_nobody_has_taken() -> None:
     group = ray.util.placement_group([{"CPU": 3}])
     try:
         assert group.wait(30)
-        while cluster.free_nodes(Placement()) != [Node(1, 0)]:
+        while cluster.free_nodes(Placement()) != [NodeResources(1, 0)]:
             assert time.monotonic() < deadline, cluster.free_nodes(Placement())
             time.sleep(0.2)
     finally:

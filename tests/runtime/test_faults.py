@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calm_run(tmp_path_factory.mktemp("calm"))
 
 
@@ -45,12 +45,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nodes() -> Iterator[Cluster]:
     """Room for two workers beside the driver, and for one on a node that can be taken away."""
     with ray_nodes(2) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "train_in_place", breakable_worker)
+        patch.setattr(worker, "train_on_pool_worker", breakable_worker)
         patch.setattr(worker, "train_worker", breakable_train_worker)
         yield found
 
 
-def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
     """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, "2-3", max_failures=0)
@@ -64,11 +64,11 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, calm: Path, tm
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)
     training.stop()
-    check(training, calm)
+    check(training, uninterrupted)
     nodes.remove_node(node)
 
 
-def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
     """A worker that gets SIGTERM is replaced; that of a drained node is, too, once another node is there."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, 3, max_failures=0)
@@ -87,11 +87,11 @@ def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, calm: Path, tmp_
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)
     training.stop()
-    check(training, calm)
+    check(training, uninterrupted)
     nodes.remove_node(node)
 
 
-def test_the_only_node_is_taken_away(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+def test_the_only_node_is_taken_away(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
     """There is nobody to take the state over: the worker trains on and saves inside an epoch, and the next one goes on
     from there."""
     held = placement_group([{"CPU": 1}] * 2)  # all room elsewhere
@@ -111,7 +111,7 @@ def test_the_only_node_is_taken_away(nodes: Cluster, calm: Path, tmp_path: Path)
     training.wait_for_workers(2, steps=1)
     assert max(saved()) <= training.told(StartEvent)[1].step
     training.stop()
-    check(training, calm)
+    check(training, uninterrupted)
 
 
 def head_seconds(nodes: Cluster) -> float:
@@ -121,7 +121,7 @@ def head_seconds(nodes: Cluster) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path) -> None:
+def test_a_node_that_is_lost_for_good(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
     """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, "2-3")
@@ -139,13 +139,13 @@ def test_a_node_that_is_lost_for_good(nodes: Cluster, calm: Path, tmp_path: Path
     training.wait_for_workers(1, steps=1)
     training.wait_for_workers(2, steps=1)
     training.stop()
-    check(training, calm)
+    check(training, uninterrupted)
     assert left_over() == ""
 
 
 def test_workers_that_die_before_their_first_step_end_the_training(nodes: Cluster, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "train_in_place", dies_at_once)
+    monkeypatch.setattr(worker, "train_on_pool_worker", dies_at_once)
     Training(tmp_path, "1-2").join(LostWorkersError)
     assert left_over() == ""
 
@@ -154,7 +154,7 @@ def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path
     """Two slots, four, two, four, and two again without a word: the rows of the sweep that was left alone."""
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     with ThreadPoolExecutor(1) as pool:
-        calm = pool.submit(crew_sweep, tmp_path / "calm", trials=10).result()
+        uninterrupted = pool.submit(crew_sweep, tmp_path / "calm", trials=10).result()
         churned = pool.submit(crew_sweep, tmp_path / "churned", trials=10)
         wait_for_crew(trials, lambda present: present == 2)
         for drains in (True, False):
@@ -165,7 +165,7 @@ def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path
                 wait_for_crew(trials, lambda present: present == 2)
             nodes.remove_node(node, allow_graceful=drains)
         assert not churned.done()
-        assert_equal_rows(churned.result(), calm)
+        assert_equal_rows(churned.result(), uninterrupted)
     assert left_over() == ""
 
 
@@ -182,7 +182,7 @@ def trainings(nodes: Cluster) -> Iterator[list[Training]]:
 
 
 @pytest.fixture
-def training(calm: Path, trainings: list[Training], tmp_path: Path) -> Training:
+def training(uninterrupted: Path, trainings: list[Training], tmp_path: Path) -> Training:
     """It, as long as the calm one has been where it is; and not after a test that it has failed."""
     if trainings and (trainings[0].error or trainings[0].step > CALM_STEPS - 80):
         trainings.pop().stop()
@@ -192,39 +192,41 @@ def training(calm: Path, trainings: list[Training], tmp_path: Path) -> Training:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
-def test_a_process_that_is_killed_crashes_or_is_frozen(training: Training, calm: Path, signum: signal.Signals) -> None:
+def test_a_process_that_is_killed_crashes_or_is_frozen(
+    training: Training, uninterrupted: Path, signum: signal.Signals
+) -> None:
     training.wait_for_workers(3)
     fault = training.hit(1, signum)
     training.wait_for_workers(2, steps=1)
     training.wait_for_workers(3)
     print(signum.name, training.cost(fault))
     assert training.cost(fault).lost == 0
-    check(training, calm)
+    check(training, uninterrupted)
 
 
 @pytest.mark.parametrize("kind", ["hang", "hang in native code", "fail", "wrong"])
-def test_a_worker_that_hangs_fails_or_computes_wrongly(training: Training, calm: Path, kind: str) -> None:
+def test_a_worker_that_hangs_fails_or_computes_wrongly(training: Training, uninterrupted: Path, kind: str) -> None:
     training.wait_for_workers(3)
-    fault = training.tell(0, kind)
+    fault = training.notify(0, kind)
     training.wait_for_workers(2, steps=1)
     training.wait_for_workers(3)
     print(kind, training.cost(fault))
     stacks = "\n".join(event.stacks for event in training.told(StacksEvent) if event.worker == 0)
     assert kind != "hang" or "breakable_worker" in stacks or "slowly" in stacks
-    check(training, calm)
+    check(training, uninterrupted)
 
 
-def test_two_that_are_killed_in_one_moment(training: Training, calm: Path) -> None:
+def test_two_that_are_killed_in_one_moment(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     training.hit(0)
     fault = training.hit(2)
     training.wait_for_workers(1, steps=1)
     training.wait_for_workers(3)
     print("two killed", training.cost(fault))
-    check(training, calm)
+    check(training, uninterrupted)
 
 
-def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, calm: Path) -> None:
+def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     for number in range(3):
         fault = training.hit(number)
@@ -232,17 +234,17 @@ def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, calm:
     training.wait_for_workers(3)
     print("all killed", training.cost(fault))
     assert training.cost(fault).lost <= 3  # an epoch
-    check(training, calm)
+    check(training, uninterrupted)
 
 
-def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, calm: Path) -> None:
+def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     fault = training.hit(2, signal.SIGTERM)
     training.wait_for_workers(2, steps=1)
     print("SIGTERM", training.cost(fault))
     assert training.cost(fault).lost == 0
     training.wait_for_workers(3)
-    check(training, calm)
+    check(training, uninterrupted)
 
 
 def dies_at_once(config: object, number: int) -> None:

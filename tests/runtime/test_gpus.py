@@ -29,7 +29,7 @@ def session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calm_run(tmp_path_factory.mktemp("calm"), gpus_per_worker=1)
 
 
@@ -37,7 +37,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("num_workers", [2, "1-2"])
 def test_a_lost_worker_is_left_behind_and_replaced(
-        calm: Path, tmp_path: Path, num_workers: Any, signum: signal.Signals) -> None:
+        uninterrupted: Path, tmp_path: Path, num_workers: Any, signum: signal.Signals) -> None:
     """NCCL's exchanges are aborted; no finished step is lost, and the bits are those of the calm training."""
     training = Training(tmp_path, num_workers, gpus_per_worker=1)
     training.wait_for_workers(2)
@@ -46,7 +46,7 @@ def test_a_lost_worker_is_left_behind_and_replaced(
     training.wait_for_workers(2)
     training.stop()
     assert training.cost(fault).lost == 0
-    check(training, calm)
+    check(training, uninterrupted)
 
 
 def test_one_crew_trains_all_trials(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ray_yolo.core.events import Event, PlacementEvent
 from ray_yolo.runs.event_log import EventLog
 from ray_yolo.runs.recorder import STOP_REQUEST, Recorder
 from ray_yolo.runtime import graceful_stop
-from ray_yolo.runtime.graceful_stop import MESSAGE, StopAsked, ask_to_stop, run_aside, signals_ask
+from ray_yolo.runtime.graceful_stop import MESSAGE, StopRequested, graceful_signals, request_stop, run_in_background
 from tests.support import run_log
 
 PLACED, STARTED, AGAIN = PlacementEvent(group="g"), run_log.start(), PlacementEvent(group="h", instead_of="g")
@@ -42,9 +42,9 @@ def tell_myself(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def train(work: Callable[[StopAsked], None], tell: Callable[[str], None] = lambda text: None) -> None:
-    with signals_ask(tell) as stop_asked:
-        work(stop_asked)
+def train(work: Callable[[StopRequested], None], notify: Callable[[str], None] = lambda text: None) -> None:
+    with graceful_signals(notify) as stop_requested:
+        work(stop_requested)
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
@@ -53,10 +53,10 @@ def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
     told: list[str] = []
     asked: list[bool] = []
 
-    def work(stop_asked: StopAsked) -> None:
-        asked.append(stop_asked())
+    def work(stop_requested: StopRequested) -> None:
+        asked.append(stop_requested())
         tell_myself(number)
-        asked.append(stop_asked())
+        asked.append(stop_requested())
 
     with pytest.raises(raised):
         train(work, told.append)
@@ -67,7 +67,7 @@ def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    def work(stop_asked: StopAsked) -> None:
+    def work(stop_requested: StopRequested) -> None:
         tell_myself(signal.SIGINT)
         tell_myself(signal.SIGTERM)
         pytest.fail("it went on")
@@ -77,7 +77,7 @@ def test_a_second_signal_stops_at_once() -> None:
 
 
 def test_a_step_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(stop_asked: StopAsked) -> None:
+    def work(stop_requested: StopRequested) -> None:
         tell_myself(signal.SIGINT)
         time.sleep(5)
         pytest.fail("it went on")
@@ -90,15 +90,15 @@ def test_a_step_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.Monkey
 def test_nothing_comes_after_the_training_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 0.2)
     with pytest.raises(KeyboardInterrupt):
-        train(lambda stop_asked: tell_myself(signal.SIGINT))
+        train(lambda stop_requested: tell_myself(signal.SIGINT))
     time.sleep(0.4)
 
 
 def test_in_another_thread_signals_stay_as_they_are() -> None:
     seen: list[object] = []
 
-    def work(stop_asked: StopAsked) -> None:
-        seen.extend([signal.getsignal(signal.SIGTERM), stop_asked()])
+    def work(stop_requested: StopRequested) -> None:
+        seen.extend([signal.getsignal(signal.SIGTERM), stop_requested()])
 
     thread = threading.Thread(target=train, args=(work,))
     thread.start()
@@ -128,14 +128,14 @@ def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
         seconds: float) -> None:
     monkeypatch.setattr(graceful_stop, "SAVE_SECONDS", 2.0)
     (tmp_path / "calm").mkdir()
-    log, calm = EventLog(tmp_path / "events.jsonl"), EventLog(tmp_path / "calm" / "events.jsonl")
+    log, uninterrupted = EventLog(tmp_path / "events.jsonl"), EventLog(tmp_path / "calm" / "events.jsonl")
     for event in events:
         log.append(event)
     if stops:
         stop_when_asked(tmp_path, log)
     told: list[str] = []
     began = time.monotonic()
-    ask_to_stop([tmp_path, calm.path.parent, tmp_path / "none"], told.append)
+    request_stop([tmp_path, uninterrupted.path.parent, tmp_path / "none"], told.append)
     assert told == [MESSAGE] * asked
     assert seconds <= time.monotonic() - began < seconds + 1.0
     assert not list(tmp_path.rglob(STOP_REQUEST))
@@ -145,26 +145,26 @@ def test_the_driver_waits_no_longer_than_it_has_to(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.append(run_log.start())
     answers = iter([False, False, True])
-    ask_to_stop([tmp_path], lambda text: None, lambda: next(answers))
+    request_stop([tmp_path], lambda text: None, lambda: next(answers))
 
 
 def test_a_request_to_an_earlier_driver_is_void(tmp_path: Path) -> None:
     (tmp_path / STOP_REQUEST).touch()
     recorder = Recorder(str(tmp_path / "events.jsonl"))
-    assert not recorder.stop_asked()
+    assert not recorder.stop_requested()
     (tmp_path / STOP_REQUEST).touch()
-    assert recorder.stop_asked()
+    assert recorder.stop_requested()
 
 
 def test_it_gives_back_what_the_work_returns_or_raises() -> None:
-    assert run_aside(threading.get_ident) != threading.get_ident()
+    assert run_in_background(threading.get_ident) != threading.get_ident()
     error = ValueError("of the work")
 
     def fail() -> None:
         raise error
 
     with pytest.raises(ValueError, match="of the work") as caught:
-        run_aside(fail)
+        run_in_background(fail)
     assert caught.value is error
 
 
@@ -184,6 +184,6 @@ def test_a_signal_interrupts_the_wait_at_once() -> None:
     began, released = time.monotonic(), threading.Event()
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     with pytest.raises(SystemExit):
-        run_aside(lambda: released.wait(30))
+        run_in_background(lambda: released.wait(30))
     released.set()
     assert time.monotonic() - began < 10

@@ -74,16 +74,16 @@ def tensors(storage: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("calm")
     finish(start(command(folder, folder, 0), folder))
     return folder, folder
 
 
-def check(storage: Path, calm: Path, interval: int, kills: int) -> None:
-    expected = tensors(calm)
+def check(storage: Path, uninterrupted: Path, interval: int, kills: int) -> None:
+    expected = tensors(uninterrupted)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(storage).items())
-    total, events = len(steps(calm)), read_events(log_of(storage))
+    total, events = len(steps(uninterrupted)), read_events(log_of(storage))
     places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
     assert len(places) == kills + 1
     for place in places[1:]:
@@ -110,23 +110,25 @@ def client_rows(storage: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, 12))
-def test_killed_after_any_step_without_ray(calm: tuple[Path, Path], tmp_path: Path, step: int) -> None:
+def test_killed_after_any_step_without_ray(uninterrupted: tuple[Path, Path], tmp_path: Path, step: int) -> None:
     argv = command(tmp_path, tmp_path, 0)
     kill_after(start(argv, tmp_path), tmp_path, step)
     finish(start(argv, tmp_path))
-    check(tmp_path, calm[0], interval=2, kills=1)
+    check(tmp_path, uninterrupted[0], interval=2, kills=1)
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(calm: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ray_workers_and_driver_killed_then_other_numbers_of_workers(
+    uninterrupted: tuple[Path, Path], tmp_path: Path
+) -> None:
     kill_after(start(command(tmp_path, tmp_path, 2), tmp_path), tmp_path, 5)  # inside the second epoch
     kill_after(start(command(tmp_path, tmp_path, 0), tmp_path), tmp_path, 8)
     finish(start(command(tmp_path, tmp_path, 2), tmp_path))
-    check(tmp_path, calm[0], interval=2, kills=2)
+    check(tmp_path, uninterrupted[0], interval=2, kills=2)
 
 
-def stop_and_go_on(calm: Path, folder: Path, signum: int, status: int, workers: int, loaders: int) -> None:
+def stop_and_go_on(uninterrupted: Path, folder: Path, signum: int, status: int, workers: int, loaders: int) -> None:
     """Signal a training's whole process group, as a terminal and `timeout` do."""
     process = start([*command(folder, folder, workers), "--workers", str(loaders)], folder)
     while 5 not in steps(folder):
@@ -140,13 +142,13 @@ def stop_and_go_on(calm: Path, folder: Path, signum: int, status: int, workers: 
     assert (last.status, last.reason) == ("stopped", "interrupted")
     finish(start(command(folder, folder, 0), folder))
     assert len(set(steps(folder))) == len(steps(folder))  # none was trained twice
-    expected = tensors(calm)
+    expected = tensors(uninterrupted)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
     client_rows(folder)
 
 
-def test_ctrl_c_at_a_terminal_loses_no_step(calm: tuple[Path, Path], tmp_path: Path) -> None:
-    stop_and_go_on(calm[0], tmp_path, signal.SIGINT, 130, 0, 2)
+def test_ctrl_c_at_a_terminal_loses_no_step(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    stop_and_go_on(uninterrupted[0], tmp_path, signal.SIGINT, 130, 0, 2)
 
 
 @pytest.mark.slow
@@ -155,5 +157,5 @@ def test_ctrl_c_at_a_terminal_loses_no_step(calm: tuple[Path, Path], tmp_path: P
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_told_to_stop_says_so_and_goes_on_at_the_next_step(
-        calm: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int, loaders: int) -> None:
-    stop_and_go_on(calm[0], tmp_path, signum, status, workers, loaders)
+        uninterrupted: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int, loaders: int) -> None:
+    stop_and_go_on(uninterrupted[0], tmp_path, signum, status, workers, loaders)

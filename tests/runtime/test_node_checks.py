@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from ray_yolo.core.errors import InputError, ResourcesError
-from ray_yolo.core.structures import Mirror
+from ray_yolo.core.structures import DatasetSnapshot
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
 from ray_yolo.runtime import node_checks
@@ -99,16 +99,16 @@ def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monk
 def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     index = read_index(read_description(f"file://{make_dataset(tmp_path / 'set', 5)}"), "train")
-    assert index.mirror
+    assert index.snapshot
     assert sample(index) == ()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    refused, [told] = bring(index.mirror)
+    refused, [told] = bring(index.snapshot)
     assert not refused
     assert f"33 files (0.1 MB) are fetched into {tmp_path}/node/" in told
-    assert bring(index.mirror) == ("", [])
+    assert bring(index.snapshot) == ("", [])
     (tmp_path / "set" / "images" / "train" / "000.png").unlink()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))
-    assert "has changed since" in bring(index.mirror)[0]
+    assert "has changed since" in bring(index.snapshot)[0]
 
 
 def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert check_nodes(tmp_path, index) == []
     with pytest.raises(InputError, match=r"node n1 does not see .*gone; give a folder that every node mounts"):
         check_nodes(tmp_path / "gone", index)
-    away = replace(index, mirror=Mirror("file:///none", "0", str(tmp_path)))
+    away = replace(index, snapshot=DatasetSnapshot("file:///none", "0", str(tmp_path)))
     with pytest.raises(InputError, match="node n1: data: file:///none: there is no such bucket or object"):
         check_nodes(tmp_path, away)
     monkeypatch.setattr(node_checks, "other_nodes", lambda: {"0" * 56: "n2"})
@@ -147,7 +147,9 @@ def test_a_cluster_is_described_node_by_node(monkeypatch: pytest.MonkeyPatch) ->
     assert fit
     assert driver.startswith("driver: Python 3.")
     assert node.endswith(": 4 of 4 CPU free")
-    monkeypatch.setattr(node_checks, "other_nodes", lambda: {each["NodeID"]: node_checks._name(each) for each in ray.nodes()})
+    monkeypatch.setattr(
+        node_checks, "other_nodes", lambda: {each["NodeID"]: node_checks._name(each) for each in ray.nodes()}
+    )
     monkeypatch.setattr(node_checks, "versions", lambda: OURS)
     lines, fit = describe_cluster("")
     assert not fit

@@ -19,7 +19,7 @@ from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.models.families import build_model
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, preflight
-from ray_yolo.runtime.preflight import check_early, check_model, decide, first_record, read_dataset
+from ray_yolo.runtime.preflight import check_early, check_model, first_record, read_dataset, resolve_recipe
 from ray_yolo.runtime.trainer import fit
 from tests.support.jobs import make_config, make_dataset
 
@@ -78,9 +78,9 @@ def test_a_run_in_bf16_on_a_processor_that_lacks_it_is_told(
 
 
 def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ask_every_worker", lambda *_: [9, 5, 7])
+    monkeypatch.setattr(cluster, "run_on_every_worker", lambda *_: [9, 5, 7])
     recipe = make_config(tmp_path, 3, batch_size=-1, microbatch=None).recipe
-    decided = decide(recipe, Placement(num_workers=3), read_dataset(recipe)[1], gpus=1.0)
+    decided = resolve_recipe(recipe, Placement(num_workers=3), read_dataset(recipe)[1], gpus=1.0)
     assert (decided.batch_size, decided.microbatch) == (15, 5)
 
 
@@ -142,7 +142,7 @@ def test_weights_are_checked_by_the_driver_and_found_from_any_folder(
         check_model(recipe)
     torch.save({"w": torch.zeros(1)}, "mine.pt")
     check_model(recipe)
-    assert decide(recipe, Placement(), read_dataset(recipe)[1], 0.0).weights == str(tmp_path / "mine.pt")
+    assert resolve_recipe(recipe, Placement(), read_dataset(recipe)[1], 0.0).weights == str(tmp_path / "mine.pt")
 
 
 @pytest.mark.parametrize(("fields", "message"), [
@@ -175,12 +175,12 @@ def test_every_worker_is_asked_at_the_same_time(tmp_path: Path) -> None:
 
     placement = Placement(num_workers=3)
     cluster.connect(placement)
-    assert cluster.ask_every_worker(wait_for_all, (tmp_path, 3), placement, 0.0) == [True, True, True]
+    assert cluster.run_on_every_worker(wait_for_all, (tmp_path, 3), placement, 0.0) == [True, True, True]
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_autobatch_goes_through_the_cluster(tmp_path: Path) -> None:
     recipe = make_config(tmp_path, 1, batch_size=-1, microbatch=None).recipe
-    decided = decide(recipe, Placement(), read_dataset(recipe)[1], gpus=0.0)
+    decided = resolve_recipe(recipe, Placement(), read_dataset(recipe)[1], gpus=0.0)
     assert (decided.batch_size, decided.microbatch) == (16, 16)

@@ -61,13 +61,13 @@ def test_an_answer_has_the_bits_of_predict(weights: Path, pictures: list[Path]) 
     model = serving.Model(settings)
     yolo, seen = YOLO(weights), 0
     for path in pictures:
-        [answer] = model.look([path.read_bytes()])
+        [answer] = model.detect_batch([path.read_bytes()])
         [result] = yolo.predict(path, confidence=0.1)
         assert np.array_equal(rows(answer), np.asarray(result.boxes.data))
         assert (answer["height"], answer["width"]) == result.orig_shape
         seen += len(result)
     assert seen > 4
-    assert model.look([b"\xff\xd8\xff"]) == ["is not an image that can be read (UnidentifiedImageError)"]
+    assert model.detect_batch([b"\xff\xd8\xff"]) == ["is not an image that can be read (UnidentifiedImageError)"]
 
 
 def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_replica_whose_model_has_failed_is_not_healthy(weights: Path, monkeypa
     model.check_health()
     monkeypatch.setattr(serving, "read_picture", fail)
     with pytest.raises(RuntimeError, match="illegal"):
-        model.look([b""])
+        model.detect_batch([b""])
     with pytest.raises(RuntimeError, match="illegal"):
         model.check_health()
 
@@ -94,7 +94,7 @@ def test_a_picture_is_decoded_from_memory_and_has_the_pixels_of_its_file(
     assert serving.read_picture(b"") == "is empty (0 bytes)"
 
 
-class Replicas:
+class Collectives:
     """Those of a stand-in for Serve: a picture that is deadly ends the one that looks at it, and what it has beside."""
 
     def __init__(self, deadly: bytes = b"none", batch: int = 4) -> None:
@@ -142,9 +142,9 @@ class Body:
         return Request(self.scope, self.receive)
 
 
-def ask_all(bodies: list[Body], replicas: Replicas, **settings: Any) -> list[tuple[int, Any]]:
+def ask_all(bodies: list[Body], replicas: Collectives, **settings: Any) -> list[tuple[int, Any]]:
     async def main() -> list[tuple[int, Any]]:
-        door = serving.Door(ServeConfig(weights="", **settings).model_dump(), replicas)
+        door = serving.Ingress(ServeConfig(weights="", **settings).model_dump(), replicas)
         waiting = [asyncio.ensure_future(door(body.request)) for body in bodies]
         await asyncio.sleep(0.2)
         replicas.release.set()
@@ -155,13 +155,13 @@ def ask_all(bodies: list[Body], replicas: Replicas, **settings: Any) -> list[tup
 
 def test_of_many_bodies_at_once_those_are_read_that_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encoded((64, 64)) + bytes(20_000)
-    replicas, bodies = Replicas(), [Body(content, declared=number % 2 == 0) for number in range(300)]
+    replicas, bodies = Collectives(), [Body(content, declared=number % 2 == 0) for number in range(300)]
     replicas.release.clear()
     answers = ask_all(bodies, replicas, max_waiting=30, batch_size=4, max_bytes=30_000)
     assert [status for status, _ in answers] == [200] * 38 + [503] * 262
     assert [body.read for body in bodies] == [len(content)] * 38 + [0] * 262
     monkeypatch.setattr(serving, "MOST_HELD", 10 * len(content) + 1000)
-    replicas, bodies = Replicas(), [Body(content) for _ in range(50)]
+    replicas, bodies = Collectives(), [Body(content) for _ in range(50)]
     replicas.release.clear()
     answers = ask_all(bodies, replicas, max_bytes=30_000)
     assert [status for status, _ in answers] == [200] * 10 + [503] * 40
@@ -169,14 +169,14 @@ def test_of_many_bodies_at_once_those_are_read_that_may_wait(monkeypatch: pytest
 
 def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
     declared, silent = Body(bytes(100_000)), Body(bytes(100_000), declared=False)
-    assert [status for status, _ in ask_all([declared, silent], Replicas(), max_bytes=50_000)] == [413, 413]
+    assert [status for status, _ in ask_all([declared, silent], Collectives(), max_bytes=50_000)] == [413, 413]
     assert declared.read == 0
     assert silent.read <= 51_000
 
 
 def test_a_picture_that_ends_replicas_ends_two_and_no_more_and_the_others_are_answered() -> None:
     deadly = encoded((64, 64)) + b"deadly"
-    replicas = Replicas(deadly)
+    replicas = Collectives(deadly)
     bodies = [Body(deadly if number == 2 else encoded((64, 64)) + b"%d" % number) for number in range(8)]
     answers = ask_all(bodies, replicas)
     assert [status for status, _ in answers] == [200, 200, 422] + [200] * 5
@@ -187,11 +187,11 @@ def test_a_picture_that_ends_replicas_ends_two_and_no_more_and_the_others_are_an
 
 def test_a_deadly_picture_that_comes_again_is_refused_at_once() -> None:
     async def main() -> list[int]:
-        door = serving.Door(ServeConfig(weights="").model_dump(), replicas)
+        door = serving.Ingress(ServeConfig(weights="").model_dump(), replicas)
         return [(await door(Body(deadly).request)).status_code for _ in range(5)]
 
     deadly = encoded((64, 64)) + b"deadly"
-    replicas = Replicas(deadly)
+    replicas = Collectives(deadly)
     assert asyncio.run(main()) == [422] * 5
     assert replicas.lost == 2
 

@@ -47,7 +47,7 @@ EPOCHS = 4
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     """The training, in a folder."""
     return fit(make_config(tmp_path_factory.mktemp("calm"), 0, {"save_steps": 2}, epochs=EPOCHS, noval=False),
                quiet=True)
@@ -81,22 +81,22 @@ def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -
     kill(process)
 
 
-def check(run_dir: Path, store: Store, calm: TrainResult) -> None:
+def check(run_dir: Path, store: Store, uninterrupted: TrainResult) -> None:
     """A whole run, in its folder and in the store, with the bits of the calm one."""
-    assert not any(found.problem for found in compare_runs(run_dir, calm.run_dir))
+    assert not any(found.problem for found in compare_runs(run_dir, uninterrupted.run_dir))
     assert max(event.step for event in run_log.told(run_dir, CheckpointEvent)) == 3 * EPOCHS
     assert store.get("finished").data == b""
     for name in ("weights/last.pt", "weights/best.pt", "results.csv", "detections.npy"):
         assert store.get(name).data == (run_dir / name).read_bytes()
     for kind in ("last", "best"):
-        mine, theirs = (read_state(folder / "weights" / f"{kind}.pt") for folder in (run_dir, calm.run_dir))
+        mine, theirs = (read_state(folder / "weights" / f"{kind}.pt") for folder in (run_dir, uninterrupted.run_dir))
         assert digest(mine) == digest(theirs)
     assert read_log(store) == (run_dir / EVENTS_FILE).read_bytes()
     rows = store.get("results.csv").data.decode().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
 
 
-def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: TrainResult, tmp_path: Path,
+def test_killed_and_continued_on_another_machine(s3: dict[str, str], uninterrupted: TrainResult, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     address = "s3://bucket/killed"
     settings, store = config(tmp_path, address), open_store(f"{address}/runs/train/exp")
@@ -104,13 +104,13 @@ def test_killed_and_continued_on_another_machine(s3: dict[str, str], calm: Train
         kill_once_saved(process, store, 4)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
     result = fit(settings, quiet=True)
-    check(result.run_dir, store, calm)
-    assert result.best_fitness == calm.best_fitness
+    check(result.run_dir, store, uninterrupted)
+    assert result.best_fitness == uninterrupted.best_fitness
     secrets = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
     assert secrets == []
 
 
-def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], calm: TrainResult, tmp_path: Path,
+def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], uninterrupted: TrainResult, tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     data = "s3://bucket/sets/tiny/data.yaml"
     settings = make_config(tmp_path, 0, {"save_steps": 2}, epochs=EPOCHS, noval=False, data=data)
@@ -119,7 +119,7 @@ def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], calm: Tr
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
     result = fit(settings, quiet=True)
     for kind in ("last", "best"):
-        mine, theirs = (read_state(each.run_dir / "weights" / f"{kind}.pt") for each in (result, calm))
+        mine, theirs = (read_state(each.run_dir / "weights" / f"{kind}.pt") for each in (result, uninterrupted))
         assert digest(mine) == digest(theirs)
     assert json.loads((result.run_dir / "run.json").read_text())["recipe"]["data"] == data
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "two"))
@@ -133,7 +133,7 @@ def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], calm: Tr
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_killed_and_continued_on_ray_workers(s3: dict[str, str], calm: TrainResult, tmp_path: Path) -> None:
+def test_killed_and_continued_on_ray_workers(s3: dict[str, str], uninterrupted: TrainResult, tmp_path: Path) -> None:
     address = "s3://bucket/ray"
     settings, store = config(tmp_path, address, num_workers=2), open_store(f"{address}/runs/train/exp")
     with train(tmp_path / "one", settings) as process:
@@ -143,11 +143,11 @@ def test_killed_and_continued_on_ray_workers(s3: dict[str, str], calm: TrainResu
         _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors.decode()
     (run_dir,) = (tmp_path / "two" / "spool").glob("*/runs/train/exp")
-    check(run_dir, store, calm)
+    check(run_dir, store, uninterrupted)
 
 
 @pytest.mark.parametrize("away", ["log", "all"])
-def test_storage_that_is_away_for_a_while_costs_a_warning(calm: TrainResult, tmp_path: Path, away: str,
+def test_storage_that_is_away_for_a_while_costs_a_warning(uninterrupted: TrainResult, tmp_path: Path, away: str,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
     put, put_if, refused = FolderStore.put, FolderStore.put_if, list[str]()
@@ -183,7 +183,7 @@ def test_storage_that_is_away_for_a_while_costs_a_warning(calm: TrainResult, tmp
     missed = [text for text in told if "could not be written (SlowDown)" in text]
     assert len(missed) == (2 if away == "all" else 0)
     assert told
-    check(result.run_dir, store, calm)
+    check(result.run_dir, store, uninterrupted)
 
 
 def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,9 @@ def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pyt
     assert not store.list("finished")
 
 
-def test_a_slow_bucket_loses_nothing(calm: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_bucket_loses_nothing(
+    uninterrupted: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
 
     def slowly(method: Any) -> Any:
@@ -217,7 +219,7 @@ def test_a_slow_bucket_loses_nothing(calm: TrainResult, tmp_path: Path, monkeypa
     monkeypatch.setattr(lease, "EXPIRES", 30.0)
     result = fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
     monkeypatch.undo()
-    check(result.run_dir, FolderStore(tmp_path / "bucket" / "runs/train/exp"), calm)
+    check(result.run_dir, FolderStore(tmp_path / "bucket" / "runs/train/exp"), uninterrupted)
 
 
 class ReadOnly:
@@ -250,7 +252,7 @@ class ReadOnly:
         return try_it
 
 
-def test_a_folder_that_is_read_only_for_a_while_loses_nothing(calm: TrainResult, tmp_path: Path,
+def test_a_folder_that_is_read_only_for_a_while_loses_nothing(uninterrupted: TrainResult, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_config(tmp_path, 0, {"save_steps": 2}, epochs=EPOCHS, noval=False)
     with monkeypatch.context() as patch:
@@ -263,5 +265,5 @@ def test_a_folder_that_is_read_only_for_a_while_loses_nothing(calm: TrainResult,
     assert len(missed) >= 2
     assert (result.run_dir / "finished").exists()
     assert (result.run_dir / "results.csv").read_text().count("\n") == EPOCHS + 1
-    mine, theirs = (digest(read_state(run / "weights" / "last.pt")) for run in (result.run_dir, calm.run_dir))
+    mine, theirs = (digest(read_state(run / "weights" / "last.pt")) for run in (result.run_dir, uninterrupted.run_dir))
     assert mine == theirs

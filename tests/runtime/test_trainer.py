@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
 from ray_yolo.config.commands import ValConfig
-from ray_yolo.config.placement import Node, RunConfig
+from ray_yolo.config.placement import NodeResources, RunConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, DatasetError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import (
     FORMAT,
@@ -39,20 +39,20 @@ from ray_yolo.core.events import (
 from ray_yolo.core.system import cores
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.engine.build import Job
+from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.evaluate import Evaluation
 from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events
 from ray_yolo.runs.run_dir import begin_run
 from ray_yolo.runtime import cluster, node_checks, trainer
-from ray_yolo.runtime.preflight import first_record, job_of, read_dataset, with_workers
+from ray_yolo.runtime.preflight import first_record, read_dataset, spec_of, with_workers
 from ray_yolo.runtime.trainer import TrainResult, fit
 from ray_yolo.runtime.validator import validate
 from ray_yolo.runtime.workers import torch_trainer, worker
 from ray_yolo.runtime.workers.worker import train_worker
 from tests.support import run_log
 from tests.support.checkpoints import newest
-from tests.support.jobs import make_config, make_dataset, make_job
+from tests.support.jobs import make_config, make_dataset, make_spec
 
 EXACT = {"exact": True, "noval": False, "epochs": 3, "optimizer": {"nominal_batch": 32, "clip_norm": 0.3}}
 
@@ -69,33 +69,35 @@ def assert_same(one: TrainResult, other: TrainResult) -> None:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return fit(make_config(tmp_path_factory.mktemp("calm"), 0, **EXACT), quiet=True)
 
 
-def test_without_ray_a_run_keeps_weights_and_records(calm: TrainResult) -> None:
-    assert calm.best.exists()
-    assert calm.last.exists()
-    assert calm.epochs == 3
-    assert set(calm.metrics) == {"precision", "recall", "mAP50", "mAP50-95"}
-    rows = (calm.run_dir / "results.csv").read_text().splitlines()
+def test_without_ray_a_run_keeps_weights_and_records(uninterrupted: TrainResult) -> None:
+    assert uninterrupted.best.exists()
+    assert uninterrupted.last.exists()
+    assert uninterrupted.epochs == 3
+    assert set(uninterrupted.metrics) == {"precision", "recall", "mAP50", "mAP50-95"}
+    rows = (uninterrupted.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
-    assert run_log.told(calm.run_dir, EndEvent)[-1].status == "done"
-    assert [event.format for event in run_log.told(calm.run_dir, RunEvent)] == [FORMAT]
+    assert run_log.told(uninterrupted.run_dir, EndEvent)[-1].status == "done"
+    assert [event.format for event in run_log.told(uninterrupted.run_dir, RunEvent)] == [FORMAT]
     for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
-        assert (calm.run_dir / name).exists()
+        assert (uninterrupted.run_dir / name).exists()
 
 
-def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(calm: TrainResult) -> None:
-    whole = newest(calm.run_dir)
-    for path in (calm.last, calm.best):
+def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(uninterrupted: TrainResult) -> None:
+    whole = newest(uninterrupted.run_dir)
+    for path in (uninterrupted.last, uninterrupted.best):
         state = state_file.read_state(path)
         assert state.keys() == {"meta", "ema"}
         assert json.loads(state["meta"])["names"] == json.loads(whole["meta"])["names"]
-        assert path == calm.best or all(torch.equal(value, whole["ema"][name]) for name, value in state["ema"].items())
-    found = validate(ValConfig.model_validate({"weights": str(calm.last), "placement": {
-        "num_workers": 0, "project": str(calm.run_dir / "val")}}), quiet=True)
-    assert found.metrics == calm.metrics
+        assert path == uninterrupted.best or all(
+            torch.equal(value, whole["ema"][name]) for name, value in state["ema"].items()
+        )
+    found = validate(ValConfig.model_validate({"weights": str(uninterrupted.last), "placement": {
+        "num_workers": 0, "project": str(uninterrupted.run_dir / "val")}}), quiet=True)
+    assert found.metrics == uninterrupted.metrics
 
 
 def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +152,7 @@ def test_a_run_goes_on_with_the_workers_of_its_first_start_unless_others_are_ask
 def test_a_cluster_decides_but_no_step_has_fewer_parts_than_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                                     ) -> None:
     monkeypatch.setattr("ray_yolo.runtime.cluster.connect", lambda placement: 1.0)
-    monkeypatch.setattr("ray_yolo.runtime.cluster.free_nodes", lambda placement: [Node(64, 6.0)])
+    monkeypatch.setattr("ray_yolo.runtime.cluster.free_nodes", lambda placement: [NodeResources(64, 6.0)])
     given = {"num_workers": "auto", "address": "10.0.0.1:6379"}
     for batch, workers in ((None, 6), (4, 4)):
         config = make_config(tmp_path, 0, given, epochs=1, batch_size=batch, microbatch=None,
@@ -167,7 +169,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
         raise OSError("no ink")
 
     monkeypatch.setattr("ray_yolo.sinks.pictures.start_process", refuse)
-    monkeypatch.setattr("ray_yolo.sinks.pictures.Pictures.patience_seconds", 2.0)
+    monkeypatch.setattr("ray_yolo.sinks.pictures.PlotSink.patience_seconds", 2.0)
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir) == [
@@ -178,11 +180,11 @@ def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypa
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for kind in ("projections.Projection", "drawing.Pictures"):
-        monkeypatch.setattr(f"ray_yolo.runlog.{kind}.patience_seconds", 2.0)
-    for place in ("results_files.format_results", "tensorboard.TensorBoard.update", "drawing.start_process",
+    for kind in ("base.Sink", "pictures.PlotSink"):
+        monkeypatch.setattr(f"ray_yolo.sinks.{kind}.patience_seconds", 2.0)
+    for place in ("results_csv.format_results", "tensorboard.TensorBoard.update", "pictures.start_process",
                   "console.Display.update"):
-        monkeypatch.setattr(f"ray_yolo.runlog.{place}", refuse)
+        monkeypatch.setattr(f"ray_yolo.sinks.{place}", refuse)
     (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
     result = fit(make_config(tmp_path, 0, {"noplots": False, "callbacks": str(tmp_path / "mine.py")}, epochs=1))
     assert (result.run_dir / "finished").exists()
@@ -215,13 +217,13 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
 
 
 def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
-        calm: TrainResult, tmp_path: Path) -> None:
+        uninterrupted: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()
     told = run_log.messages(fit(config, quiet=True).run_dir)
     assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
                     "another number has the same bits only with --batch-size 16 --microbatch 16"]
-    assert run_log.messages(calm.run_dir) == []
+    assert run_log.messages(uninterrupted.run_dir) == []
 
 
 def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
@@ -235,14 +237,14 @@ def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_result(
-        calm: TrainResult, tmp_path: Path) -> None:
+        uninterrupted: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 2, {"save_steps": 1}, **EXACT)
     log = tmp_path / "runs" / "train" / "exp" / "events.jsonl"
     killer = threading.Thread(target=kill_a_worker_after_an_epoch, args=(log,))
     killer.start()
     result = fit(config, quiet=True)
     killer.join()
-    assert_same(result, calm)
+    assert_same(result, uninterrupted)
     starts = run_log.told(result.run_dir, StartEvent)
     assert [start.num_workers for start in starts[:2]] == [2, 1]  # whether the other one comes in time
     assert all(start.regrouped for start in starts[1:])
@@ -261,7 +263,7 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_r
 
 def slow_to_save(config: dict[str, Any]) -> Summary | None:
     """A worker that takes four seconds to write the last state; the first one that does is killed then."""
-    fsync, killed = os.fsync, Path(config["job"]["run_dir"]) / "killed"
+    fsync, killed = os.fsync, Path(config["spec"]["run_dir"]) / "killed"
 
     def slowly(file: int) -> None:
         fsync(file)
@@ -278,12 +280,12 @@ def slow_to_save(config: dict[str, Any]) -> Summary | None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_the_last_checkpoint_is_written_before_the_end_though_it_takes_long_and_its_worker_is_killed(
-        calm: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        uninterrupted: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_trainer, "_END_SECONDS", 1.0)
     monkeypatch.setattr(worker, "train_worker", slow_to_save)
     result = fit(make_config(tmp_path, 2, **EXACT), quiet=True)
     assert (result.run_dir / "killed").exists()
-    assert_same(result, calm)
+    assert_same(result, uninterrupted)
     assert json.loads(state_file.read_state(result.last)["meta"])["progress"] == [3, 0, 6]
     assert [event.status for event in run_log.told(result.run_dir, EndEvent)] == ["done"]
     starts = run_log.told(result.run_dir, StartEvent)
@@ -296,7 +298,7 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights.pt"
     torch.save({"model.0.conv.weight": torch.zeros(8, 3, 3, 3)}, weights)
-    monkeypatch.setattr("ray_yolo.runtime.trainer.job_of", lambda *given: (weights.unlink(), job_of(*given))[1])
+    monkeypatch.setattr("ray_yolo.runtime.trainer.spec_of", lambda *given: (weights.unlink(), spec_of(*given))[1])
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
@@ -345,7 +347,7 @@ def test_a_start_without_room_leaves_nothing_and_the_advised_one_trains_its_own_
 
 
 @pytest.mark.parametrize("name", ["", "mine"])
-@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_nodes", "ask_every_worker"])
+@pytest.mark.parametrize("check", ["connect", "wait_for_room", "check_nodes", "run_on_every_worker"])
 def test_a_start_that_the_cluster_refuses_leaves_nothing(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
     def refuse(*_: object) -> None:
@@ -379,7 +381,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
     assert not tried[0].exists()
 
 
-@pytest.mark.parametrize("place", ["drawing.Pictures.finish", "bookkeeping.Projections.finish"])
+@pytest.mark.parametrize("place", ["pictures.PlotSink.finish", "run_logger.Sinks.finish"])
 def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def die(*_: object, **__: object) -> None:
@@ -387,7 +389,7 @@ def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
 
     config = make_config(tmp_path, 0, {"noplots": False}, epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(f"ray_yolo.runlog.{place}", die)
+        patch.setattr(f"ray_yolo.sinks.{place}", die)
         with pytest.raises(KeyboardInterrupt):
             fit(config, quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
@@ -424,7 +426,7 @@ def test_a_training_is_finished_only_once_its_weights_are_there(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, session = make_config(tmp_path, 0, epochs=1), trainer.run_session
 
-    def lose_weights(job: Job, *rest: Any, **more: Any) -> Summary:
+    def lose_weights(job: TrainSpec, *rest: Any, **more: Any) -> Summary:
         summary = session(job, *rest, **more)
         (job.run_dir / "weights" / "last.pt").unlink()
         return summary
@@ -444,7 +446,7 @@ def test_a_training_is_finished_only_once_its_weights_are_there(
     assert result.last.exists()
 
 
-def test_a_changed_data_set_is_not_resumed(calm: TrainResult, tmp_path: Path) -> None:
+def test_a_changed_data_set_is_not_resumed(uninterrupted: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "mine"}, **EXACT)
     result = fit(config, quiet=True)
     (result.run_dir / "finished").unlink()
@@ -489,9 +491,9 @@ def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest
     train, val = (read_index(description, split) for split in ("train", "val"))
     monkeypatch.setattr(worker.ray, "put", lambda value: value)
     monkeypatch.setattr(worker.ray, "get", lambda values, timeout: values)
-    wire = worker.to_wire(replace(make_job(tmp_path, 4), train=train, val=val))
+    payload = worker.to_payload(replace(make_spec(tmp_path, 4), train=train, val=val))
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    job = worker.from_wire(wire)
+    job = worker.from_payload(payload)
     for mine, theirs in ((job.train, train), (job.val, val)):
         assert mine.digest == theirs.digest
         assert [path.partition("/node/")[2] for path in mine.paths] == [
@@ -505,7 +507,7 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_size=lambda: 2))
     monkeypatch.setattr("ray.train.torch.prepare_data_loader",
                         lambda loader, **options: prepared.append((loader, options)) or loader)
-    host, loader = worker._host_of_train(1, torch.device("cpu"), comes_and_goes=False), DataLoader([0, 1])
+    host, loader = worker._train_context(1, torch.device("cpu"), comes_and_goes=False), DataLoader([0, 1])
     assert host.prepare_loader(loader) is loader
     assert prepared == [(loader, {"move_to_device": False})]
 

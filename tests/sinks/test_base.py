@@ -19,19 +19,19 @@ from torch.utils.tensorboard import SummaryWriter
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import ClassResult, EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
-from ray_yolo.runs.event_log import EVENTS_FILE, interruptions
+from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput
 from ray_yolo.runs.recorder import LocalRecorder, close_recorder, flush_recorder
-from ray_yolo.runs.remote_run import Stored
 from ray_yolo.runtime.prometheus import RayMetrics
-from ray_yolo.sinks.base import Projection, Projections, Runner
+from ray_yolo.sinks.base import Sink, SinkRunner, Sinks
 from ray_yolo.sinks.callbacks import Callbacks
 from ray_yolo.sinks.console import Console
 from ray_yolo.sinks.mlflow_client import OWED_FILE, read_run_file
 from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics
-from ray_yolo.sinks.pictures import Pictures
+from ray_yolo.sinks.pictures import PlotSink
 from ray_yolo.sinks.registry import Registry, log_model
 from ray_yolo.sinks.results_csv import ResultsCsv
 from ray_yolo.sinks.tensorboard import TensorBoard
+from ray_yolo.sinks.upload import UploadSink
 from tests.support import run_log
 from tests.support.servers import BrokenServer
 
@@ -45,7 +45,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
     assert condition()
 
 
-class Work(Projection):
+class Work(Sink):
     """A sink whose update is a function."""
 
     name, interval_seconds, needs = "work", 0.001, (StartEvent, StepEvent, EpochEvent, EndEvent)
@@ -79,7 +79,7 @@ class Running:
                  answered_at: Callable[[], float] = lambda: 0.0) -> None:
         self.warnings: list[str] = []
         self.sink = Work(work, answered_at)
-        self._runner = Runner(self.sink, folder / EVENTS_FILE, self.warnings.append)
+        self._runner = SinkRunner(self.sink, folder / EVENTS_FILE, self.warnings.append)
 
     def finish(self, patience_seconds: float = 5.0) -> str:
         self.sink.patience_seconds = patience_seconds
@@ -207,8 +207,8 @@ class TestHistory:
         for event in told:
             sink.event(event)
         assert sink.history == [*told[:2], told[7], told[8].model_copy(update={"per_class": ()}), *told[9:]]
-        assert interruptions(sink.history) == interruptions(told)
-        assert interruptions(told).idle_seconds == 2
+        assert measure_goodput(sink.history) == measure_goodput(told)
+        assert measure_goodput(told).idle_seconds == 2
 
     def test_steps_alone_change_nothing_that_is_shown(self) -> None:
         sink = Work(lambda: None)
@@ -222,10 +222,10 @@ class TestHistory:
         """1,203 classes over 300 epochs would be 425 MB for each."""
         nothing: Any = None
         mlflow = Mlflow(tmp_path, "http://127.0.0.1:9")
-        sinks: dict[Projection, int] = {
-            ResultsCsv(tmp_path): 21, TensorBoard(tmp_path): 42, Pictures(tmp_path, nothing, pytest.fail): 0,
+        sinks: dict[Sink, int] = {
+            ResultsCsv(tmp_path): 21, TensorBoard(tmp_path): 42, PlotSink(tmp_path, nothing, pytest.fail): 0,
             mlflow: 82, SystemMetrics(tmp_path, "", mlflow): 0, Registry(tmp_path, "", "shapes"): 2,
-            Console(tmp_path, io.StringIO()): 0, RayMetrics(tmp_path): 61, Stored(nothing): 0,
+            Console(tmp_path, io.StringIO()): 0, RayMetrics(tmp_path): 61, UploadSink(nothing): 0,
             Callbacks({}, tmp_path, Recipe(), pytest.fail): 0}
         before = class_results()
         told: list[Event] = [run_log.start(), run_log.end(60)]
@@ -262,16 +262,16 @@ class Training:
         def warn(text: str) -> None:
             recorder.emit(WarningEvent(message=text))
 
-        job: Any = None
+        spec: Any = None
         mlflow = Mlflow(self.run_dir, self.uri)
-        sinks = [ResultsCsv(self.run_dir), TensorBoard(self.run_dir), Pictures(self.run_dir, job, warn), mlflow,
+        sinks = [ResultsCsv(self.run_dir), TensorBoard(self.run_dir), PlotSink(self.run_dir, spec, warn), mlflow,
                  Registry(self.run_dir, self._registry, "shapes"),
                  Console(self.run_dir, self.stream, lambda: mlflow.notes),
                  Callbacks(self._hooks, self.run_dir, Recipe(), warn)]
         assert tuple(sink.name for sink in sinks) == SINKS
         for sink in sinks:
             sink.patience_seconds = 0.5 if sink.name == failing else 60.0
-        projections = Projections(log, sinks, warn)
+        projections = Sinks(log, sinks, warn)
         for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
             recorder.emit(event)
         flush_recorder(recorder)
@@ -437,7 +437,7 @@ def test_a_registry_that_answers_500_is_a_warning_and_the_others_are_complete(
 
 def test_without_tracking_there_is_no_word_of_it(tmp_path: Path) -> None:
     stream, log = io.StringIO(), tmp_path / EVENTS_FILE
-    projections = Projections(log, [ResultsCsv(tmp_path), Console(tmp_path, stream)], pytest.fail)
+    projections = Sinks(log, [ResultsCsv(tmp_path), Console(tmp_path, stream)], pytest.fail)
     run_log.write(log, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
     projections.finish()
     assert "mlflow" not in stream.getvalue().lower()
@@ -446,5 +446,5 @@ def test_without_tracking_there_is_no_word_of_it(tmp_path: Path) -> None:
 
 def test_nothing_to_make_is_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
-    Projections(tmp_path / EVENTS_FILE, [], pytest.fail).finish()
+    Sinks(tmp_path / EVENTS_FILE, [], pytest.fail).finish()
     assert threading.active_count() <= before  # one of an earlier test's may have ended by now

@@ -13,7 +13,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events, read_lines
-from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.callbacks import Callbacks, load_callbacks
 from tests.support import run_log
 
@@ -55,7 +55,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def tell(run_dir: Path, *events: Event) -> None:
+def notify(run_dir: Path, *events: Event) -> None:
     run_log.write(run_dir / EVENTS_FILE, events)
 
 
@@ -64,7 +64,7 @@ class Called:
 
     def __init__(self, path: Path, run_dir: Path, warn: Callable[[str], None] = print) -> None:
         self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
-        self._projections = Projections(run_dir / EVENTS_FILE, [self.callbacks], warn)
+        self._projections = Sinks(run_dir / EVENTS_FILE, [self.callbacks], warn)
 
     def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
         self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
@@ -79,7 +79,7 @@ def calls() -> list[tuple[Any, ...]]:
 def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir: Path) -> None:
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
-    tell(run_dir, run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), run_log.end(20))
+    notify(run_dir, run_log.start(), *run_log.trained_epoch(0), *run_log.trained_epoch(1), run_log.end(20))
     callbacks.finish("the result")
     assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("epoch", 1, 1.125), ("end", "the result")]
     assert warnings == []
@@ -87,17 +87,17 @@ def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir:
 
 def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) -> None:
     callbacks = Called(module, run_dir)
-    tell(run_dir, run_log.start(), run_log.epoch(0))
+    notify(run_dir, run_log.start(), run_log.epoch(0))
     loaded: Any = sys.modules["callbacks_module"]
     assert loaded.told.wait(10)
     callbacks.finish()
 
 
 def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
-    tell(run_dir, run_log.start(), *run_log.trained_epoch(0))
+    notify(run_dir, run_log.start(), *run_log.trained_epoch(0))
     callbacks = Called(module, run_dir)  # the command was run again
-    tell(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
-    tell(run_dir, run_log.start(10), run_log.epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
+    notify(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
+    notify(run_dir, run_log.start(10), run_log.epoch(0), *run_log.trained_epoch(1), *run_log.trained_epoch(2))
     callbacks.finish()
     assert [call[1] for call in calls() if call[0] == "epoch"] == [1, 2]
     assert [call[0] for call in calls()].count("end") == 1
@@ -110,7 +110,7 @@ def test_an_exception_is_a_warning_and_the_others_are_called(
     module.write_text(f"{USER}\ndef on_epoch_end(event):\n    raise {raised}\n")
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
-    tell(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
+    notify(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
     callbacks.finish()
     assert warnings == [f"callbacks: on_epoch_end: {told}"] * 2
     assert [call[0] for call in calls()] == ["start", "end"]
@@ -138,7 +138,7 @@ def test_start_and_end_are_told_once_however_the_rounds_of_the_thread_fall(modul
 def test_an_epoch_is_told_as_the_log_has_it(run_dir: Path) -> None:
     seen: list[dict[str, Any]] = []
     callbacks = Callbacks({"on_epoch_end": seen.append}, run_dir, RECIPE, print)
-    tell(run_dir, run_log.epoch(0))
+    notify(run_dir, run_log.epoch(0))
     [*_, line] = read_lines(run_dir / EVENTS_FILE)
     callbacks.event(read_events(run_dir / EVENTS_FILE)[-1])
     callbacks.update()

@@ -56,7 +56,7 @@ def run_dir(tmp_path):
     return folder
 
 
-def tell(run_dir, events):
+def notify(run_dir, events):
     """Append to the run's log; every run folder of a test has a training of its own."""
     run_log.write(run_dir / EVENTS_FILE, [
         event.model_copy(update={"run_id": str(run_dir)}) if isinstance(event, RunEvent) else event
@@ -72,7 +72,7 @@ def wait_until(condition):
 
 def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run_dir, tmp_path):
     (tmp_path / "mlflow.db").write_text("nothing of the kind, but long enough")
-    tell(run_dir, STORY)
+    notify(run_dir, STORY)
     warnings = []
     began = time.monotonic()
     tracking = Tracking(run_dir, f"sqlite:///{tmp_path}/mlflow.db", warnings.append)
@@ -95,7 +95,7 @@ EXPECTED = Counter([*((metric.mlflow, epoch) for metric in metrics(ANCHOR_TERMS)
 
 class TestSynchronise:
     def test_a_finished_training_is_there_whole(self, uri, client, run_dir):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run = client.get_run(synchronise(run_dir, uri))
         assert points(client, run.info.run_id) == EXPECTED
         assert (run.info.status, run.info.run_name) == ("FINISHED", "exp")
@@ -109,25 +109,25 @@ class TestSynchronise:
         assert values == {0: 0.125, 1: 1.125, 2: 2.125}
 
     def test_a_data_set_that_is_its_own_validation_is_named_once_as_both(self, uri, client, run_dir):
-        tell(run_dir, [run_log.run(), run_log.dataset(train="a1", val="a1"), *STORY[2:]])
+        notify(run_dir, [run_log.run(), run_log.dataset(train="a1", val="a1"), *STORY[2:]])
         (found,) = client.get_run(synchronise(run_dir, uri)).inputs.dataset_inputs
         assert (found.dataset.digest, found.tags[0].value) == ("a1", "training, validation")
 
     def test_files_are_there_too(self, uri, client, run_dir):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run_id = synchronise(run_dir, uri)
         assert {file.path for file in client.list_artifacts(run_id)} == {
             "hyp.yaml", "results.csv", "results.png", EVENTS_FILE, "weights"}
         assert {file.path for file in client.list_artifacts(run_id, "weights")} == WEIGHTS
 
     def test_artifacts_lie_beside_the_database(self, uri, client, run_dir):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run = client.get_run(synchronise(run_dir, uri))
         database = uri.removeprefix("sqlite:///")
         assert run.info.artifact_uri.startswith("file://" + database.removesuffix("mlflow.db") + "mlartifacts/")
 
     def test_a_second_time_adds_nothing(self, uri, client, run_dir, monkeypatch):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run_id = synchronise(run_dir, uri)
         before = client.get_run(run_id).to_dictionary()
         for name in ("log_batch", "log_inputs", "log_artifact", "set_terminated", "update_run", "set_tag",
@@ -139,25 +139,25 @@ class TestSynchronise:
     def test_a_growing_log_goes_to_one_run(self, uri, client, run_dir):
         runs = set()
         for event in STORY:
-            tell(run_dir, [event])
+            notify(run_dir, [event])
             runs.add(synchronise(run_dir, uri))
         (run_id,) = runs
         assert points(client, run_id) == EXPECTED
 
     def test_what_may_be_taken_back_is_not_posted(self, uri, client, run_dir):
-        tell(run_dir, [*STORY[:5], run_log.epoch(1)])
+        notify(run_dir, [*STORY[:5], run_log.epoch(1)])
         assert {epoch for _, epoch in points(client, synchronise(run_dir, uri))} == {0}
 
     def test_an_interruption_leaves_no_trace_but_the_number_of_attempts(self, uri, client, run_dir):
-        tell(run_dir, [*STORY[:7], run_log.epoch(2)])
+        notify(run_dir, [*STORY[:7], run_log.epoch(2)])
         first = synchronise(run_dir, uri)
-        tell(run_dir, [run_log.end(20, "stopped")])
+        notify(run_dir, [run_log.end(20, "stopped")])
         synchronise(run_dir, uri)
         assert client.get_run(first).info.status == "KILLED"
-        tell(run_dir, [run_log.start(20)])
+        notify(run_dir, [run_log.start(20)])
         synchronise(run_dir, uri)
         assert client.get_run(first).info.status == "RUNNING"
-        tell(run_dir, [*run_log.trained_epoch(2), run_log.end(30)])
+        notify(run_dir, [*run_log.trained_epoch(2), run_log.end(30)])
         assert synchronise(run_dir, uri) == first
         run = client.get_run(first)
         assert (run.info.status, run.data.tags["ray_yolo.attempts"]) == ("FINISHED", "2")
@@ -167,7 +167,7 @@ class TestSynchronise:
     @pytest.mark.parametrize("at", [0, 1, 2, 3])
     @pytest.mark.parametrize("arrived", [False, True])
     def test_a_crash_while_posting_repeats_and_loses_no_point(self, uri, client, run_dir, monkeypatch, at, arrived):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         log_batch = MlflowClient.log_batch
         calls = iter(range(10))
 
@@ -189,7 +189,7 @@ class TestSynchronise:
         def crash(*_, **__):
             raise KeyboardInterrupt
 
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         monkeypatch.setattr("ray_yolo.sinks.mlflow_run.atomic_write", crash)
         with pytest.raises(KeyboardInterrupt):
             synchronise(run_dir, uri)
@@ -200,13 +200,13 @@ class TestSynchronise:
         assert [run.info.run_id for run in client.search_runs([experiment], filter_string=mine)] == [run_id]
 
     def test_a_note_emptied_by_a_power_cut_is_found_again(self, uri, run_dir):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run_id = synchronise(run_dir, uri)
         (run_dir / "mlflow.json").write_text("")
         assert synchronise(run_dir, uri) == run_id
 
     def test_another_server_gets_everything(self, uri, database, run_dir, tmp_path):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         first = synchronise(run_dir, uri)
         other = f"sqlite:///{shutil.copy(database, tmp_path / 'other.db')}"
         second = synchronise(run_dir, other)
@@ -216,7 +216,7 @@ class TestSynchronise:
     def test_a_trial_hangs_under_its_sweep(self, uri, client, run_dir):
         experiment = client.create_experiment("sweep", artifact_location=(run_dir.parent / "sweep").as_uri())
         parent = client.create_run(experiment).info.run_id
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         run = client.get_run(synchronise(run_dir, uri, parent_run_id=parent, tags={"trial": "7"}))
         assert run.info.experiment_id == experiment
         assert (run.data.tags["mlflow.parentRunId"], run.data.tags["trial"]) == (parent, "7")
@@ -230,7 +230,7 @@ class TestSynchronise:
     def test_secrets_reach_neither_server_nor_note(self, uri, client, run_dir):
         placement = run_log.run().placement | {"mlflow_uri": "https://ann:s3cr3t@host"}
         run = run_log.run(placement=placement, command="train --mlflow-uri https://ann:s3cr3t@host")
-        tell(run_dir, [run, *STORY[1:]])
+        notify(run_dir, [run, *STORY[1:]])
         run = client.get_run(synchronise(run_dir, uri))
         assert "s3cr3t" not in str(run.to_dictionary())
         assert "s3cr3t" not in "".join(path.read_text() for path in run_dir.iterdir() if path.is_file())
@@ -279,9 +279,9 @@ def black_hole(monkeypatch):
 class TestThread:
     def test_everything_is_delivered_and_nothing_is_said(self, uri, client, run_dir):
         warnings = []
-        tell(run_dir, STORY[:5])
+        notify(run_dir, STORY[:5])
         tracking = Tracking(run_dir, uri, warnings.append)
-        tell(run_dir, STORY[5:])
+        notify(run_dir, STORY[5:])
         assert tracking.finish() is None
         run_id = read_run_file(run_dir)["run_id"]
         assert points(client, run_id) == EXPECTED
@@ -289,7 +289,7 @@ class TestThread:
         assert warnings == []
 
     def test_files_wait_until_they_are_final(self, uri, client, run_dir):
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         tracking = Tracking(run_dir, uri, pytest.fail)
         wait_until(lambda: client.search_runs(["1"], filter_string="status = 'FINISHED'"))
         time.sleep(0.5)
@@ -302,7 +302,7 @@ class TestThread:
 
     def test_a_dead_server_costs_one_warning_and_leaves_a_note(self, dead_uri, run_dir):
         warnings = []
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         began = time.monotonic()
         tracking = Tracking(run_dir, dead_uri, warnings.append)
         assert time.monotonic() - began < 0.1
@@ -314,23 +314,23 @@ class TestThread:
 
     def test_the_command_that_delivers_the_rest_can_be_copied(self, dead_uri, tmp_path):
         folder = tmp_path / "Ann's runs" / "exp"
-        tell(folder, STORY)
+        notify(folder, STORY)
         note = Tracking(folder, dead_uri, lambda _: None).finish(patience_seconds=1.0)
         assert shlex.split(note.partition(": ")[2])[:4] == ["python", "-m", "ray_yolo.sync", str(folder)]
 
     def test_a_failing_server_is_asked_again_and_costs_one_warning(self, broken_server, run_dir):
         warnings = []
-        tell(run_dir, STORY)
+        notify(run_dir, STORY)
         assert Tracking(run_dir, broken_server.uri, warnings.append).finish(patience_seconds=3.0) is not None
         assert len(broken_server.requests) > 2
         assert len(warnings) == 1
 
     def test_a_server_that_never_answers_holds_nobody_up(self, black_hole, run_dir):
-        tell(run_dir, STORY[:5])
+        notify(run_dir, STORY[:5])
         tracking = Tracking(run_dir, black_hole, lambda _: None)
         for event in STORY[5:]:
             began = time.monotonic()
-            tell(run_dir, [event])
+            notify(run_dir, [event])
             assert time.monotonic() - began < 0.1
         began = time.monotonic()
         assert tracking.finish(patience_seconds=0.5) is not None
@@ -348,11 +348,11 @@ class TestThread:
                 raise ConnectionError("the answer got lost")
 
         monkeypatch.setattr(MlflowClient, "log_batch", maybe)
-        tell(run_dir, STORY[:5])
+        notify(run_dir, STORY[:5])
         tracking = Tracking(run_dir, uri, warnings.append)
         wait_until(lambda: posted)
         away.set()
-        tell(run_dir, STORY[5:])
+        notify(run_dir, STORY[5:])
         wait_until(lambda: warnings)
         away.clear()
         assert tracking.finish() is None
@@ -366,14 +366,14 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
     server, warnings = MlflowServer(tmp_path), []
     try:
         server.wait_until_up()
-        tell(run_dir, STORY[:5])
+        notify(run_dir, STORY[:5])
         tracking = Tracking(run_dir, server.uri, warnings.append)
         wait_until(lambda: read_run_file(run_dir))
         server.signal(signal.SIGSTOP)
-        tell(run_dir, STORY[4:6])
+        notify(run_dir, STORY[4:6])
         wait_until(lambda: warnings)
         server.kill()
-        tell(run_dir, STORY[6:])
+        notify(run_dir, STORY[6:])
         server.start()
         assert tracking.finish(patience_seconds=90) is None
         client = MlflowClient(tracking_uri=server.uri)
@@ -387,7 +387,7 @@ def test_a_real_server_that_freezes_and_is_killed_gets_everything_once(tmp_path,
 
 
 def test_the_run_file_names_the_run_without_secrets(uri, run_dir):
-    tell(run_dir, STORY)
+    notify(run_dir, STORY)
     run_id = synchronise(run_dir, uri)
     assert json.loads((run_dir / "mlflow.json").read_text())["run_id"] == run_id
 

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, is_asked_for
 from tests.support import run_log
@@ -29,9 +29,9 @@ def steps(uri: str, run_dir: Path) -> list[int]:
     return [point.step for point in MlflowClient(uri).get_metric_history(about["run_id"], CPU)] if about else []
 
 
-def follow(run_dir: Path, uri: str, warned: list[str]) -> Projections:
+def follow(run_dir: Path, uri: str, warned: list[str]) -> Sinks:
     mlflow = Mlflow(run_dir, uri)
-    return Projections(run_dir / EVENTS_FILE, [SystemMetrics(run_dir, uri, mlflow), mlflow], warned.append)
+    return Sinks(run_dir / EVENTS_FILE, [SystemMetrics(run_dir, uri, mlflow), mlflow], warned.append)
 
 
 def test_a_training_that_is_continued_goes_on_with_them(

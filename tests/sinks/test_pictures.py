@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from ray_yolo.core.events import EpochEvent
-from ray_yolo.engine.build import Job
+from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.sinks import pictures as pictures_module
-from ray_yolo.sinks.pictures import Drawing, Pictures, follow_training, start_process
+from ray_yolo.sinks.pictures import PlotSink, PlotWorker, follow_training, start_process
 from ray_yolo.sinks.results_csv import format_results
 from tests.support import run_log
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 TABLE = np.array([[0, 1, 1, 20, 20, 0.9, 0, 1]], np.float32)
 
@@ -35,8 +35,8 @@ def wait_until(condition: Callable[[], object], seconds: float = 200.0) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    made = make_job(tmp_path)
+def spec(tmp_path: Path) -> TrainSpec:
+    made = make_spec(tmp_path)
     run_log.write(made.run_dir / EVENTS_FILE, [run_log.run(), run_log.start()])
     return made
 
@@ -59,27 +59,27 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_training_sees_is_drawn_first_and_the_rest_when_there_is_something_new(
-        job: Job, calls: list[str]) -> None:
-    drawn = Drawing(job.run_dir, job)
+        spec: TrainSpec, calls: list[str]) -> None:
+    drawn = PlotWorker(spec.run_dir, spec)
     drawn.update()
     assert calls == ["draw_training", "plot_labels"]
     drawn.update()
-    run_log.write(job.run_dir / EVENTS_FILE, [run_log.step(1)])
+    run_log.write(spec.run_dir / EVENTS_FILE, [run_log.step(1)])
     drawn.update()
     assert len(calls) == 2
-    np.save(job.run_dir / DETECTIONS_FILE, TABLE)
-    run_log.write(job.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
+    np.save(spec.run_dir / DETECTIONS_FILE, TABLE)
+    run_log.write(spec.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
     drawn.update()
     assert calls[2:] == ["plot_results", "draw_detections"]
-    run_log.write(job.run_dir / EVENTS_FILE, [run_log.epoch(1, best=False)])
+    run_log.write(spec.run_dir / EVENTS_FILE, [run_log.epoch(1, best=False)])
     drawn.update()
     assert calls[4:] == ["plot_results"]
-    Drawing(job.run_dir, job).update()  # by the next start of the run
+    PlotWorker(spec.run_dir, spec).update()  # by the next start of the run
     assert calls[5:] == ["plot_results", "draw_detections"]
 
 
-def test_detections_that_are_still_being_written_are_drawn_later(job: Job, calls: list[str]) -> None:
-    drawn, path = Drawing(job.run_dir, job), job.run_dir / DETECTIONS_FILE
+def test_detections_that_are_still_being_written_are_drawn_later(spec: TrainSpec, calls: list[str]) -> None:
+    drawn, path = PlotWorker(spec.run_dir, spec), spec.run_dir / DETECTIONS_FILE
     np.save(path, TABLE)
     whole = path.read_bytes()
     path.write_bytes(whole[:-4])
@@ -91,19 +91,21 @@ def test_detections_that_are_still_being_written_are_drawn_later(job: Job, calls
 
 
 def test_epochs_that_a_restart_took_back_are_drawn_no_more_than_they_are_in_results_csv(
-        job: Job, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+        spec: TrainSpec, monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     drawn: list[EpochEvent] = []
     taken_back = run_log.epoch(1, train={"box": 9.0, "obj": 9.0, "cls": 9.0})
-    run_log.write(job.run_dir / EVENTS_FILE, [
+    run_log.write(spec.run_dir / EVENTS_FILE, [
         *run_log.trained_epoch(0), taken_back, run_log.start(10), run_log.epoch(1), run_log.epoch(2)])
     monkeypatch.setattr(pictures_module, "plot_results", lambda rows, _: drawn.extend(rows))
-    Drawing(job.run_dir, job).update()
+    PlotWorker(spec.run_dir, spec).update()
     assert [row.train["box"] for row in drawn] == [0.5, 0.5, 0.5]
-    table = format_results(read_events(job.run_dir / EVENTS_FILE)).splitlines()[1:]
+    table = format_results(read_events(spec.run_dir / EVENTS_FILE)).splitlines()[1:]
     assert [float(row.split(",")[1]) for row in table] == [row.train["box"] for row in drawn]
 
 
-def test_what_could_not_be_drawn_is_one_warning(job: Job, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_drawn_is_one_warning(
+    spec: TrainSpec, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError("full")
 
@@ -115,23 +117,25 @@ def test_what_could_not_be_drawn_is_one_warning(job: Job, calls: list[str], monk
     told: list[str] = []
     monkeypatch.setattr(pictures_module, "start_process", here)
     monkeypatch.setattr(pictures_module, "plot_labels", refuse)
-    pictures = Pictures(job.run_dir, job, told.append)
+    pictures = PlotSink(spec.run_dir, spec, told.append)
     pictures.event(run_log.step(1))
     pictures.update()
     pictures.update(last=True)
     assert told == ["pictures that could not be drawn: labels.jpg (OSError: full)"]
 
 
-def test_nobody_draws_before_the_first_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_draws_before_the_first_step(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its imports would take the seconds of the first step's."""
     monkeypatch.setattr(pictures_module, "start_process", pytest.fail)
-    pictures = Pictures(job.run_dir, job, pytest.fail)
+    pictures = PlotSink(spec.run_dir, spec, pytest.fail)
     pictures.event(run_log.start())
     pictures.update()
 
 
-def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_log.write(job.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
+def test_a_process_that_was_killed_is_told_and_another_one_draws(
+    spec: TrainSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_log.write(spec.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
     started = []
 
     def start() -> Any:
@@ -139,7 +143,7 @@ def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monke
         return started[-1]
 
     monkeypatch.setattr(pictures_module, "start_process", start)
-    pictures = Pictures(job.run_dir, job, pytest.fail)
+    pictures = PlotSink(spec.run_dir, spec, pytest.fail)
     pictures.event(run_log.step(1))
     pictures.update()
     os.kill(started[0][1].pid, signal.SIGKILL)
@@ -147,32 +151,32 @@ def test_a_process_that_was_killed_is_told_and_another_one_draws(job: Job, monke
     with pytest.raises(ChildProcessError, match="has ended"):
         pictures.update(last=True)
     pictures.update(last=True)
-    assert (job.run_dir / "results.png").exists()
-    assert (job.run_dir / "train_batch2.jpg").exists()
+    assert (spec.run_dir / "results.png").exists()
+    assert (spec.run_dir / "train_batch2.jpg").exists()
     assert started[1][1].returncode == 0
 
 
 @pytest.mark.timeout(900)  # it gives way to whatever else the machine does
-def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(job: Job) -> None:
+def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(spec: TrainSpec) -> None:
     """Ctrl-C, which goes to all processes of a terminal's group, does not reach the one that draws."""
     pipe, process = start_process()
     assert process
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
-    pipe.send((job.run_dir, job))
-    wait_until(lambda: (job.run_dir / "labels.jpg").exists())
+    pipe.send((spec.run_dir, spec))
+    wait_until(lambda: (spec.run_dir / "labels.jpg").exists())
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
-    run_log.write(job.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
-    wait_until(lambda: (job.run_dir / "results.png").exists())  # while the training goes on
-    np.save(job.run_dir / DETECTIONS_FILE, TABLE)
+    run_log.write(spec.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
+    wait_until(lambda: (spec.run_dir / "results.png").exists())  # while the training goes on
+    np.save(spec.run_dir / DETECTIONS_FILE, TABLE)
     pipe.close()
     process.wait(200)
     assert {"confusion_matrix.png", "F1_curve.png", "val_batch0_pred.jpg"} <= {
-        path.name for path in job.run_dir.iterdir()}
+        path.name for path in spec.run_dir.iterdir()}
 
 
-def test_nobody_at_a_prompt_waits_longer_than_three_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_at_a_prompt_waits_longer_than_three_seconds(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = []
     for at_prompt in (True, False):
         monkeypatch.setattr("sys.stdout.isatty", lambda at_prompt=at_prompt: at_prompt, raising=False)
-        waits.append(Pictures(job.run_dir, job, pytest.fail).patience_seconds)
+        waits.append(PlotSink(spec.run_dir, spec, pytest.fail).patience_seconds)
     assert waits == [3.0, 60.0]

@@ -10,7 +10,7 @@ import pytest
 
 from ray_yolo.sinks import pictures
 from ray_yolo.sinks.pictures import Failed, draw_detections, draw_training
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 TABLE = np.array([[0, 1, 1, 20, 20, 0.9, 0, *[1] * 10]], np.float32)
 WRITTEN = {"train_batch0.jpg", "train_batch1.jpg", "train_batch2.jpg", "val_batch0_pred.jpg", "val_batch1_pred.jpg",
@@ -27,9 +27,9 @@ def test_pictures_that_cannot_be_drawn_are_named_and_the_others_are_drawn(
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("no ink")
 
-    job, failed, folder = make_job(tmp_path), Failed(), tmp_path / "drawn"
+    spec, failed, folder = make_spec(tmp_path), Failed(), tmp_path / "drawn"
     monkeypatch.setattr(pictures, broken, refuse)
-    draw_training(folder, job, failed)
-    draw_detections(TABLE, job.val, 64, folder, failed)
+    draw_training(folder, spec, failed)
+    draw_detections(TABLE, spec.val, 64, folder, failed)
     assert failed == dict.fromkeys(told, "ValueError: no ink")
     assert {path.name for path in folder.iterdir()} == {name for name in WRITTEN if lost not in name}

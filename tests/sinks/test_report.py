@@ -5,15 +5,22 @@ import pytest
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.events import DatasetEvent, Event, ResourcesEvent, ShardEvent, SplitCounts, WarningEvent
-from ray_yolo.sinks.report import CLASS_HEADER, Narrator, closing_message, dataset_table, settings_line, train_header
+from ray_yolo.sinks.report import (
+    CLASS_HEADER,
+    TrainingReport,
+    closing_message,
+    dataset_table,
+    settings_line,
+    train_header,
+)
 from tests.support import run_log
 
 HEADER = train_header(("box", "obj", "cls"))
 
 
 def lines(events, *, live):
-    narrator = Narrator(live=live)
-    return [line for event in run_log.numbered(events) for line in narrator.observe(event)], narrator
+    report = TrainingReport(live=live)
+    return [line for event in run_log.numbered(events) for line in report.observe(event)], report
 
 
 BEGIN = [run_log.run(), run_log.start()]
@@ -126,45 +133,45 @@ class TestTables:
 class TestProgress:
     @pytest.mark.parametrize("live", [True, False])
     def test_nothing_is_claimed_before_the_first_step_and_after_the_end(self, live):
-        _, narrator = lines(BEGIN, live=live)
-        assert narrator.progress() == ""
-        _, narrator = lines([*BEGIN, run_log.step(1), run_log.end(30)], live=live)
-        assert narrator.progress() == ""
+        _, report = lines(BEGIN, live=live)
+        assert report.progress() == ""
+        _, report = lines([*BEGIN, run_log.step(1), run_log.end(30)], live=live)
+        assert report.progress() == ""
 
     def test_time_left_is_images_left_over_images_per_second(self):
         # 80 images an epoch, 3 epochs, 100 images/s; after step 14 of 30 128 images are left
-        _, narrator = lines([*BEGIN, run_log.step(14)], live=False)
-        assert narrator.progress() == "epoch 2/3  40 %  0:00:01 left  box 0.5  obj 0.25  cls 0.125  100 images/s"
+        _, report = lines([*BEGIN, run_log.step(14)], live=False)
+        assert report.progress() == "epoch 2/3  40 %  0:00:01 left  box 0.5  obj 0.25  cls 0.125  100 images/s"
 
     def test_between_two_epochs_the_next_one_is_at_zero(self):
-        _, narrator = lines([*BEGIN, run_log.step(10), run_log.epoch(0)], live=False)
-        assert narrator.progress() == "epoch 2/3  0 %  0:00:02 left  100 images/s"
+        _, report = lines([*BEGIN, run_log.step(10), run_log.epoch(0)], live=False)
+        assert report.progress() == "epoch 2/3  0 %  0:00:02 left  100 images/s"
 
     def test_after_the_last_epoch_there_is_no_progress(self):
-        _, narrator = lines([*BEGIN, run_log.step(30), run_log.epoch(2)], live=True)
-        assert narrator.progress() == ""
+        _, report = lines([*BEGIN, run_log.step(30), run_log.epoch(2)], live=True)
+        assert report.progress() == ""
 
     def test_losses_are_the_mean_of_this_epochs_steps(self):
         steps = [run_log.step(10, loss=[9.0, 9.0, 9.0]), run_log.step(11, loss=[1.0, 2.0, 3.0]),
                  run_log.step(12, loss=[3.0, 4.0, 5.0]), run_log.step(13, loss=[None, 1.0, 1.0], skipped=True)]
-        _, narrator = lines([*BEGIN, *steps], live=False)
-        assert "box 2  obj 3  cls 4" in narrator.progress()
+        _, report = lines([*BEGIN, *steps], live=False)
+        assert "box 2  obj 3  cls 4" in report.progress()
 
     def test_a_live_line_stands_under_the_header(self):
-        _, narrator = lines([*BEGIN, run_log.epoch(0), run_log.step(14)], live=True)
-        assert narrator.progress() == (
+        _, report = lines([*BEGIN, run_log.epoch(0), run_log.step(14)], live=True)
+        assert report.progress() == (
             "    2/3 40%       1.5G        0.5       0.25      0.125        100   -0:00:01")
 
     def test_a_live_line_fits_a_terminal_of_eighty_columns(self):
         long = [run_log.run(num_images=10**6), run_log.start(epochs=300), run_log.epoch(0, memory_gb=139.25),
                 run_log.step(11, loss=[1.23456e-5] * 3, images_per_second=12345.6)]
-        _, narrator = lines(long, live=True)
-        assert len(narrator.progress()) == 77
-        assert narrator.progress().endswith("-6:45:00")
+        _, report = lines(long, live=True)
+        assert len(report.progress()) == 77
+        assert report.progress().endswith("-6:45:00")
 
     def test_a_first_step_without_a_loss_is_shown_too(self):
-        _, narrator = lines([*BEGIN, run_log.step(1, loss=[None, None, None])], live=True)
-        assert narrator.progress().split()[2:5] == ["-", "-", "-"]
+        _, report = lines([*BEGIN, run_log.step(1, loss=[None, None, None])], live=True)
+        assert report.progress().split()[2:5] == ["-", "-", "-"]
 
 
 class TestClosingMessage:

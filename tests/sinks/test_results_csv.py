@@ -65,7 +65,7 @@ class TestOptions:
         assert "s3cr3t" not in (tmp_path / "opt.yaml").read_text()
 
 
-def tell(results, *events):
+def notify(results, *events):
     for event in run_log.numbered(events):
         results.event(event)
     results.update()
@@ -74,18 +74,18 @@ def tell(results, *events):
 class TestResultsCsv:
     def test_the_file_follows_the_log(self, tmp_path):
         results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
-        tell(results)
+        notify(results)
         assert not path.exists()
-        tell(results, run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0))
+        notify(results, run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0))
         assert len(path.read_text().splitlines()) == 2
-        tell(results, *run_log.trained_epoch(1))
+        notify(results, *run_log.trained_epoch(1))
         assert len(path.read_text().splitlines()) == 3
 
     def test_it_is_left_alone_while_nothing_but_steps_is_told(self, tmp_path):
         results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
-        tell(results, run_log.start(), run_log.epoch(0))
+        notify(results, run_log.start(), run_log.epoch(0))
         before = path.stat()
-        tell(results, run_log.step(11))
+        notify(results, run_log.step(11))
         assert path.stat() == before
 
     def test_a_table_made_again_is_the_same(self, tmp_path):
@@ -93,7 +93,7 @@ class TestResultsCsv:
         for times in (1, 2):
             results = ResultsCsv(tmp_path)
             for event in [run_log.epoch(0), run_log.epoch(1)] * times:
-                tell(results, event)
+                notify(results, event)
             texts.append((tmp_path / "results.csv").read_bytes())
         assert texts[0] == texts[1]
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
@@ -102,7 +102,7 @@ class TestResultsCsv:
         results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
         path.mkdir()
         with pytest.raises(OSError, match=r"results\.csv"):
-            tell(results, run_log.run(), *run_log.trained_epoch(0))
+            notify(results, run_log.run(), *run_log.trained_epoch(0))
         path.rmdir()
         results.update()
         assert path.is_file()

@@ -27,7 +27,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(point.step, round(point.value, 6)) for point in files.Scalars(tag)] for tag in tags}
 
 
-def tell(board: TensorBoard, events: Sequence[Event]) -> None:
+def notify(board: TensorBoard, events: Sequence[Event]) -> None:
     for event in run_log.numbered(events):
         board.event(event)
     board.update()
@@ -36,7 +36,7 @@ def tell(board: TensorBoard, events: Sequence[Event]) -> None:
 def write(folder: Path, events: Sequence[Event]) -> dict[str, list[tuple[int, float]]]:
     """What a board that is told this leaves in its folder."""
     board = TensorBoard(folder)
-    tell(board, events)
+    notify(board, events)
     board.finish()
     return scalars(folder)
 
@@ -60,8 +60,8 @@ def test_growing_logs_and_new_starts_repeat_no_point(tmp_path: Path) -> None:
     story = [*TWO, *run_log.trained_epoch(2)]
     for length in (2, 2, 4, 6):
         board = TensorBoard(tmp_path)
-        tell(board, story[:length - 1])
-        tell(board, story[length - 1:length])
+        notify(board, story[:length - 1])
+        notify(board, story[length - 1:length])
         board.update()
         board.finish()
     # files of one second are read in the order of their names, in which the tenth comes before the ninth
@@ -81,7 +81,7 @@ def test_a_writer_that_fails_in_the_middle_is_made_good(tmp_path: Path, monkeypa
     monkeypatch.setattr(SummaryWriter, "add_scalar", fail_once)
     board = TensorBoard(tmp_path)
     with pytest.raises(OSError, match="no space"):
-        tell(board, TWO)
+        notify(board, TWO)
     board.update()
     board.finish()
     assert all([step for step, _ in points] == [0, 1] for points in scalars(tmp_path).values())
@@ -92,12 +92,12 @@ def test_points_that_a_failing_writer_lost_are_written_later(tmp_path: Path, mon
         raise OSError("no space left")
 
     board = TensorBoard(tmp_path)
-    tell(board, TWO[:2])
+    notify(board, TWO[:2])
     with monkeypatch.context() as patch:
         patch.setattr(SummaryWriter, "add_scalar", lambda *_, **__: None)
         patch.setattr(SummaryWriter, "flush", refuse)
         with pytest.raises(OSError, match="no space"):
-            tell(board, TWO[2:])
+            notify(board, TWO[2:])
     board.update()
     board.finish()
     assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]

@@ -41,7 +41,7 @@ EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
-_train_in_place, _train_worker = own_worker.train_in_place, own_worker.train_worker
+_train_in_place, _train_worker = own_worker.train_on_pool_worker, own_worker.train_worker
 
 
 def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
@@ -62,7 +62,7 @@ def _make_breakable(config: dict[str, Any], number: int) -> None:
     """Make of this process a worker whose steps take their time, and that breaks after one as `Training.tell` says; its
     disk is full as long as there is a file of that name.
     """
-    after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["job"]["run_dir"])
+    after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["spec"]["run_dir"])
 
     def save_if_there_is_room(*given: Any) -> Path:
         if (run_dir / "full").exists():
@@ -162,7 +162,7 @@ class Training:
         os.kill(self.pids()[worker], signum)
         return time.time()
 
-    def tell(self, worker: int, kind: str) -> float:
+    def notify(self, worker: int, kind: str) -> float:
         """Have a worker break after the step in hand. Returns when that was told."""
         order = self.run_dir / f"order-{worker}"
         order.with_suffix(".new").write_text(kind)
@@ -192,9 +192,9 @@ class Training:
         return Seconds(start.time - fault, step.time - fault, max(done - start.step, 0))
 
 
-def check(training: Training, calm: Path) -> None:
+def check(training: Training, uninterrupted: Path) -> None:
     """Same bits at every common step, and no step missing or done twice."""
-    found = compare_runs(training.run_dir, calm)
+    found = compare_runs(training.run_dir, uninterrupted)
     assert len(found) > 2
     assert not [finding for finding in found if finding.problem]
     steps = [event.step for event in only(StepEvent, surviving(training.events))]
@@ -208,7 +208,7 @@ def calm_run(folder: Path, steps: int = CALM_STEPS, **placement: Any) -> Path:
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
-        patch.setattr(trainer, "signals_ask", lambda tell: contextlib.nullcontext(stop.exists))
+        patch.setattr(trainer, "graceful_signals", lambda notify: contextlib.nullcontext(stop.exists))
         training = Training(folder, 0, **placement)
         training.wait(lambda events: training.step >= steps)
         training.stop()

@@ -12,7 +12,7 @@ import numpy as np
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe, recipe_digest, resolve
 from ray_yolo.core.structures import AnnotationIndex
-from ray_yolo.engine.build import Job
+from ray_yolo.engine.build import TrainSpec
 
 NAMES = ("dark", "bright")
 
@@ -83,12 +83,12 @@ def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None
                       "cpus_per_worker": 1, **(placement or {})}})
 
 
-def make_job(folder: Path, num_images: int = 37, **recipe: Any) -> Job:
+def make_spec(folder: Path, num_images: int = 37, **recipe: Any) -> TrainSpec:
     """A training of the tiny model under STEADY, with some fields replaced."""
     fields = {**STEADY, **recipe}
     if fields.get("sync_bn"):
         fields["microbatch"] = None
     resolved = resolve(Recipe.model_validate(fields), 1, gpu=False)
-    return Job(recipe=resolved, digest=recipe_digest(resolved), names=NAMES, architecture=TINY, anchors=None,
+    return TrainSpec(recipe=resolved, digest=recipe_digest(resolved), names=NAMES, architecture=TINY, anchors=None,
                train=make_index(folder / "train", num_images), val=make_index(folder / "val", 11, seed=1),
                run_dir=folder / "run")

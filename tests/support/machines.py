@@ -70,7 +70,7 @@ class Machines:
                                               start_new_session=True, **given))
         return self._started[-1]
 
-    def wire(self, name: str, state: str) -> None:
+    def payload(self, name: str, state: str) -> None:
         """Cut a machine off (`down`) or connect it again (`up`)."""
         done = self.run("control", "ip", "link", "set", f"to-{name}", state)
         assert done.returncode == 0, done.stdout

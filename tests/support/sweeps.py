@@ -54,12 +54,12 @@ def wait_for_crew(trials: Path, until: Callable[[int], bool], patience_seconds: 
     return present
 
 
-def assert_equal_rows(sweep: Path, calm: Path) -> None:
+def assert_equal_rows(sweep: Path, uninterrupted: Path) -> None:
     """The same weights in each trial of two sweeps, and no step of the first one done twice."""
     events = read_ledger(sweep / "ledger.jsonl")
     assert verify(events) == []
     for row in read_trials(events).values():
-        ours, theirs = (newest(folder / "trials" / row.folder_name)["ema"] for folder in (sweep, calm))
+        ours, theirs = (newest(folder / "trials" / row.folder_name)["ema"] for folder in (sweep, uninterrupted))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs), row.number
         told = surviving(read_events(sweep / "trials" / row.folder_name / EVENTS_FILE))
         steps = [event.step for event in only(StepEvent, told)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.base import Projections
+from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.mlflow_run import Mlflow
 
 
@@ -16,7 +16,7 @@ class Tracking:
 
     def __init__(self, run_dir: Path, uri: str, warn: Callable[[str], None], **link: Any) -> None:
         self._mlflow = Mlflow(run_dir, uri, **link)
-        self._projections = Projections(run_dir / EVENTS_FILE, [self._mlflow], warn)
+        self._projections = Sinks(run_dir / EVENTS_FILE, [self._mlflow], warn)
 
     def finish(self, patience_seconds: float | None = None) -> str | None:
         """Deliver the rest. Returns None, or what the user has to know."""

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ray_yolo.checkpoints.local import save_checkpoint
-from ray_yolo.engine.build import Host, build
+from ray_yolo.engine.build import WorkerContext, build
 from ray_yolo.engine.state import TrainState, capture
 from ray_yolo.models.batch_norm import MOMENTUM, Statistics
 from ray_yolo.models.detector import Detector
-from tests.support.jobs import make_job
+from tests.support.jobs import make_spec
 
 
 def make_weights(folder: Path, **recipe: Any) -> Path:
@@ -21,8 +21,8 @@ def make_weights(folder: Path, **recipe: Any) -> Path:
 
     `folder`/val holds 11 pictures of 48 x 64 pixels.
     """
-    job = make_job(folder, 4, **recipe)
-    parts = build(job, Host())
+    job = make_spec(folder, 4, **recipe)
+    parts = build(job, WorkerContext())
     embolden(parts.ema.model)
     about = {"recipe": job.recipe.model_dump(mode="json"), "digest": job.digest, "names": list(job.names),
              "architecture": job.architecture, "anchors": job.anchors}

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ray_yolo.engine.collectives import LOOPBACK, Replicas, ddp_options, leave_group, use_interface
+from ray_yolo.engine.collectives import LOOPBACK, Collectives, ddp_options, leave_process_group, use_interface
 
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
@@ -25,15 +25,15 @@ def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -
     One worker runs in this process. Results must load with weights_only (tensors and plain containers).
     """
     if num_workers == 1:
-        return [function(Replicas(), *args)]
+        return [function(Collectives(), *args)]
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_work, (num_workers, folder, function, args), nprocs=num_workers, start_method="forkserver")
         return [torch.load(Path(folder) / f"{worker}.pt", weights_only=True) for worker in range(num_workers)]
 
 
-def wrap_model(model: nn.Module, replicas: Replicas) -> nn.Module:
+def wrap_model(model: nn.Module, collectives: Collectives) -> nn.Module:
     """What Ray's prepare_model does on CPU with the options that the product passes."""
-    return DistributedDataParallel(model, **ddp_options()) if replicas.num_workers > 1 else model
+    return DistributedDataParallel(model, **ddp_options()) if collectives.num_workers > 1 else model
 
 
 def _work(worker: int, num_workers: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
@@ -41,6 +41,6 @@ def _work(worker: int, num_workers: int, folder: str, function: Callable[..., An
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=worker, world_size=num_workers)
     try:
-        torch.save(function(Replicas(worker, num_workers), *args), Path(folder) / f"{worker}.pt")
+        torch.save(function(Collectives(worker, num_workers), *args), Path(folder) / f"{worker}.pt")
     finally:
-        leave_group()
+        leave_process_group()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_yolo.tune.console import Standing, SweepDisplay, ended_line, seconds_left, summary_line, table_rows
+from ray_yolo.tune.console import SweepDisplay, TrialStatus, ended_line, seconds_left, summary_line, table_rows
 from ray_yolo.tune.trials import new_trial
 from tests.support.terminal import Terminal
 
@@ -25,8 +25,8 @@ def failed(number, reason="out of memory"):
 
 
 def test_rows_are_the_running_trials_and_then_the_ended_ones():
-    running = [Standing(2), Standing(3, epoch=3, fitness=(0.1, 0.43125, 0.25))]
-    ended = [Standing(1, "failed"), Standing(0, "finished", 14, (0.5,))]
+    running = [TrialStatus(2), TrialStatus(3, epoch=3, fitness=(0.1, 0.43125, 0.25))]
+    ended = [TrialStatus(1, "failed"), TrialStatus(0, "finished", 14, (0.5,))]
     assert table_rows(running, ended, 14, 24) == [
         ("2", "running", "-/14", "-", "-"), ("3", "running", "3/14", "0.2500", "0.4313"),
         ("1", "failed", "-/14", "-", "-"), ("0", "finished", "14/14", "0.5000", "0.5000")]
@@ -35,12 +35,12 @@ def test_rows_are_the_running_trials_and_then_the_ended_ones():
 @pytest.mark.parametrize(("limit", "expected"), [
     (5, ["4", "5", "6", "3", "2"]), (4, ["4", "5", "6", "3"]), (3, ["4", "5", "6"]), (2, ["4", "..."]), (1, ["..."])])
 def test_there_are_never_more_rows_than_fit(limit, expected):
-    rows = table_rows([Standing(number) for number in (4, 5, 6)], [Standing(3), Standing(2)], 14, limit)
+    rows = table_rows([TrialStatus(number) for number in (4, 5, 6)], [TrialStatus(3), TrialStatus(2)], 14, limit)
     assert [row[0] for row in rows] == expected
 
 
 def test_rows_that_do_not_fit_are_counted():
-    assert table_rows([Standing(number) for number in range(9)], [], 14, 3)[-1] == ("...", "7 more", "", "", "")
+    assert table_rows([TrialStatus(number) for number in range(9)], [], 14, 3)[-1] == ("...", "7 more", "", "", "")
 
 
 def test_the_time_left_is_the_mean_trial_for_each_that_waits_and_the_rest_of_those_that_run():

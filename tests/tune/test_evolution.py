@@ -12,8 +12,8 @@ from ray_yolo.core.errors import ConfigError
 from ray_yolo.tune import evolution
 from ray_yolo.tune.evolution import (
     Gene,
-    Row,
     Space,
+    TrialRow,
     best_rows,
     can_move,
     check_algorithm,
@@ -33,7 +33,7 @@ MIXED = (Gene("a", low=0.01, high=0.9), Gene("b", "int", 0, 20), Gene("c", "choi
 SPACE = Space(MIXED, (START,))
 KNOWN_CHILD = {'a': 0.25397, 'b': 3, 'c': 'x'}
 KNOWN_DRAW = {'a': 0.31011, 'b': 2, 'c': 'x'}
-ROWS = [Row(n, {"a": 0.1 + 0.05 * n, "b": n, "c": "xyz"[n % 3]}, 0.1 * ((7 * n) % 11)) for n in range(9)]
+ROWS = [TrialRow(n, {"a": 0.1 + 0.05 * n, "b": n, "c": "xyz"[n % 3]}, 0.1 * ((7 * n) % 11)) for n in range(9)]
 
 
 def rng(number):
@@ -125,12 +125,12 @@ class TestMutation:
 
 class TestParents:
     def test_weights_are_the_distance_from_the_worst_and_a_little(self):
-        rows = [Row(0, {}, 0.5), Row(1, {}, 0.3), Row(2, {}, 0.2)]
+        rows = [TrialRow(0, {}, 0.5), TrialRow(1, {}, 0.3), TrialRow(2, {}, 0.2)]
         total = 0.3 + 0.1 + 3e-6
         assert parent_weights(rows) == pytest.approx([(0.3 + 1e-6) / total, (0.1 + 1e-6) / total, 1e-6 / total])
 
     def test_equal_rows_are_equally_likely(self):
-        assert parent_weights([Row(n, {}, 0.25) for n in range(4)]) == pytest.approx([0.25] * 4)
+        assert parent_weights([TrialRow(n, {}, 0.25) for n in range(4)]) == pytest.approx([0.25] * 4)
 
     def test_parents_are_the_five_best_in_proportion_to_their_weights(self):
         found = [parents_of(SPACE, 0, k, ROWS)[0] for k in range(1, 4001)]
@@ -146,29 +146,37 @@ class TestParents:
             assert propose(frozen, 3, k, ROWS)["a"] == ROWS[parent].genes["a"]
 
     def test_failed_rows_are_never_parents(self):
-        failed = [Row(90 + n, START, value) for n, value in enumerate([None, math.nan, math.inf])]
+        failed = [TrialRow(90 + n, START, value) for n, value in enumerate([None, math.nan, math.inf])]
         assert best_rows([*failed, *ROWS], 20) == best_rows(ROWS, 20)
         assert propose(SPACE, 0, 5, [*ROWS, *failed]) == propose(SPACE, 0, 5, ROWS)
 
     def test_a_row_that_was_trained_further_outranks_the_fitness_of_a_short_training(self):
-        rows = [Row(0, {}, 0.9, 1), Row(1, {}, 0.3, 2), Row(2, {}, None, 3), Row(3, {}, 0.5, 2), Row(4, {}, 0.1, 1)]
+        rows = [
+            TrialRow(0, {}, 0.9, 1),
+            TrialRow(1, {}, 0.3, 2),
+            TrialRow(2, {}, None, 3),
+            TrialRow(3, {}, 0.5, 2),
+            TrialRow(4, {}, 0.1, 1),
+        ]
         assert [row.trial for row in best_rows(rows, 5)] == [3, 1, 0, 4]
 
     def test_a_lower_rung_weighs_no_more_than_the_worst_of_a_higher_one(self):
-        rows = [Row(3, {}, 0.5, 2), Row(1, {}, 0.3, 2), Row(0, {}, 0.9, 1), Row(4, {}, 0.1, 1)]
+        rows = [TrialRow(3, {}, 0.5, 2), TrialRow(1, {}, 0.3, 2), TrialRow(0, {}, 0.9, 1), TrialRow(4, {}, 0.1, 1)]
         total = 0.4 + 0.2 + 0.2 + 4e-6
         assert parent_weights(rows) == pytest.approx(
             [(0.4 + 1e-6) / total, (0.2 + 1e-6) / total, (0.2 + 1e-6) / total, 1e-6 / total])
 
     def test_a_short_trainings_luck_makes_it_no_parent(self):
-        lucky = [Row(20 + n, ROWS[0].genes, 9.0 + n, 1) for n in range(5)]
+        lucky = [TrialRow(20 + n, ROWS[0].genes, 9.0 + n, 1) for n in range(5)]
         whole = [row._replace(rung=2) for row in ROWS]
         for k in range(1, 50):
             assert propose(SPACE, 0, k, [*lucky, *whole]) == propose(SPACE, 0, k, ROWS)
             assert parents_of(SPACE, 0, k, [*lucky, *whole]) == parents_of(SPACE, 0, k, ROWS)
 
     def test_equal_fitness_ranks_by_number(self):
-        assert [row.trial for row in best_rows([Row(3, {}, 1.0), Row(1, {}, 1.0), Row(2, {}, 2.0)], 3)] == [2, 1, 3]
+        assert [
+            row.trial for row in best_rows([TrialRow(3, {}, 1.0), TrialRow(1, {}, 1.0), TrialRow(2, {}, 2.0)], 3)
+        ] == [2, 1, 3]
 
     def test_without_rows_children_are_the_starts(self):
         frozen = replace(SPACE, genes=tuple(replace(gene, gain=gene.gain * (gene.name == "a")) for gene in MIXED))
@@ -180,7 +188,11 @@ class TestParents:
     def test_the_mean_parent_lies_between_the_best_by_weight(self):
         space = Space((Gene("a", low=0.0, high=10.0, gain=0.0), Gene("b", low=0.0, high=10.0)), ({"a": 1.0, "b": 1.0},),
                       parent="mean")
-        rows = [Row(0, {"a": 1.0, "b": 1.0}, 0.1), Row(1, {"a": 4.0, "b": 1.0}, 0.4), Row(2, {"a": 3.0, "b": 1.0}, 0.2)]
+        rows = [
+            TrialRow(0, {"a": 1.0, "b": 1.0}, 0.1),
+            TrialRow(1, {"a": 4.0, "b": 1.0}, 0.4),
+            TrialRow(2, {"a": 3.0, "b": 1.0}, 0.2),
+        ]
         assert propose(space, 0, 3, rows)["a"] == pytest.approx((4.0 * 3 + 3.0 * 1) / 4, abs=1e-4)
         assert parents_of(space, 0, 3, rows) == (1, 2, 0)
 
@@ -245,7 +257,7 @@ class TestProposals:
         rows = []
         for k in range(300):
             genes = propose(space, 0, k, rows)
-            rows.append(Row(k, genes, -math.log(genes["a"] / 0.4) ** 2 - math.log(genes["b"] / 0.3) ** 2))
+            rows.append(TrialRow(k, genes, -math.log(genes["a"] / 0.4) ** 2 - math.log(genes["b"] / 0.3) ** 2))
         assert rows[0].fitness < -3
         assert best_rows(rows, 1)[0].fitness > -0.01
 
@@ -290,7 +302,7 @@ def tpe_rows(count, seed=0):
     found = []
     for number in range(count):
         genes = propose(TPE, seed, number, found)
-        found.append(Row(number, genes, fitness_of(genes)))
+        found.append(TrialRow(number, genes, fitness_of(genes)))
     return found
 
 
@@ -313,13 +325,13 @@ def test_under_tpe_the_start_comes_first_and_proposals_stay_in_the_space():
 
 def test_under_tpe_a_failed_row_teaches_nothing():
     known = tpe_rows(12)
-    assert propose(TPE, 0, 12, known) == propose(TPE, 0, 12, [*known, Row(99, TPE.starts[0], None)])
+    assert propose(TPE, 0, 12, known) == propose(TPE, 0, 12, [*known, TrialRow(99, TPE.starts[0], None)])
 
 
 def test_under_tpe_a_short_trainings_fitness_teaches_less_than_a_whole_ones():
     """Two hills: the higher one is of trainings that were stopped."""
     genes = [{**TPE.starts[0], "lr0": lr0, "close": close} for close in range(1, 9) for lr0 in (0.002, 0.08)]
-    known = [Row(n, each, 0.9 if each["lr0"] == 0.08 else 0.5 - n / 100, 1 if each["lr0"] == 0.08 else 2)
+    known = [TrialRow(n, each, 0.9 if each["lr0"] == 0.08 else 0.5 - n / 100, 1 if each["lr0"] == 0.08 else 2)
              for n, each in enumerate(genes)]
     level = [row._replace(rung=1) for row in known]
     lr0 = [[propose(TPE, seed, 16, rows)["lr0"] for seed in range(40)] for rows in (known, level)]

@@ -18,7 +18,7 @@ from ray_yolo.tune.files import (
 )
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.space import read_space
-from ray_yolo.tune.trials import Stage, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
+from ray_yolo.tune.trials import Segment, best_trial, new_trial, overlay, recipe_arguments, trained_recipe
 
 BASE = Recipe(data="my data/coco.yaml", model="yolov5n", epochs=3, batch_size=16, microbatch=8, precision="fp32",
               autoanchor=False)
@@ -84,11 +84,15 @@ class TestBest:
 
     def test_hyp_evolve_of_a_trial_that_changed_on_the_way_has_its_changes(self, tmp_path):
         genes = TRIALS[1].genes
-        past = (Stage(0, genes), Stage(1, {**genes, "lr0": 0.5, "mosaic": 0.25}), Stage(2, {**genes, "lr0": 0.25}))
-        heir = replace(TRIALS[1], pasts={"trial1": past})
-        write_sweep_files(tmp_path, BASE, [TRIALS[0], heir])
+        lineage = (
+            Segment(0, genes),
+            Segment(1, {**genes, "lr0": 0.5, "mosaic": 0.25}),
+            Segment(2, {**genes, "lr0": 0.25}),
+        )
+        fork_trial = replace(TRIALS[1], lineages={"trial1": lineage})
+        write_sweep_files(tmp_path, BASE, [TRIALS[0], fork_trial])
         recipe = parse_train([*recipe_arguments(BASE), "--hyp", str(tmp_path / "hyp_evolve.yaml")]).config.recipe
-        assert recipe == trained_recipe(BASE, past)
+        assert recipe == trained_recipe(BASE, lineage)
         assert [recipe.at(epoch).optimizer.lr0 for epoch in range(3)] == [0.02345, 0.5, 0.25]
 
     def test_hyp_evolve_says_where_it_comes_from(self):

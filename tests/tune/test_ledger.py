@@ -11,7 +11,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import read_lines
-from ray_yolo.tune.evolution import Gene, Row, Space, parents_of, propose
+from ray_yolo.tune.evolution import Gene, Space, TrialRow, parents_of, propose
 from ray_yolo.tune.ledger import (
     Begun,
     Failed,
@@ -27,7 +27,7 @@ from ray_yolo.tune.ledger import (
     verify,
 )
 from ray_yolo.tune.search import Search
-from ray_yolo.tune.trials import Origin, Stage, overlay, trained_recipe
+from ray_yolo.tune.trials import Origin, Segment, overlay, trained_recipe
 
 SPACE = Space((Gene("lr0", low=0.001, high=0.1), Gene("augment.close_mosaic", "int", 1, 10),
                Gene("optimizer.name", "choice", values=("SGD", "AdamW"))),
@@ -147,7 +147,7 @@ class TestProposals:
         events = run_sweep(path, 12, slots)
         assert verify(events) == []
         for trial in read_trials(events).values():
-            rows = [Row(n, read_trials(events)[n].genes, read_trials(events)[n].fitness) for n in trial.seen]
+            rows = [TrialRow(n, read_trials(events)[n].genes, read_trials(events)[n].fitness) for n in trial.seen]
             assert trial.genes == propose(SPACE, 3, trial.number, rows)
 
     def test_every_row_has_the_command_that_trains_its_recipe(self, path):
@@ -251,10 +251,10 @@ class TestExploits:
         events = read_ledger(path)
         trial = read_trials(events)[0]
         assert (trial.genes, trial.origins, trial.folder_name) == (genes, (self.ORIGIN,), "trial0-2")
-        assert trial.past == (Stage(0, trials[1].genes), Stage(10, genes))
-        assert trial.forebears == (1,)
+        assert trial.lineage == (Segment(0, trials[1].genes), Segment(10, genes))
+        assert trial.ancestors == (1,)
         arguments = shlex.split(events[-1].command)[3:]
-        assert parse_train(arguments).config.recipe == trained_recipe(RESOLVED, trial.past)
+        assert parse_train(arguments).config.recipe == trained_recipe(RESOLVED, trial.lineage)
         assert Ledger(path, SWEEP, RESOLVED).to_run[0] == trial
         assert verify(events) == []
 
@@ -266,8 +266,8 @@ class TestExploits:
         ledger.exploit(1, second, Origin(0, 15, "/sweep/trials/trial0-2/weights/epoch14.pt", "cd"))
         ledger.exploit(0, third, Origin(1, 5, "/sweep/trials/trial1/weights/epoch4.pt", "ef"))  # older than the second
         heirs = ledger.trials
-        assert heirs[1].past == (Stage(0, one), Stage(10, first), Stage(15, second))
-        assert heirs[0].past == (Stage(0, one), Stage(5, third))
+        assert heirs[1].lineage == (Segment(0, one), Segment(10, first), Segment(15, second))
+        assert heirs[0].lineage == (Segment(0, one), Segment(5, third))
         assert (heirs[0].genes, heirs[0].folder_name) == (third, "trial0-3")
 
     def test_what_has_ended_is_not_replaced(self, path):
@@ -317,9 +317,9 @@ class TestVerify:
 class TestRestart:
     def test_killed_after_any_line_no_row_is_lost_or_doubled(self, tmp_path):
         """Every prefix of a ledger is a driver that was killed there; the next one ends the sweep."""
-        calm = tmp_path / "calm.jsonl"
-        events = run_sweep(calm, 7, slots=2)
-        lines = calm.read_text().splitlines(keepends=True)
+        uninterrupted = tmp_path / "calm.jsonl"
+        events = run_sweep(uninterrupted, 7, slots=2)
+        lines = uninterrupted.read_text().splitlines(keepends=True)
         for length in range(len(lines) + 1):
             path = tmp_path / f"{length}.jsonl"
             path.write_text("".join(lines[:length]))
@@ -339,9 +339,9 @@ class TestRestart:
         assert len(events) == len(lines)
 
     def test_with_one_slot_an_interrupted_sweep_equals_the_calm_one(self, tmp_path):
-        calm = tmp_path / "calm.jsonl"
-        expected = rows_of(run_sweep(calm, 7))
-        text = calm.read_bytes()
+        uninterrupted = tmp_path / "calm.jsonl"
+        expected = rows_of(run_sweep(uninterrupted, 7))
+        text = uninterrupted.read_bytes()
         for cut in range(0, len(text), 97):  # inside lines too: a torn line is no line
             path = tmp_path / f"{cut}.jsonl"
             path.write_bytes(text[:cut])

@@ -123,7 +123,7 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
         tmp_path: Path, client: MlflowClient) -> None:
     track(tmp_path)
     trials = [replace(trained(number, fitness, tmp_path / "exp", client),
-                      pasts=new_trial(number, {"lr0": 0.01 * (number + 1), "optimizer": "SGD"}).pasts)
+                      lineages=new_trial(number, {"lr0": 0.01 * (number + 1), "optimizer": "SGD"}).lineages)
               for number, fitness in enumerate((0.25, 0.5))]
     parent = track(tmp_path, "RUNNING", *trials)
     links, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()

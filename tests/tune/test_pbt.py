@@ -74,13 +74,13 @@ def test_one_recipe_with_changes_trains_what_an_heir_of_an_heir_has_become(trial
     first = open_fork(trials, 1, origin_of(trials, 1), {"lr0": 0.001, "mosaic": 0.0})
     go_on(trials, first)
     second = open_fork(trials, 0, origin_of(trials, 3, first), {"lr0": 0.002, "mosaic": 0.0, "weight_decay": 0.05})
-    heir, recipe = go_on(trials, second), asked_recipe(trials / second)
+    fork_trial, recipe = go_on(trials, second), asked_recipe(trials / second)
     assert recipe
     assert [change.model_dump() for change in recipe.changes] == [
         "1: augment.mosaic=0.0 optimizer.lr0=0.001", "3: optimizer.lr0=0.002 optimizer.weight_decay=0.05"]
     again = train(trials, "again", recipe)
-    assert_same(again, heir)
-    metas = [json.loads(state["meta"]) for state in (again, heir)]
+    assert_same(again, fork_trial)
+    metas = [json.loads(state["meta"]) for state in (again, fork_trial)]
     assert metas[0]["last_epoch"]["fitness"] == metas[1]["last_epoch"]["fitness"]
     assert metas[0]["digest"] == metas[1]["digest"]
 
@@ -128,10 +128,10 @@ def test_a_file_that_is_not_the_one_that_was_meant_is_refused(trials: Path) -> N
 
 def test_a_trial_that_was_only_paused_goes_on_in_its_own_folder(trials: Path) -> None:
     genes, origin = {"lr0": 5e-4}, origin_of(trials, 2)
-    heir = run_folder(trials, 1, origin, None, genes)
-    own = replace(origin, trial=1, state=str(trials / heir / "weights" / "epoch3.pt"))
-    assert run_folder(trials, 1, own, None, genes) == heir
-    assert run_folder(trials, 1, None, asdict(origin), genes) == heir  # after a restart of the sweep
+    fork_trial = run_folder(trials, 1, origin, None, genes)
+    own = replace(origin, trial=1, state=str(trials / fork_trial / "weights" / "epoch3.pt"))
+    assert run_folder(trials, 1, own, None, genes) == fork_trial
+    assert run_folder(trials, 1, None, asdict(origin), genes) == fork_trial  # after a restart of the sweep
     assert run_folder(trials, 1, None, None, genes) == "trial1"
 
 

@@ -50,26 +50,26 @@ def test_a_bad_trial_goes_on_from_a_good_ones_checkpoint_with_other_genes(tmp_pa
         assert hashlib.sha256(Path(event.origin.state).read_bytes()).hexdigest() == event.origin.sha256
         assert event.origin.trial != event.trial
         assert event.origin.epoch < 300
-    heir = result.trials[exploits[-1].trial]
-    check_heir(result.folder / "trials" / heir.folder_name, exploits[-1])
-    assert heir.genes == exploits[-1].genes
+    fork_trial = result.trials[exploits[-1].trial]
+    check_heir(result.folder / "trials" / fork_trial.folder_name, exploits[-1])
+    assert fork_trial.genes == exploits[-1].genes
     assert all(0.0001 <= trial.genes["lr0"] <= 0.01 for trial in result.trials)
     assert_cpus_return()
-    check_replay(tmp_path, result.folder / "trials" / heir.folder_name, exploits[-1].command, heir)
+    check_replay(tmp_path, result.folder / "trials" / fork_trial.folder_name, exploits[-1].command, fork_trial)
     hyp = parse_train(["--epochs", "300", "--hyp", str(result.folder / "hyp_evolve.yaml")]).config.recipe
-    assert len(hyp.changes) == len(result.best.past) - 1
+    assert len(hyp.changes) == len(result.best.lineage) - 1
 
 
-def check_replay(tmp_path: Path, folder: Path, command: str, heir: Trial) -> None:
+def check_replay(tmp_path: Path, folder: Path, command: str, fork_trial: Trial) -> None:
     """The row's one command trains the same weights from the start, without Ray."""
     recipe = parse_train(shlex.split(command)[3:]).config.recipe
-    assert len(recipe.changes) == len(heir.past) - 1 > 0
+    assert len(recipe.changes) == len(fork_trial.lineage) - 1 > 0
     placement = make_config(tmp_path, 0, {"project": "runs/replay"}).placement
     again = fit(RunConfig(recipe=recipe, placement=placement), quiet=True)
     one, other = map(newest, (again.run_dir, folder))
     for part in ("model", "ema"):
         assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
-    assert fitness(again.metrics) == pytest.approx(heir.fitness, abs=1e-6)
+    assert fitness(again.metrics) == pytest.approx(fork_trial.fitness, abs=1e-6)
 
 
 def fitness(metrics: dict[str, float]) -> float:

@@ -149,13 +149,13 @@ def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path
         again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}
         return {slot: again[trial.config["trial"]] for slot, trial in running.items()}
 
-    calm, _ = run(tmp_path / "calm", -1)
-    assert any(not goes_on for _, _, goes_on in calm)
-    assert any(epoch == EPOCHS for _, epoch, _ in calm)
+    uninterrupted, _ = run(tmp_path / "calm", -1)
+    assert any(not goes_on for _, _, goes_on in uninterrupted)
+    assert any(epoch == EPOCHS for _, epoch, _ in uninterrupted)
     for kill_after in range(1, 6 * EPOCHS, 5):
         killed, problems = run(tmp_path / str(kill_after), kill_after)
         assert problems == []
-        assert killed == calm, kill_after
+        assert killed == uninterrupted, kill_after
 
 
 def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_ledger_of_0_1_0_gives_a_scheduler_what_it_knows(tmp_path: Path) -> No
     trial = later.start()
     assert trial
     assert not later.report(trial, {"epoch": 2, "fitness": 0.7, "row": ROW})
-    assert replace(later.ledger.trials[2], pasts={}).rung == 1
+    assert replace(later.ledger.trials[2], lineages={}).rung == 1
 
 
 FOUR_GENES = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", low=0.0, high=0.9),

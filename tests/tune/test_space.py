@@ -12,7 +12,7 @@ from ray_yolo.cli import parse_train
 from ray_yolo.config.recipe import Recipe, resolve
 from ray_yolo.config.settings import GENES, canonical, config_fields
 from ray_yolo.core.errors import ConfigError, InputError
-from ray_yolo.tune.evolution import Gene, Row, grid_size, propose
+from ray_yolo.tune.evolution import Gene, TrialRow, grid_size, propose
 from ray_yolo.tune.search import Asha, SweepConfig
 from ray_yolo.tune.space import ENTANGLED, load_space, read_space
 from ray_yolo.tune.trials import overlay, recipe_value, train_command
@@ -171,7 +171,7 @@ def test_no_proposal_of_an_accepted_space_fails_for_its_values(accepted, seed):
     for number in range(min(16, grid_size(space.genes) if space.algorithm == "grid" else 16)):
         genes = propose(space, seed, number, rows)
         recipe = overlay(resolved, genes)
-        rows.append(Row(number, genes, (number * 7 % 11) / 10, number % 3))
+        rows.append(TrialRow(number, genes, (number * 7 % 11) / 10, number % 3))
     assert parse_train(train_command(recipe)[3:]).config.recipe == recipe
 
 

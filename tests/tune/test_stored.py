@@ -24,9 +24,9 @@ from ray_yolo.core.errors import ConfigError, InputError, TrainingError
 from ray_yolo.core.events import CheckpointEvent, EndEvent, Event, StartEvent, parse_event
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import LEDGER_FILE, RunRecord, SweepRecord
-from ray_yolo.runs.remote_run import StoredRun, read_log
+from ray_yolo.runs.remote_run import RemoteRun, read_log
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.sinks.run_logger import settle
+from ray_yolo.sinks.run_logger import finalize_abandoned_run
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore, Store, open_store
 from ray_yolo.tune import tuner
@@ -77,7 +77,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         die(run)
 
 
-def stored(run: Run) -> StoredRun:
+def stored(run: Run) -> RemoteRun:
     assert run.stored
     return run.stored
 
@@ -163,12 +163,12 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     again, ledger = start("two")
     config = make_sweep(tmp_path)
     placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
-    wire = tuner._wire(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
+    payload = tuner._wire(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
     monkeypatch.setattr(ray.tune, "report", reports.append)
-    train_trial(tune_config_of(ledger.trials[0]), wire, None)
+    train_trial(tune_config_of(ledger.trials[0]), payload, None)
     assert [report["epoch"] for report in reports] == [1]
     assert not (tmp_path / "of Ray's processes").exists()
 
@@ -188,7 +188,7 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
     again, ledger = start("two")
     for number in (1, 2):  # one has weights of its own there, the other pointers
         ledger.propose()
-        keep_best(again.folder, replace(ledger.trials[-1], number=number, pasts={}))
+        keep_best(again.folder, replace(ledger.trials[-1], number=number, lineages={}))
         assert checkpoints.value(again.folder / "weights" / "best.pt") == number
     bucket.put("trials/trial1/mlflow.json", b'{"run_id": "its"}')
     tracked = replace(sweep_run(make_sweep(tmp_path), ledger.trials, "RUNNING"), folders=("trial0", "trial1"))
@@ -198,7 +198,7 @@ def test_weights_of_the_beaten_leave_the_store_and_the_best_come_from_anywhere(
 def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start, bucket: FolderStore) -> None:
     run, _ = start()
     folder = train(run, "trial0", 1, ends=False)
-    settle(folder, None, {})
+    finalize_abandoned_run(folder, None, {})
     events = logged(bucket, "trial0")
     assert isinstance(events[-1], EndEvent)
     assert bucket.get("trials/trial0/results.csv").data == (folder / "results.csv").read_bytes()
@@ -282,7 +282,7 @@ def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_pa
     config = make_sweep(tmp_path, GENES, recipe=LEARNS, trials=TRIALS, max_concurrent=1)
     with command(config, str(tmp_path), tmp_path / "calm") as process:
         finished(process)
-    calm = tmp_path / "runs/evolve/exp"
+    uninterrupted = tmp_path / "runs/evolve/exp"
     address = "s3://bucket/x/runs/evolve/exp"
     store = open_store(address)
     with command(config, "s3://bucket/x", tmp_path / "one") as process:
@@ -297,28 +297,28 @@ def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_pa
     with command(config, "s3://bucket/x", tmp_path / "two") as process:
         finished(process)
     (folder,) = (tmp_path / "two" / "spool").glob("*/runs/evolve/exp")
-    check(folder, store, calm)
+    check(folder, store, uninterrupted)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "three"))
     assert cli.status([address]) == cli.verify([address]) == 0
 
 
-def check(folder: Path, store: Store, calm: Path) -> None:
+def check(folder: Path, store: Store, uninterrupted: Path) -> None:
     """A sweep that went on on its second machine while trial 1 was trained, in its folder there and in the store."""
-    ours, theirs = rows(folder / LEDGER_FILE), rows(calm / LEDGER_FILE)
+    ours, theirs = rows(folder / LEDGER_FILE), rows(uninterrupted / LEDGER_FILE)
     assert read_log(store) == (folder / LEDGER_FILE).read_bytes()
     for number, row in theirs.items():
         assert (ours[number].genes, ours[number].fitness, ours[number].seen) == (row.genes, row.fitness, row.seen)
-        trained = saved(list(run_log.told(calm / "trials" / f"trial{number}", CheckpointEvent)))
+        trained = saved(list(run_log.told(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
         found = saved(logged(store, f"trial{number}"))
         assert found.items() <= trained.items()  # the one before the kill may be stored and not told
         assert found[max(trained)]
     assert [event.trial for event in read_ledger(folder / LEDGER_FILE) if isinstance(event, Started)] == [0, 1, 1, 2, 3]
     assert run_log.only(StartEvent, logged(store, "trial1"))[-1].step > 0
     for name in ("evolve.csv", "hyp_evolve.yaml"):
-        assert store.get(name).data == (folder / name).read_bytes() == (calm / name).read_bytes()
+        assert store.get(name).data == (folder / name).read_bytes() == (uninterrupted / name).read_bytes()
     assert store.get("finished").data == b""
     assert store.get("weights/best.pt").data == (folder / "weights/best.pt").read_bytes()
-    assert digest(read_state(folder / "weights/best.pt")) == digest(read_state(calm / "weights/best.pt"))
+    assert digest(read_state(folder / "weights/best.pt")) == digest(read_state(uninterrupted / "weights/best.pt"))
     fitness = {number: row.fitness or 0 for number, row in ours.items()}
     best = max(fitness, key=lambda number: fitness[number])
     for number in fitness:

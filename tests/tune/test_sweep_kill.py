@@ -145,9 +145,9 @@ def test_a_killed_sweep_on_one_slot_is_the_calm_sweep(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     sweeps = [make_sweep(folder, SPACE, recipe=RECIPE, trials=TRIALS, max_concurrent=1) for folder in folders]
-    calm = search(sweeps[0], quiet=True)
+    uninterrupted = search(sweeps[0], quiet=True)
     killed = run_with_kills(sweeps[1], folders[1])
-    for trial in calm.trials:
+    for trial in uninterrupted.trials:
         other = killed[trial.number]
         assert (trial.genes, trial.seen) == (other.genes, other.seen)
         assert trial.fitness == pytest.approx(other.fitness, abs=1e-6)

@@ -62,9 +62,9 @@ class Trained:
     def train(self, begun: int = 0) -> list[int | None]:
         """The epochs that are reported by a process that goes on after so many."""
         self.begun = begun
-        wire = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {}, "cache": "",
+        payload = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {}, "cache": "",
                 "placement": {"project": str(self.folder.parent)}, "search": SEARCH.model_dump(mode="json")}
-        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, wire, None)
+        train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, payload, None)
         return [report.get("epoch") for report in self.reports]
 
 

@@ -18,7 +18,7 @@ from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import ConfigError, InputError, ResourcesError, TrainingError
 from ray_yolo.core.events import ShardEvent, StartEvent
-from ray_yolo.runtime.preflight import decide
+from ray_yolo.runtime.preflight import resolve_recipe
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.tune import tuner
 from ray_yolo.tune.console import closing_message
@@ -95,20 +95,20 @@ def placed(config: TuneConfig, **placement: Any) -> TuneConfig:
 def stand_in(monkeypatch: pytest.MonkeyPatch, trial: Callable[..., None]) -> None:
     """Have trials done by a function that needs no workers."""
     monkeypatch.setattr(tuner, "train_trial", trial)
-    monkeypatch.setattr(tuner, "standing_crew", lambda *given, **options: contextlib.nullcontext())
+    monkeypatch.setattr(tuner, "standing_pool", lambda *given, **options: contextlib.nullcontext())
 
 
-def formula_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
+def formula_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
     """A trial without a training: its curve follows from its genes. Stands in for `train_trial`."""
     import ray.tune
 
     genes = config["genes"]
     end = 1 - abs(genes.get("lr0", 0.005) - 0.005) * 100
-    for epoch in range(1, wire["recipe"]["epochs"] + 1):
+    for epoch in range(1, payload["recipe"]["epochs"] + 1):
         ray.tune.report({"fitness": end * epoch / 9, "epoch": epoch, "row": '{"metrics": {}, "losses": {}}'})
 
 
-def failing_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
+def failing_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
     """A trial that fails with a reason, or whose process dies without one."""
     import os
 
@@ -183,13 +183,13 @@ def test_a_sweep_whose_trials_all_fail_ends_with_their_reasons(
     assert tracked_states(tmp_path) == {"FAILED": 1}  # the sweep's own: no trial came to have one
 
 
-def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None) -> None:
+def unlucky_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
     """The first trial's first attempt dies, and its second finds no room."""
     import os
 
     import ray.tune
 
-    attempts = Path(wire["placement"]["project"]).parent / f"attempts{config['trial']}"
+    attempts = Path(payload["placement"]["project"]).parent / f"attempts{config['trial']}"
     attempts.touch()
     with attempts.open("a") as file:
         file.write("x")
@@ -198,7 +198,7 @@ def unlucky_trial(config: Mapping[str, Any], wire: Mapping[str, Any], crew: None
     if config["trial"] == 0 and attempts.stat().st_size == 2:
         ray.tune.report({"lost": "ResourcesError: no room", "lacking": True})
         raise RuntimeError
-    formula_trial(config, wire, crew)
+    formula_trial(config, payload, queue)
 
 
 @pytest.mark.ray
@@ -316,10 +316,10 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
 
     def told(recipe: dict[str, str]) -> RunConfig:
         asked = config.recipe.model_copy(update=recipe)
-        decided = decide(asked, config.placement, make_index(tmp_path / "images", 1), 0)
+        decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
         ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Sweep(Space((), ()), Search(), asked, ""), decided)
-        wire = tuner._wire(config.model_copy(update={"recipe": asked}), ledger, tmp_path / "sweep", Search(), None)
-        return trial_config(wire, 0, {})
+        payload = tuner._wire(config.model_copy(update={"recipe": asked}), ledger, tmp_path / "sweep", Search(), None)
+        return trial_config(payload, 0, {})
 
     trial = told({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
     assert [trial.recipe.data, trial.recipe.model, trial.recipe.weights, trial.placement.callbacks] == [

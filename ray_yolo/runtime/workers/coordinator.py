@@ -4,7 +4,8 @@ A generation is a process group of its own. The next one forms when everybody of
 ask for it, so between two steps; whoever else is waiting becomes a member, too. Who is silent is not alive: he may come
 back, and is a newcomer then.
 
-`Roster` runs as an actor beside the recorder. It is plain and knows neither Ray nor torch, which would take seconds to
+`Coordinator` runs as an actor beside the recorder. It is plain and knows neither Ray nor torch, which would take
+seconds to
 import. A heartbeat costs the same however many workers there are; what the driver asks for takes one pass over them.
 """
 
@@ -30,7 +31,7 @@ _LOOK_SECONDS = 0.1  # between two looks at the processes of this machine
 _REMEMBERED = 1000  # workers that are not to come back
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """What a worker is doing."""
 
     phase: str
@@ -40,19 +41,19 @@ class Beat(NamedTuple):
     heartbeat_limit: float = 30.0  # seconds without a heartbeat after which the worker is lost
 
 
-class Arrival(NamedTuple):
+class Registration(NamedTuple):
     """A worker that asks to train with others."""
 
     worker: int  # its number among Ray's
     process: Process
     address: tuple[str, int]  # where the others can meet it
     progress: Progress | None  # between which steps it stands; None: it has no state
-    beat: Beat
+    heartbeat: Heartbeat
     node: str = ""  # Ray's id of it
     timeout_seconds: float = 600.0  # after which a collective has failed
 
 
-class Formed(NamedTuple):
+class Quorum(NamedTuple):
     """A generation, as one of its members is told."""
 
     number: int
@@ -63,24 +64,24 @@ class Formed(NamedTuple):
     behind: bool
 
 
-class Reply(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """What a beat is answered."""
 
-    regroups: bool  # somebody waits to join, or is to leave
-    accusations: int  # so far; with each one everybody tells its stacks
-    in_vain: bool  # a collective of this generation cannot end any more: abort it
-    nobody_stays: bool  # all members are to leave, and there is nobody who would take the state over
-    unknown: bool = False  # the worker is not on this list, which may be a new one: see `Roster.introduce`
+    must_regroup: bool  # somebody waits to join, or is to leave
+    stack_dump_requests: int  # so far; with each one everybody tells its stacks
+    peer_lost: bool  # a collective of this generation cannot end any more: abort it
+    all_draining: bool  # all members are to leave, and there is nobody who would take the state over
+    unknown: bool = False  # the worker is not on this list, which may be a new one: see `Coordinator.introduce`
 
 
-class Stalled(NamedTuple):
+class HungWorker(NamedTuple):
     """A worker for which others wait in vain."""
 
     process: Process
     text: str
 
 
-class Seen(NamedTuple):
+class WorkerStatus(NamedTuple):
     """A worker, for who looks on."""
 
     worker: int
@@ -103,17 +104,17 @@ class _State(NamedTuple):
 class _Worker(NamedTuple):
     """What is known of a worker that waits, or is a member."""
 
-    arrival: Arrival
-    beat: Beat  # the newest
+    arrival: Registration
+    heartbeat: Heartbeat  # the newest
     heard: float  # when that came
     alive: bool = True
     since: float | None = None  # when it began to wait; None: it does not
-    formed: Formed | None = None  # the present generation; None: it is no member
+    quorum: Quorum | None = None  # the present generation; None: it is no member
     leaves: bool = False
 
     @property
     def state(self) -> _State:
-        return _State(self.formed is not None, self.since is not None, self.leaves, self.alive)
+        return _State(self.quorum is not None, self.since is not None, self.leaves, self.alive)
 
     @property
     def name(self) -> str:
@@ -122,7 +123,7 @@ class _Worker(NamedTuple):
 
     def idle(self, now: float) -> float:
         """Seconds that it has been in its phase, as far as it is known."""
-        return now - self.heard + self.beat.seconds
+        return now - self.heard + self.heartbeat.seconds
 
 
 class _View(NamedTuple):
@@ -141,12 +142,12 @@ class _View(NamedTuple):
     @staticmethod
     def may_wait(worker: _Worker) -> bool:
         """Whether a member, as far as it is known, may wait for others."""
-        return worker.alive and (worker.since is not None or worker.beat.phase in PEERS_NEEDED)
+        return worker.alive and (worker.since is not None or worker.heartbeat.phase in PEERS_NEEDED)
 
     @staticmethod
     def surely_waits(worker: _Worker) -> bool:
         """The same where no work of its own can be the reason."""
-        return worker.alive and (worker.since is not None or worker.beat.phase == "exchanging")
+        return worker.alive and (worker.since is not None or worker.heartbeat.phase == "exchanging")
 
     def silence(self, worker: _Worker) -> float:
         """Seconds without a heartbeat."""
@@ -158,7 +159,7 @@ class _View(NamedTuple):
 
     def is_blocked(self, worker: _Worker) -> bool:
         """Whether a member is in an exchange that only others can end."""
-        return (self.surely_waits(worker) and worker.since is None and worker.beat.step == self.furthest
+        return (self.surely_waits(worker) and worker.since is None and worker.heartbeat.step == self.furthest
                 and len(self.inside) > 1 and not self.broken)
 
     def is_needed(self, worker: _Worker) -> bool:
@@ -169,23 +170,23 @@ class _View(NamedTuple):
 
     def lateness(self, worker: _Worker) -> float:
         """Seconds beyond a limit: of a worker that is silent, or a member for which others wait."""
-        silent = self.silence(worker) - worker.beat.heartbeat_limit
-        if not worker.formed or worker.since is not None or self.is_blocked(worker) or not (
+        silent = self.silence(worker) - worker.heartbeat.heartbeat_limit
+        if not worker.quorum or worker.since is not None or self.is_blocked(worker) or not (
                 self.broken or self.is_needed(worker)):
             return silent
-        return max(silent, self.waited(worker) - worker.beat.limit)
+        return max(silent, self.waited(worker) - worker.heartbeat.limit)
 
     def is_deadlock(self) -> bool:
         """Whether all who are left have waited for others beyond what is allowed: less where one has left."""
         def limit(worker: _Worker) -> float:
-            return worker.beat.limit if self.left_at > -math.inf else worker.arrival.timeout_seconds
+            return worker.heartbeat.limit if self.left_at > -math.inf else worker.arrival.timeout_seconds
 
         return bool(self.inside) and not self.broken and all(
-            worker.alive and worker.beat.phase in _PEERS_ALONE and self.waited(worker) > limit(worker)
+            worker.alive and worker.heartbeat.phase in _PEERS_ALONE and self.waited(worker) > limit(worker)
             for worker in self.inside.values())
 
 
-class Roster:
+class Coordinator:
     """The list. Every call returns at once.
 
     Args:
@@ -214,7 +215,7 @@ class Roster:
         self._told: tuple[str, int] | None = None  # of whom, after which step, it was told that he is waited for
         self._ended: Summary | None = None
 
-    def arrive(self, uid: str, arrival: Arrival) -> None:
+    def register(self, uid: str, arrival: Registration) -> None:
         """A worker stands between two steps and asks for the next generation; one that was lost comes too late."""
         now = self._look()
         if uid in self._dismissed:
@@ -222,12 +223,12 @@ class Roster:
         before = self._workers.get(uid)
         if not any(state.waits and number for state, number in self._states.items()):
             self._first_came = now
-        if before and before.formed:
+        if before and before.quorum:
             self._left_at, self._left[before.arrival.worker] = now, before.name
-        formed, leaves = (before.formed, before.leaves) if before else (None, self._parting.pop(uid, False))
-        self._record(uid, _Worker(arrival, arrival.beat, now, since=now, formed=formed, leaves=leaves))
+        quorum, leaves = (before.quorum, before.leaves) if before else (None, self._parting.pop(uid, False))
+        self._record(uid, _Worker(arrival, arrival.heartbeat, now, since=now, quorum=quorum, leaves=leaves))
 
-    def formed(self, uid: str) -> Formed | Summary | Literal["parted", "unknown"] | None:
+    def quorum(self, uid: str) -> Quorum | Summary | Literal["parted", "unknown"] | None:
         """The generation that a worker that has arrived belongs to; how training ended if it has; `parted` if it goes
         on without this worker, which was told to leave or taken for lost; `unknown` if it has to arrive again; None:
         not yet.
@@ -239,12 +240,12 @@ class Roster:
             self._form()
         if (worker := self._workers.get(uid)) is None:
             return "parted" if uid in self._dismissed else "unknown"
-        if worker.leaves and not worker.formed and self._has_members():
+        if worker.leaves and not worker.quorum and self._has_members():
             self.leave(uid)
             return "parted"
-        return worker.formed if worker.since is None else None
+        return worker.quorum if worker.since is None else None
 
-    def introduce(self, uid: str, arrival: Arrival, formed: Formed) -> bool:
+    def introduce(self, uid: str, arrival: Registration, quorum: Quorum) -> bool:
         """A member of a generation that this list does not know it by, as after a restart, tells of itself.
 
         Returns:
@@ -253,52 +254,52 @@ class Roster:
         now = self._look()
         if uid in self._workers:
             return True
-        if formed.number > self._number and uid not in self._dismissed:
+        if quorum.number > self._number and uid not in self._dismissed:
             self._end_generation()
-            self._number, self._generation = formed.number, (formed.number, formed.address)
-        if uid in self._dismissed or self._generation != (formed.number, formed.address):
+            self._number, self._generation = quorum.number, (quorum.number, quorum.address)
+        if uid in self._dismissed or self._generation != (quorum.number, quorum.address):
             return False
-        self._record(uid, _Worker(arrival, arrival.beat, now, formed=formed, leaves=self._parting.pop(uid, False)))
+        self._record(uid, _Worker(arrival, arrival.heartbeat, now, quorum=quorum, leaves=self._parting.pop(uid, False)))
         return True
 
-    def beat(self, uid: str, beat: Beat) -> Reply:
+    def heartbeat(self, uid: str, heartbeat: Heartbeat) -> HeartbeatReply:
         """A worker tells what it does now."""
         now = self._look()
         worker = self._workers.get(uid)
         if worker is None:
             lost = uid in self._dismissed
-            return Reply(False, self._accusations, lost, nobody_stays=False, unknown=not lost)
-        self._record(uid, worker._replace(beat=beat, heard=now, alive=True))
+            return HeartbeatReply(False, self._accusations, lost, all_draining=False, unknown=not lost)
+        self._record(uid, worker._replace(heartbeat=heartbeat, heard=now, alive=True))
         there = [state for state, number in self._states.items() if number]
         newcomers = any(state.waits and state.alive and not state.member for state in there)
         leavers = any(state.member and state.leaves for state in there)
         stayers = any(state.member and state.alive and not state.leaves for state in there)
-        member = worker.formed is not None
-        return Reply(newcomers or (leavers and stayers), self._accusations, member and self._broken,
+        member = worker.quorum is not None
+        return HeartbeatReply(newcomers or (leavers and stayers), self._accusations, member and self._broken,
                      member and not stayers)
 
-    def part(self, uid: str) -> None:
+    def drain(self, uid: str) -> None:
         """Have a worker leave after the step in hand, in order; one stays until another has its state."""
         if worker := self._workers.get(uid):
             self._put(uid, worker._replace(leaves=True))
         elif uid not in self._dismissed:
             _remember(self._parting, uid, True)
 
-    def part_from(self, nodes: Collection[str]) -> dict[int, str]:
+    def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """The same for all workers on some nodes. Returns the node of each, by its number."""
         there = {uid: worker.arrival for uid, worker in self._workers.items() if worker.arrival.node in nodes}
         for uid in there:
-            self.part(uid)
+            self.drain(uid)
         return {arrival.worker: arrival.node for arrival in there.values()}
 
     def leave(self, uid: str) -> None:
         """A worker asks for no other generation."""
         worker = self._drop(uid)
-        if worker and worker.formed:
+        if worker and worker.quorum:
             self._left_at, self._left[worker.arrival.worker] = self._clock(), worker.name
         _remember(self._dismissed, uid, worker.leaves if worker else self._dismissed.get(uid, False))
 
-    def lose(self, workers: Collection[int]) -> list[int]:
+    def mark_lost(self, workers: Collection[int]) -> list[int]:
         """The processes of workers, by their numbers, have ended, as their driver knows. Returns those for whom that is
         a failure: they were not to leave."""
         self._broken |= any(number in self._left for number in workers)  # left in an error, which nobody was told of
@@ -320,17 +321,19 @@ class Roster:
         self._look()
         return len(self._living)
 
-    def seen(self) -> tuple[Seen, ...]:
+    def worker_statuses(self) -> tuple[WorkerStatus, ...]:
         """The members and who waits to be one, in the order of their numbers, without those who have ended."""
         view, found = self._view(), []
         for worker in self._workers.values():
-            arrival, beat = worker.arrival, worker.beat
-            phase, seconds = (beat.phase, worker.idle(view.now)) if worker.alive else ("silent", view.silence(worker))
+            arrival, heartbeat = worker.arrival, worker.heartbeat
+            phase, seconds = (
+                (heartbeat.phase, worker.idle(view.now)) if worker.alive else ("silent", view.silence(worker))
+            )
             waits = worker.alive and (worker.since is not None or view.is_blocked(worker))
-            found.append(Seen(arrival.worker, arrival.process, phase, beat.step, seconds, waits))
+            found.append(WorkerStatus(arrival.worker, arrival.process, phase, heartbeat.step, seconds, waits))
         return tuple(sorted(found))
 
-    def held_up(self) -> str | None:
+    def describe_stall(self) -> str | None:
         """Said once of each step that does not come: for whom the others wait, and have waited for some seconds; or
         that they have waited for one another beyond the limit, and form a new group.
         """
@@ -341,26 +344,26 @@ class Roster:
             return self._abort_exchange(view)
         busy = {uid: worker for uid, worker in view.inside.items() if not view.is_blocked(worker)}
         uid = max(busy, key=lambda uid: (not busy[uid].alive, busy[uid].idle(view.now)), default="")
-        if not uid or self._told == (uid, busy[uid].beat.step):
+        if not uid or self._told == (uid, busy[uid].heartbeat.step):
             return None
-        slow, beat = busy[uid], busy[uid].beat
-        reasons = [("without a heartbeat", view.silence(slow), beat.heartbeat_limit)]
-        if slow.alive or beat.phase not in PEERS_NEEDED:  # else it may have been waiting when it fell silent
-            reasons.insert(0, (beat.phase, slow.idle(view.now), beat.limit))
+        slow, heartbeat = busy[uid], busy[uid].heartbeat
+        reasons = [("without a heartbeat", view.silence(slow), heartbeat.heartbeat_limit)]
+        if slow.alive or heartbeat.phase not in PEERS_NEEDED:  # else it may have been waiting when it fell silent
+            reasons.insert(0, (heartbeat.phase, slow.idle(view.now), heartbeat.limit))
         due = [reason for reason in reasons if reason[1] >= max(TOLD_SECONDS, reason[2] / 4)]
         if not due or not view.is_needed(slow):
             return None
         doing, seconds, _ = due[0]
-        self._told, waiting = (uid, beat.step), view.waiting - view.may_wait(slow)
+        self._told, waiting = (uid, heartbeat.step), view.waiting - view.may_wait(slow)
         return (f"nothing moves: {waiting} of {view.size} workers wait for {slow.name}, {doing} for {seconds:.0f} s "
-                f"after step {beat.step}")
+                f"after step {heartbeat.step}")
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         """Whether the caller is the first of its generation to ask."""
         first, self._rescued = self._number > self._rescued, self._number
         return first
 
-    def stalled(self) -> Stalled | None:
+    def find_hung_worker(self) -> HungWorker | None:
         """The worker that was not heard of, or for which others have waited, the longest beyond its limit, once
         everybody has told its stacks.
         """
@@ -376,8 +379,8 @@ class Roster:
             return None
         worker = self._workers[uid]
         self._lose(uid)
-        return Stalled(worker.arrival.process, f"{worker.name} has not moved for {worker.idle(now):.0f} s "
-                                               f"({worker.beat.phase}, after step {worker.beat.step})")
+        return HungWorker(worker.arrival.process, f"{worker.name} has not moved for {worker.idle(now):.0f} s "
+                                               f"({worker.heartbeat.phase}, after step {worker.heartbeat.step})")
 
     def _look(self) -> float:
         """The time, once it is noticed who has fallen silent, or ended on this machine."""
@@ -415,7 +418,7 @@ class Roster:
 
     def _lose(self, uid: str) -> None:
         """A worker has ended, or is being ended, without having left."""
-        if self._workers[uid].formed:
+        if self._workers[uid].quorum:
             self._broken = True
         self.leave(uid)
 
@@ -452,34 +455,36 @@ class Roster:
         self._number += 1
         self._generation = self._number, arrivals[0][2].address
         for number, (_, uid, arrival) in enumerate(arrivals):
-            formed = Formed(self._number, number, len(arrivals), arrivals[0][2].address, source, behind)
-            self._put(uid, self._workers[uid]._replace(since=None, formed=formed, arrival=arrival))
+            quorum = Quorum(self._number, number, len(arrivals), arrivals[0][2].address, source, behind)
+            self._put(uid, self._workers[uid]._replace(since=None, quorum=quorum, arrival=arrival))
 
     def _end_generation(self) -> None:
         """Its members are newcomers, if they wait, or unknown."""
         for uid, worker in list(self._workers.items()):
             if worker.since is None:
                 self._drop(uid)
-            elif worker.formed:
-                self._put(uid, worker._replace(formed=None))
+            elif worker.quorum:
+                self._put(uid, worker._replace(quorum=None))
         self._left_at, self._left, self._broken = -math.inf, {}, False
 
     def _view(self) -> _View:
         now = self._look()
-        members = [worker for worker in self._workers.values() if worker.formed]
-        inside = {uid: worker for uid, worker in self._workers.items() if worker.formed and worker.since is None}
+        members = [worker for worker in self._workers.values() if worker.quorum]
+        inside = {uid: worker for uid, worker in self._workers.items() if worker.quorum and worker.since is None}
         return _View(now, self._left_at, inside, len(members), sum(worker.alive for worker in members),
                      sum(map(_View.may_wait, members)), sum(map(_View.surely_waits, members)),
-                     max((worker.beat.step for worker in members), default=0), self._broken)
+                     max((worker.heartbeat.step for worker in members), default=0), self._broken)
 
     def _abort_exchange(self, view: _View) -> str:
         """Have those who wait for one another abort that, and regroup. Returns what is known of why."""
         self._broken, self._left_at = True, view.now
-        waited, beat = min((view.waited(worker), worker.beat) for worker in view.inside.values())
+        waited, heartbeat = min((view.waited(worker), worker.heartbeat) for worker in view.inside.values())
         peers = ", ".join(sorted(self._left.values()))
         whom = f"{peers}, which left," if peers else "one another"
-        return (f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s ({beat.phase}, "
-                f"after step {beat.step}): what they exchange is aborted, and they form a new group")
+        return (
+            f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s ({heartbeat.phase}, "
+            f"after step {heartbeat.step}): what they exchange is aborted, and they form a new group"
+        )
 
 
 def _remember(memory: OrderedDict[str, bool], uid: str, value: bool) -> None:

@@ -16,7 +16,7 @@ from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.graceful_stop import ask_to_stop, run_aside
+from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 
 # They would come again: input that is not as it has to be, or a defect of the program. torch raises the last of them
 # where a device lacks an operator, such as torchvision's nms, built for CPUs, on a GPU. It is a RuntimeError, as are
@@ -29,7 +29,7 @@ _LONGEST = 400  # characters of a reason
 T = TypeVar("T")
 
 
-class Restarts:
+class RestartBudget:
     """How many failures are left: those before the newest checkpoint count no more, training has got on since.
 
     Args:
@@ -47,14 +47,14 @@ class Restarts:
         return self.limit < 0 or self._failures <= self.limit
 
 
-class Judge:
+class FailurePolicy:
     """Is asked about workers that have failed, before they are started again.
 
     It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
     """
 
     def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
-        self.restarts = Restarts(max_failures)
+        self.restarts = RestartBudget(max_failures)
         self._run_dir, self._recorder = run_dir, recorder
 
     def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
@@ -72,25 +72,25 @@ class Judge:
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
             raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
-        self.tell(f"{told}; " + ("it is replaced, and the others go on" if others_go_on else
+        self.notify(f"{told}; " + ("it is replaced, and the others go on" if others_go_on else
                                  f"all workers are started again, from step {step}"))
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Give a warning to the log, if there is one."""
         if self._recorder is not None:
             emitter(self._recorder)(WarningEvent(message=text))
 
 
-def in_order(work: Callable[[], T], folder: Path, tell: Callable[[str], None]) -> T:
+def in_order(work: Callable[[], T], folder: Path, notify: Callable[[str], None]) -> T:
     """What `work` returns, whose workers a signal ends in order where it can; see `ask_to_stop`."""
     def before_end(outcome: Future[T]) -> None:
         try:
-            ask_to_stop([folder], tell, outcome.done)
+            request_stop([folder], notify, outcome.done)
         finally:
             if not outcome.done():
                 cluster.stop_workers(folder)  # or they would train on, and nobody would record it
 
-    return run_aside(work, before_end)
+    return run_in_background(work, before_end)
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:

@@ -1,11 +1,12 @@
 """A standing crew: workers that train one job after another, and the list of jobs that they are leased to.
 
 Starting a worker costs ten seconds and more; a worker that is there begins the next job within a moment. Who trains a
-job together is said by the job's own roster (`runtime/workers/coordinator.py`), which is kept here to save each trial a process; the
+job together is said by the job's own roster (`runtime/workers/coordinator.py`), which is kept here to save each trial a
+process; the
 crew says which job a worker works at. Everybody asks again and again, so that whoever has died, or was taken for dead,
 is known by what he says or does not.
 
-`Crew` runs as an actor beside the driver. It is plain and knows neither Ray nor torch.
+`JobQueue` runs as an actor beside the driver. It is plain and knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import Process
 from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as ROSTER_SILENCE_SECONDS
-from ray_yolo.runtime.workers.coordinator import Roster
+from ray_yolo.runtime.workers.coordinator import Coordinator
 
 SILENCE_SECONDS = 10.0  # without a word: a worker is lost
 ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone
@@ -29,15 +30,15 @@ _REMEMBERED = 100  # jobs that are over, whose workers may still speak to their 
 ENDING_SECONDS = 15.0  # from a job's summary, in which its last workers send what they still have to say
 
 
-class Place(NamedTuple):
+class PoolWorker(NamedTuple):
     """Where a worker of the crew works."""
 
-    number: int  # of its place; see `Places`
+    number: int  # of its place; see `WorkerPool`
     node: str  # Ray's id of it
     process: Process
 
 
-class Lease(NamedTuple):
+class JobAssignment(NamedTuple):
     """What a worker is to work at."""
 
     job: str
@@ -52,7 +53,7 @@ class Failure(NamedTuple):
     error: Exception | None  # None: the worker is lost
 
 
-class News(NamedTuple):
+class JobStatus(NamedTuple):
     """What has come of a job since it was last asked for."""
 
     summary: Summary | None
@@ -74,7 +75,7 @@ class _Job:
 
 @dataclass
 class _Worker:
-    place: Place
+    place: PoolWorker
     heard: float
     since: float  # when it was last without a job
     job: str | None = None
@@ -82,7 +83,7 @@ class _Worker:
     parts: bool = False  # is to leave its job
 
 
-class Crew:
+class JobQueue:
     """The list. Every call returns at once.
 
     Args:
@@ -95,13 +96,13 @@ class Crew:
         self._quiet_until = clock() + ROSTER_SILENCE_SECONDS if restarted else -math.inf
         self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
         self._folders: dict[str, str] = {}  # of these jobs and the newest that are over
-        self._rosters: dict[str, Roster] = {}  # the same
+        self._coordinators: dict[str, Coordinator] = {}  # the same
         self._workers: dict[str, _Worker] = {}
         self._draining: frozenset[str] = frozenset()  # nodes
         self._progress, self._looked = 0, -math.inf
         self._closed: str | None = None
 
-    def offer(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
+    def submit(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
         """A job waits for workers.
 
         Args:
@@ -112,13 +113,13 @@ class Crew:
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock()), folder
         self._looked = -math.inf
 
-    def roster(self, job: str, wanted: int, method: str, *given: Any) -> Any:
+    def coordinator(self, job: str, wanted: int, method: str, *given: Any) -> Any:
         """What a method of a job's roster, of workers of whom so many begin together, returns."""
-        if job not in self._rosters:
-            self._rosters[job] = Roster(wanted, self._clock, restarted=self._clock() < self._quiet_until)
-        return getattr(self._rosters[job], method)(*given)
+        if job not in self._coordinators:
+            self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
+        return getattr(self._coordinators[job], method)(*given)
 
-    def news(self, job: str) -> News | str | None:
+    def poll(self, job: str) -> JobStatus | str | None:
         """What has come of a job, for whoever has offered it; why there is no crew any more; None: it is not known.
 
         A job that has failed is given to nobody before it was asked for twice.
@@ -132,16 +133,16 @@ class Crew:
         offered.heard, offered.judged = now, not offered.failures
         failures, offered.failures = tuple(offered.failures), []
         over = offered.summary and (now - offered.ended > ENDING_SECONDS or not self._busy_at(job))
-        return News(offered.summary if over else None, failures)
+        return JobStatus(offered.summary if over else None, failures)
 
-    def withdraw(self, job: str) -> None:
+    def cancel(self, job: str) -> None:
         """Nobody waits for a job any more."""
         self._jobs.pop(job, None)
         for old in [name for name in self._folders if name not in self._jobs][:-_REMEMBERED]:
             del self._folders[old]
-            self._rosters.pop(old, None)
+            self._coordinators.pop(old, None)
 
-    def ask(self, uid: str, place: Place) -> Lease | Literal["over", "leave"] | None:
+    def acquire(self, uid: str, place: PoolWorker) -> JobAssignment | Literal["over", "leave"] | None:
         """An idle worker asks for work; None: there is none yet; `leave`: there will be some elsewhere."""
         if self._closed is not None:
             return "over"
@@ -160,9 +161,9 @@ class Crew:
         worker.number = next(number for number in range(len(taken) + 1) if number not in taken)
         worker.job = job
         self._progress, self._looked = self._progress + 1, -math.inf
-        return Lease(job, worker.number, self._jobs[job].config)
+        return JobAssignment(job, worker.number, self._jobs[job].config)
 
-    def beat(self, uid: str, place: Place, lease: tuple[str, int], moved: bool) -> bool:
+    def heartbeat(self, uid: str, place: PoolWorker, lease: tuple[str, int], moved: bool) -> bool:
         """A worker is at work at (job, number). Returns whether it is to leave after the step in hand.
 
         Args:
@@ -175,7 +176,7 @@ class Crew:
             self._look()
         return self._leaves(worker)
 
-    def ended(self, uid: str, place: Place, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
+    def ended(self, uid: str, place: PoolWorker, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
         """A worker has come to the end of its job, or (None) of its part in it."""
         job, number = lease
         self._rest(uid, place)
@@ -184,19 +185,19 @@ class Crew:
         elif job in self._jobs and isinstance(outcome, Exception):
             self._fail(job, Failure(number, outcome))
 
-    def part(self, uid: str) -> None:
+    def drain(self, uid: str) -> None:
         """Have a worker leave its job after the step in hand; another one takes its part."""
         if uid in self._workers:
             self._workers[uid].parts = True
 
-    def part_from(self, nodes: Collection[str]) -> dict[int, str]:
+    def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
         """Have the workers on these nodes, and on no others, leave after the step in hand. Returns the node of each, by
         the number of its place."""
         self._draining = frozenset(nodes)
         return {worker.place.number: worker.place.node for worker in self._workers.values()
                 if worker.place.node in nodes}
 
-    def lose(self, places: Collection[int]) -> None:
+    def mark_lost(self, places: Collection[int]) -> None:
         """The processes in these places have ended, as their driver knows."""
         for uid in [uid for uid, worker in self._workers.items() if worker.place.number in places]:
             self._lose(uid)
@@ -214,7 +215,7 @@ class Crew:
         """There is no more work, and nobody who would do it."""
         self._closed = reason
 
-    def _rest(self, uid: str, place: Place) -> _Worker:
+    def _rest(self, uid: str, place: PoolWorker) -> _Worker:
         """The worker, who has no job."""
         now = self._clock()
         worker = self._workers.setdefault(uid, _Worker(place, now, now))

@@ -26,9 +26,9 @@ from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Summary
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.ray_internals import has_lost_all_nodes, is_removed
-from ray_yolo.runtime.workers.coordinator import Roster
-from ray_yolo.runtime.workers.failures import Judge
-from ray_yolo.runtime.workers.job_queue import Crew
+from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.failures import FailurePolicy
+from ray_yolo.runtime.workers.job_queue import JobQueue
 from ray_yolo.runtime.workers.rendezvous import answer
 
 _POLL_SECONDS = 1.0
@@ -39,7 +39,7 @@ _SILENT_SECONDS = 10.0  # until it is told that there is no room
 Work = Callable[[dict[str, Any], int], Any]
 
 
-def has_places(placement: Placement) -> bool:
+def uses_pool(placement: Placement) -> bool:
     """Whether workers come and go each for itself: a range of them; but a strict strategy is about all of them."""
     return isinstance(placement.num_workers, tuple) and not placement.placement_strategy.startswith("STRICT")
 
@@ -49,16 +49,16 @@ def workers_line(placement: Placement) -> str:
     if placement.num_workers == 0:
         return "this process, without Ray"
     low, high, cpus = placement.min_workers, placement.max_workers, placement.cpus_per_worker
-    gpus = cluster.foreseen_gpus(placement)
+    gpus = cluster.planned_gpus(placement)
     each = ", ".join((f"{cpus:g} CPU" if cpus != "auto" else "its part of a node's CPUs",
                       "1 GPU if the cluster has any" if gpus is None else f"{gpus:g} GPU",
                       *filter(None, [placement.accelerator_type])))
     number = f"{low} to {high}" if low < high else str(low)
-    kind = "each in a place of its own" if has_places(placement) else "of Ray Train"
+    kind = "each in a place of its own" if uses_pool(placement) else "of Ray Train"
     return f"Ray: {number} workers {kind}, placed by {placement.placement_strategy}; each has {each}"
 
 
-class Places:
+class WorkerPool:
     """The places of a training's workers. Use as a context: they are given back at its end, with whoever is in them.
 
     Args:
@@ -81,7 +81,7 @@ class Places:
         self._running: dict[Any, int] = {}
         self.grow(placement.max_workers)
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +96,7 @@ class Places:
         self._rooms += [(self._ask(), 0) for _ in new]
         return new
 
-    def renew(self) -> list[int]:
+    def replace_lost_groups(self) -> list[int]:
         """Ask anew for places whose node is gone, unless others of their group are left.
 
         For as long as there is no room for it, Ray (2.60) tries to place such a group again without a pause, some
@@ -124,7 +124,7 @@ class Places:
         self._placed(self.groups[-1].id.hex(), instead_of)
         return self.groups[-1]
 
-    def fill(self, number: int) -> None:
+    def launch(self, number: int) -> None:
         """Have a worker begin as soon as the place is there.
 
         Raises:
@@ -159,52 +159,58 @@ class Places:
         return ray.wait(list(self._running), num_returns=number or len(self._running), timeout=seconds)[0]
 
 
-def train_in_places(work: Work, config: Mapping[str, Any], placement: Placement, gpus: float, judge: Judge,
+def train_on_pool(work: Work, config: Mapping[str, Any], placement: Placement, gpus: float, policy: FailurePolicy,
                     placed: Callable[[str, str], None]) -> Summary:
     """How the training of a roster's workers, `work(config, number)`, ended.
 
     Args:
         judge: of failures.
-        placed: see `Places`.
+        placed: see `WorkerPool`.
 
     Raises:
-        RayYoloError: as the `Judge` says of workers that have failed.
+        RayYoloError: as the `FailurePolicy` says of workers that have failed.
         ResourcesError: if the cluster has no room for any worker, for as long as is waited for resources.
     """
-    roster: ActorHandle[Roster] = config["roster"]
-    with Places(work, config, placement, gpus, placed) as places:
-        for number in range(len(places)):
-            places.fill(number)
-        keeper = Keeper(places, roster, placement, gpus, judge)
-        if not places.groups[0].wait(_SILENT_SECONDS):
-            judge.tell(f"there is no room yet for {placement.min_workers} workers of "
+    coordinator: ActorHandle[Coordinator] = config["coordinator"]
+    with WorkerPool(work, config, placement, gpus, placed) as pool:
+        for number in range(len(pool)):
+            pool.launch(number)
+        keeper = Supervisor(pool, coordinator, placement, gpus, policy)
+        if not pool.groups[0].wait(_SILENT_SECONDS):
+            policy.notify(f"there is no room yet for {placement.min_workers} workers of "
                        f"{cluster.described(placement, gpus)}: waiting for it")
-        while (summary := keeper.turn()) is None:
+        while (summary := keeper.poll()) is None:
             pass
         keeper.wait_for_the_others()
         return summary
 
 
-class Decides(Protocol):
+class FailureHandler(Protocol):
     """Whoever puts up with workers that have failed together, or raises."""
 
     def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None: ...
-    def tell(self, text: str) -> None: ...
+    def notify(self, text: str) -> None: ...
 
 
-class Keeper:
+class Supervisor:
     """Keeps the places of a training's, or a crew's, workers filled."""
 
-    def __init__(self, places: Places, roster: ActorHandle[Roster] | ActorHandle[Crew], placement: Placement,
-                 gpus: float, judge: Decides) -> None:
-        self._places, self._roster, self._judge = places, roster, judge
+    def __init__(
+        self,
+        pool: WorkerPool,
+        coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue],
+        placement: Placement,
+        gpus: float,
+        policy: FailureHandler,
+    ) -> None:
+        self._places, self._coordinator, self._judge = pool, coordinator, policy
         self._placement, self._gpus = placement, gpus
         self._draining: set[str] = set()  # nodes
         self._leaving: dict[int, str] = {}  # workers on such nodes: whatever ends them is no failure
         self._held: dict[int, str] = {}  # places that are empty, and go elsewhere when their node is gone
         self._hopeful = time.monotonic()  # when somebody trained, or could have
 
-    def turn(self) -> Any:
+    def poll(self) -> Any:
         """Look after all places once. Returns what a worker has returned that has come to the end of all work."""
         returned, failed = self._places.ended(_POLL_SECONDS)
         for end in returned.values():
@@ -212,15 +218,15 @@ class Keeper:
                 return end
         self._watch_nodes()
         present = self._present()
-        empty = self._places.renew() if failed or present < len(self._places) else []
+        empty = self._places.replace_lost_groups() if failed or present < len(self._places) else []
         if failed or empty:
-            answer(self._roster.lose.remote([*failed, *empty]))
+            answer(self._coordinator.mark_lost.remote([*failed, *empty]))
         if counted := {number: error for number, error in failed.items() if number not in self._leaving}:
             self._judge.decide(counted, others_go_on=self._present() > 0)
         self._held |= {number: self._leaving.pop(number, "") for number in (*returned, *failed, *empty)}
         for number in [number for number, node in self._held.items() if node not in self._draining]:
             del self._held[number]
-            self._places.fill(number)
+            self._places.launch(number)
         self._check_room(present)
         return None
 
@@ -235,18 +241,20 @@ class Keeper:
         """Have workers leave the nodes that are about to be taken away, after the step in hand."""
         draining = cluster.draining_nodes()
         if draining:
-            self._leaving |= answer(self._roster.part_from.remote(draining))
+            self._leaving |= answer(self._coordinator.drain_nodes.remote(draining))
         for node in draining - self._draining:
-            self._judge.tell(cluster.leave_notice(node))
+            self._judge.notify(cluster.leave_notice(node))
         self._draining = draining
 
     def _check_room(self, present: int) -> None:
         """Give up when nobody trains and nobody can: a ResourcesError."""
-        lacks = "" if present else cluster.lacks(self._placement, 1, self._gpus)
+        missing_resources = "" if present else cluster.missing_resources(self._placement, 1, self._gpus)
         now = time.monotonic()
-        self._hopeful = self._hopeful if lacks else now
+        self._hopeful = self._hopeful if missing_resources else now
         if now > self._hopeful + self._placement.wait_for_resources:
-            raise ResourcesError(f"nobody trains any more: {lacks}; the same command goes on when there are nodes")
+            raise ResourcesError(
+                f"nobody trains any more: {missing_resources}; the same command goes on when there are nodes"
+            )
 
     def _present(self) -> int:
-        return cast(int, answer(self._roster.present.remote()))
+        return cast(int, answer(self._coordinator.present.remote()))

@@ -22,13 +22,29 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress
 from ray_yolo.core.system import Process, own_process
-from ray_yolo.engine.collectives import LOOPBACK, cut_group, form_group, leave_group, offer_store, preload
-from ray_yolo.engine.membership import Generation, Pulse
+from ray_yolo.engine.collectives import (
+    LOOPBACK,
+    abort_process_group,
+    form_process_group,
+    leave_process_group,
+    preload,
+    serve_rendezvous_store,
+)
+from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
 from ray_yolo.runtime.cluster import LOCAL
-from ray_yolo.runtime.workers.coordinator import PEERS_NEEDED, Arrival, Beat, Formed, Reply, Roster, Seen, Stalled
+from ray_yolo.runtime.workers.coordinator import (
+    PEERS_NEEDED,
+    Coordinator,
+    Heartbeat,
+    HeartbeatReply,
+    HungWorker,
+    Quorum,
+    Registration,
+    WorkerStatus,
+)
 
-_BEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 _ASK_SECONDS = 0.05
 _ANSWER_SECONDS = 60.0
 
@@ -53,7 +69,7 @@ def own_address() -> str:
     return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
 
 
-class RosterMembers:
+class RendezvousClient:
     """How a session finds the others by the roster; see `Membership`. A thread tells the roster of `pulse`.
 
     Args:
@@ -67,16 +83,17 @@ class RosterMembers:
 
     lasting = False
 
-    def __init__(self, roster: ActorHandle[Roster], worker: int, pulse: Pulse, device: torch.device,
-                 timeout_seconds: float, tell: Callable[[str], None], uid: str, *, alone: bool) -> None:
-        self._roster, self._worker, self._pulse, self._timeout = roster, worker, pulse, timeout_seconds
+    def __init__(self, coordinator: ActorHandle[Coordinator], worker: int, activity: Activity, device: torch.device,
+                 timeout_seconds: float, notify: Callable[[str], None], uid: str, *, alone: bool) -> None:
+        self._coordinator, self._worker, self._activity, self._timeout = coordinator, worker, activity, timeout_seconds
         self._uid, self._left = uid, threading.Event()
-        self._regroups = self._nobody_stays = False
-        self._tell, self._device, self._alone = tell, device, alone
+        self._must_regroup = self._all_draining = False
+        self._notify, self._device, self._alone = notify, device, alone
         self._groups = 0  # so far
-        self._present: tuple[Arrival, Formed] | None = None  # the generation, and what this worker asked for it with
+        # the generation, and what this worker asked for it with
+        self._present: tuple[Registration, Quorum] | None = None
         self._preload = threading.Thread(target=preload, name="ray_yolo preload", daemon=True)
-        threading.Thread(target=self._beat, name="ray_yolo pulse", daemon=True).start()
+        threading.Thread(target=self._heartbeat, name="ray_yolo pulse", daemon=True).start()
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
         """Wait for the next generation and form its process group. Collective.
@@ -85,77 +102,81 @@ class RosterMembers:
             PeerLostError: if somebody was lost on the way.
             ray.exceptions.RayError: if the roster does not answer.
         """
-        leave_group()
+        leave_process_group()
         if not self._alone:
             preload()
         host = own_address()
-        store = offer_store(host)
+        store = serve_rendezvous_store(host)
         node = ray.get_runtime_context().get_node_id()
-        arrival = Arrival(self._worker, own_process(), (host, store.port), progress, self._now(), node, self._timeout)
-        answer(self._roster.arrive.remote(self._uid, arrival))
+        arrival = Registration(
+            self._worker, own_process(), (host, store.port), progress, self._now(), node, self._timeout
+        )
+        answer(self._coordinator.register.remote(self._uid, arrival))
         began = time.monotonic()
-        while (found := answer(self._roster.formed.remote(self._uid))) in (None, "unknown"):
+        while (found := answer(self._coordinator.quorum.remote(self._uid))) in (None, "unknown"):
             if found:  # by a roster that was started again
-                answer(self._roster.arrive.remote(self._uid, arrival))
+                answer(self._coordinator.register.remote(self._uid, arrival))
             waited = time.monotonic() - began  # many may wait, and some for long
-            time.sleep(min(max(_ASK_SECONDS, waited / 10), _BEAT_SECONDS))
-        self._regroups = False
-        if not isinstance(found, Formed):
+            time.sleep(min(max(_ASK_SECONDS, waited / 10), _HEARTBEAT_SECONDS))
+        self._must_regroup = False
+        if not isinstance(found, Quorum):
             return found if isinstance(found, Summary) else None
         self._groups, self._present = self._groups + 1, (arrival, found)
-        replicas = form_group(store, found.address, found.worker, found.num_workers, self._timeout,
+        collectives = form_process_group(store, found.address, found.worker, found.num_workers, self._timeout,
                               self._device)
-        return Generation(replicas, found.source, found.behind)
+        return Generation(collectives, found.source, found.behind)
 
-    def regroups(self) -> bool:
+    def must_regroup(self) -> bool:
         """As the last beat was told."""
-        return self._regroups
+        return self._must_regroup
 
-    def nobody_stays(self) -> bool:
+    def all_draining(self) -> bool:
         """As the last beat was told."""
-        return self._nobody_stays
+        return self._all_draining
 
-    def rescues(self) -> bool:
+    def elect_saver(self) -> bool:
         """Asks the roster."""
-        return cast(bool, answer(self._roster.rescues.remote()))
+        return cast(bool, answer(self._coordinator.elect_saver.remote()))
 
     def finish(self, summary: Summary) -> None:
         """Tells the roster."""
-        answer(self._roster.end.remote(summary))
+        answer(self._coordinator.end.remote(summary))
 
     def close(self) -> None:
         """Leave the others, who are told by their connections and by the roster."""
         self._left.set()
-        self._roster.leave.remote(self._uid)
-        leave_group()
+        self._coordinator.leave.remote(self._uid)
+        leave_process_group()
 
-    def _now(self) -> Beat:
-        pulse = self._pulse
-        return Beat(pulse.phase, pulse.step, time.monotonic() - pulse.since, pulse.limit, pulse.heartbeat_limit)
+    def _now(self) -> Heartbeat:
+        activity = self._activity
+        return Heartbeat(
+            activity.phase, activity.step, time.monotonic() - activity.since, activity.limit, activity.heartbeat_limit
+        )
 
-    def _beat(self) -> None:
-        accusations = None
-        while not self._left.wait(_BEAT_SECONDS):
+    def _heartbeat(self) -> None:
+        stack_dump_requests = None
+        while not self._left.wait(_HEARTBEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 asked_in = self._groups
-                reply: Reply = answer(self._roster.beat.remote(self._uid, self._now()))
+                reply: HeartbeatReply = answer(self._coordinator.heartbeat.remote(self._uid, self._now()))
                 is_over = reply.unknown and not self._introduces()
-                self._regroups = (is_over or reply.regroups) and self._can_join()
-                self._nobody_stays = reply.nobody_stays
-                if accusations not in (None, reply.accusations):
-                    self._tell(stacks())
-                accusations = reply.accusations
-                waits = self._pulse.phase in PEERS_NEEDED
-                if (reply.in_vain or is_over) and waits and asked_in == self._groups:  # else of a group that is over
-                    cut_group()
+                self._must_regroup = (is_over or reply.must_regroup) and self._can_join()
+                self._all_draining = reply.all_draining
+                if stack_dump_requests not in (None, reply.stack_dump_requests):
+                    self._notify(stacks())
+                stack_dump_requests = reply.stack_dump_requests
+                waits = self._activity.phase in PEERS_NEEDED
+                if (reply.peer_lost or is_over) and waits and asked_in == self._groups:  # else of a group that is over
+                    abort_process_group()
 
     def _introduces(self) -> bool:
         """Tell a roster that does not know this worker of its generation. Returns whether that is the present one."""
         if self._present is None or self._left.is_set():
             return True
-        arrival, formed = self._present
-        arrival = arrival._replace(beat=self._now())
-        return cast(bool, answer(self._roster.introduce.remote(self._uid, arrival, formed)))
+        arrival, quorum = self._present
+        arrival = arrival._replace(heartbeat=self._now())
+        return cast(bool, answer(self._coordinator.introduce.remote(self._uid, arrival, quorum)))
 
     def _can_join(self) -> bool:
         """Whether this worker has all that a group needs; one that began alone gets it now, while it trains on."""
@@ -170,27 +191,29 @@ def answer(reference: Any) -> Any:
 
 
 @contextlib.contextmanager
-def watched(roster: ActorHandle[Roster] | None, run_dir: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def watchdog(
+    coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
+) -> Iterator[None]:
     """Context in which the driver tells for whom others wait, ends those for whom they wait in vain, and leaves in the
     run folder what it sees of the workers."""
     over = threading.Event()
 
-    def watch(roster: ActorHandle[Roster]) -> None:
-        while not over.wait(_BEAT_SECONDS):
+    def watch(coordinator: ActorHandle[Coordinator]) -> None:
+        while not over.wait(_HEARTBEAT_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
-                seen: tuple[Seen, ...] = answer(roster.seen.remote())
+                seen: tuple[WorkerStatus, ...] = answer(coordinator.worker_statuses.remote())
                 write_members(run_dir, [Member(node=each.process.node, pid=each.process.pid, **each._asdict())
                                         for each in seen])
-                if held_up := answer(roster.held_up.remote()):
-                    tell(held_up)
-                stalled: Stalled | None = answer(roster.stalled.remote())
+                if held_up := answer(coordinator.describe_stall.remote()):
+                    notify(held_up)
+                stalled: HungWorker | None = answer(coordinator.find_hung_worker.remote())
                 if stalled:
-                    tell(f"{stalled.text}: it is ended, and the others go on")
+                    notify(f"{stalled.text}: it is ended, and the others go on")
                     end(stalled.process)
         (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
-    if roster:
-        threading.Thread(target=watch, args=(roster,), name="ray_yolo watch", daemon=True).start()
+    if coordinator:
+        threading.Thread(target=watch, args=(coordinator,), name="ray_yolo watch", daemon=True).start()
     try:
         yield
     finally:

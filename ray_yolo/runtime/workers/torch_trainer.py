@@ -29,8 +29,8 @@ from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runs.recorder import Recorder
 from ray_yolo.runtime.cluster import leave_notice, resources_of, stop_workers, worker_environment
 from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend
-from ray_yolo.runtime.workers.coordinator import Roster
-from ray_yolo.runtime.workers.failures import Judge, Restarts, in_order, saved_step, summary
+from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, in_order, saved_step, summary
 from ray_yolo.runtime.workers.rendezvous import answer, own_address
 from ray_yolo.runtime.workers.worker import note_sigterm
 
@@ -43,7 +43,7 @@ class InPlaceConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> Any:
-        """Asked for by Ray."""
+        """FailureCallback for by Ray."""
         return in_place_backend(note_sigterm)
 
 
@@ -52,7 +52,7 @@ class InterfaceConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> Any:
-        """Asked for by Ray."""
+        """FailureCallback for by Ray."""
         rays = super().backend_cls
 
         def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
@@ -71,7 +71,7 @@ def replaces_in_place(placement: Placement) -> bool:
     return isinstance(placement.num_workers, int) and can_replace_in_place()
 
 
-class Asked(ray.train.UserCallback):
+class FailureCallback(ray.train.UserCallback):
     """Ray's controller asks it about workers that have failed, before it starts them again.
 
     Args:
@@ -79,17 +79,19 @@ class Asked(ray.train.UserCallback):
         roster: of these workers. What ends one that was to leave is no failure, nor is what ends them after training.
     """
 
-    def __init__(self, judge: Judge, workers: int = 0, roster: ActorHandle[Roster] | None = None) -> None:
-        self.judge, self._workers, self._roster = judge, workers, roster
+    def __init__(
+        self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
+    ) -> None:
+        self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
         """Called by Ray, which knows it by these names."""
         failed = list(worker_exceptions)
-        if self._roster:
+        if self._coordinator:
             with contextlib.suppress(ray.exceptions.RayError):
-                failed = answer(self._roster.lose.remote(failed))
-        if failed and (self._roster is None or not outcome_of(self._roster)):
-            self.judge.decide({worker: worker_exceptions[worker] for worker in failed},
+                failed = answer(self._coordinator.mark_lost.remote(failed))
+        if failed and (self._coordinator is None or not outcome_of(self._coordinator)):
+            self.policy.decide({worker: worker_exceptions[worker] for worker in failed},
                               others_go_on=len(worker_exceptions) < self._workers)
 
 
@@ -122,32 +124,33 @@ def run_workers(function: Callable[[dict[str, Any]], Any], config: dict[str, Any
                 folder: Path, work: str, recorder: ActorHandle[Recorder] | None = None) -> Any:
     """What `function(config)` returns on the first of the placement's workers; `work` is the word for what they do.
 
-    Ray restarts worker groups, as long as the `Judge` lets it; a dead controller or a failed process-group setup it
+    Ray restarts worker groups, as long as the `FailurePolicy` lets it; a dead controller or a failed process-group
+    setup it
     does not. Each attempt is a Ray run of its own, because our checkpoints, not Ray's, say where to continue.
 
     Raises:
-        RayYoloError: as the `Judge` says of workers that have failed.
+        RayYoloError: as the `FailurePolicy` says of workers that have failed.
         LostWorkersError: if Ray itself fails more often than is put up with.
     """
-    roster = config.get("roster")
-    restarts, judge = Restarts(placement.max_failures), Judge(folder, placement.max_failures, recorder)
-    asked = Asked(judge, placement.max_workers if roster else 0, roster)
+    coordinator = config.get("coordinator")
+    restarts, policy = RestartBudget(placement.max_failures), FailurePolicy(folder, placement.max_failures, recorder)
+    asked = FailureCallback(policy, placement.max_workers if coordinator else 0, coordinator)
     while True:
         try:
-            trainer = build_trainer(function, config, placement, gpus, folder, asked, in_place=bool(roster))
-            return in_order(partial(_until_the_end, trainer, roster, folder, judge.tell), folder, judge.tell)
+            trainer = build_trainer(function, config, placement, gpus, folder, asked, in_place=bool(coordinator))
+            return in_order(partial(_until_the_end, trainer, coordinator, folder, policy.notify), folder, policy.notify)
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             judgement = getattr(error, "controller_failure", None)
             if isinstance(judgement, RayYoloError):
                 raise judgement from error
             if not restarts.allow(saved_step(read_events(folder / EVENTS_FILE))):
                 raise LostWorkersError(f"Ray could not run the {work}: {error}") from error
-            judge.tell(f"Ray's controller failed and is started again: {summary(error)}")
+            policy.notify(f"Ray's controller failed and is started again: {summary(error)}")
             stop_workers(folder)  # one that was killed has not given back its workers' room, and the next one needs it
 
 
-def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, folder: Path,
-                   tell: Callable[[str], None]) -> Any:
+def _until_the_end(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, folder: Path,
+                   notify: Callable[[str], None]) -> Any:
     """What the trainer's first worker returns; or, once the roster knows it, how training ended. Meanwhile workers
     leave the nodes that are drained.
 
@@ -163,28 +166,28 @@ def _until_the_end(trainer: TorchTrainer, roster: ActorHandle[Roster] | None, fo
 
     threading.Thread(target=fit, name="ray_yolo fit", daemon=True).start()
     drained: set[str] = set()
-    while roster and not wait([fitted], _POLL_SECONDS).done:
-        if found := outcome_of(roster):
+    while coordinator and not wait([fitted], _POLL_SECONDS).done:
+        if found := outcome_of(coordinator):
             if not wait([fitted], _END_SECONDS).done:
                 stop_workers(folder)
             return found
-        drained = _leave_nodes(roster, drained, tell)
-    return (roster and outcome_of(roster)) or fitted.result()
+        drained = _leave_nodes(coordinator, drained, notify)
+    return (coordinator and outcome_of(coordinator)) or fitted.result()
 
 
-def _leave_nodes(roster: ActorHandle[Roster], before: set[str], tell: Callable[[str], None]) -> set[str]:
+def _leave_nodes(coordinator: ActorHandle[Coordinator], before: set[str], notify: Callable[[str], None]) -> set[str]:
     """Have workers leave the nodes that are drained, after the step in hand. Returns these nodes."""
     nodes = draining_nodes()
     with contextlib.suppress(ray.exceptions.RayError):
         if nodes:
-            answer(roster.part_from.remote(nodes))
+            answer(coordinator.drain_nodes.remote(nodes))
         for node in nodes - before:
-            tell(leave_notice(node))
+            notify(leave_notice(node))
     return nodes
 
 
-def outcome_of(roster: ActorHandle[Roster]) -> Summary | None:
+def outcome_of(coordinator: ActorHandle[Coordinator]) -> Summary | None:
     """How training has ended, as far as its roster knows, and answers."""
     with contextlib.suppress(ray.exceptions.RayError):
-        return cast("Summary | None", answer(roster.outcome.remote()))
+        return cast("Summary | None", answer(coordinator.outcome.remote()))
     return None

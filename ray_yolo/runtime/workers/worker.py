@@ -27,15 +27,15 @@ from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
 from ray_yolo.data.remote import at_hand
-from ray_yolo.engine.build import Host, Job
-from ray_yolo.engine.collectives import Replicas, ddp_options, in_group, wrapped
-from ray_yolo.engine.membership import Pulse
+from ray_yolo.engine.build import TrainSpec, WorkerContext
+from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
+from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
 from ray_yolo.runs.recorder import await_recorder, emitter, flush_recorder
-from ray_yolo.runs.remote_run import spool_of
-from ray_yolo.runs.warnings import warnings_told
-from ray_yolo.runtime.graceful_stop import driver_asks
-from ray_yolo.runtime.workers.rendezvous import RosterMembers
+from ray_yolo.runs.remote_run import working_copy_of
+from ray_yolo.runs.warnings import forward_warnings
+from ray_yolo.runtime.graceful_stop import poll_stop_request
+from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to come from the driver's node
 
@@ -43,17 +43,17 @@ _SIGTERM_SECONDS = 0.2  # until a SIGTERM is heard
 _sigterms: SimpleQueue[int] = SimpleQueue()  # of this process; its put() may be called in a signal handler
 
 
-def to_wire(job: Job) -> dict[str, Any]:
+def to_payload(spec: TrainSpec) -> dict[str, Any]:
     """A job as plain values and two references to label indices, each held once per node."""
-    return {**vars(job), "recipe": job.recipe.model_dump(mode="json"), "run_dir": str(job.run_dir),
-            "train": ray.put(job.train), "val": ray.put(job.val)}
+    return {**vars(spec), "recipe": spec.recipe.model_dump(mode="json"), "run_dir": str(spec.run_dir),
+            "train": ray.put(spec.train), "val": ray.put(spec.val)}
 
 
-def from_wire(wire: dict[str, Any]) -> Job:
+def from_payload(payload: dict[str, Any]) -> TrainSpec:
     """The job that `to_wire` sent."""
-    train, val = ray.get([wire["train"], wire["val"]], timeout=_INDEX_SECONDS)
-    recipe, run_dir = Recipe.model_validate(wire["recipe"]), Path(wire["run_dir"])
-    return Job(**{**wire, "recipe": recipe, "run_dir": run_dir, "train": at_hand(train), "val": at_hand(val)})
+    train, val = ray.get([payload["train"], payload["val"]], timeout=_INDEX_SECONDS)
+    recipe, run_dir = Recipe.model_validate(payload["recipe"]), Path(payload["run_dir"])
+    return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir, "train": at_hand(train), "val": at_hand(val)})
 
 
 def train_worker(config: dict[str, Any]) -> Summary | None:
@@ -70,7 +70,7 @@ def train_worker(config: dict[str, Any]) -> Summary | None:
     return summary
 
 
-def train_in_place(config: dict[str, Any], worker: int) -> Summary | None:
+def train_on_pool_worker(config: dict[str, Any], worker: int) -> Summary | None:
     """What a worker does in a place of its own. Returns the session's summary; None: it was told to leave before."""
     note_sigterm()
     return _train_until_sigterm(config, Placement.model_validate(config["placement"]), worker)
@@ -93,18 +93,20 @@ def _train_until_sigterm(config: dict[str, Any], placement: Placement, worker: i
     def leave_on_sigterm() -> None:
         while not over.wait(_SIGTERM_SECONDS):
             if received_sigterm():
-                config["roster"].part.remote(uid)
+                config["coordinator"].drain.remote(uid)
                 return
 
-    if config["roster"]:
+    if config["coordinator"]:
         threading.Thread(target=leave_on_sigterm, name="ray_yolo sigterm", daemon=True).start()
     try:
-        return train_job(config, placement, worker, Pulse(placement.stall_seconds), uid)
+        return train_job(config, placement, worker, Activity(placement.stall_seconds), uid)
     finally:
         over.set()
 
 
-def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: Pulse, uid: str) -> Summary | None:
+def train_job(
+    config: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
+) -> Summary | None:
     """Train a job as one of its workers. Returns the session's summary.
 
     Args:
@@ -113,34 +115,42 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
     """
     gc.freeze()  # what is there stays: collections, of which each group and each job asks for one, take a tenth as long
     await_recorder(config["recorder"])
-    emit, roster = emitter(config["recorder"]), config["roster"]
+    emit, coordinator = emitter(config["recorder"]), config["coordinator"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         emit(WarningEvent(message=text, worker=worker))
 
     def tell_stacks(stacks: str) -> None:
         emit(StacksEvent(worker=worker, stacks=stacks))
 
-    in_places, members = config.get("in_places", False), None
+    on_pool, members = config.get("on_pool", False), None
     try:
-        device = _device(in_places)
-        if roster:
-            members = RosterMembers(roster, worker, pulse, device, placement.timeout_seconds, tell_stacks, uid,
-                                    alone=worker == 0 and placement.min_workers == 1)
-        with warnings_told(tell, placement.loader_processes) as init, ExitStack() as stack:
-            job, stored = from_wire(config["job"]), None
+        device = _device(on_pool)
+        if coordinator:
+            members = RendezvousClient(
+                coordinator,
+                worker,
+                activity,
+                device,
+                placement.timeout_seconds,
+                tell_stacks,
+                uid,
+                alone=worker == 0 and placement.min_workers == 1,
+            )
+        with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
+            spec, stored = from_payload(config["spec"]), None
             if config["stored"]:
-                folder, stored = stack.enter_context(spool_of(config["stored"]))
-                job = replace(job, run_dir=folder)
-            host = replace(
-                Host(device=device, prepare_model=partial(wrapped, device=device)) if in_places else
-                _host_of_train(worker, device, roster is not None),
+                folder, stored = stack.enter_context(working_copy_of(config["stored"]))
+                spec = replace(spec, run_dir=folder)
+            context = replace(
+                WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device)) if on_pool else
+                _train_context(worker, device, coordinator is not None),
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
-                cache=placement.image_cache, pulse=pulse, stored=stored)
-            torch.set_num_threads(host.threads)
-            return run_session(job, host, placement, emit, members,
-                               driver_asks(config["recorder"], worker, placement.max_workers))
+                cache=placement.image_cache, activity=activity, stored=stored)
+            torch.set_num_threads(context.threads)
+            return run_session(spec, context, placement, emit, members,
+                               poll_stop_request(config["recorder"], worker, placement.max_workers))
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver tells the last line alone
         raise without_secrets(error) from None  # Ray writes it, and what it came from, into its own logs
@@ -150,9 +160,9 @@ def train_job(config: dict[str, Any], placement: Placement, worker: int, pulse: 
         flush_recorder(config["recorder"])  # events are sent without waiting, and the process may end right after this
 
 
-def _device(in_places: bool) -> torch.device:
+def _device(on_pool: bool) -> torch.device:
     """What Ray has given this worker; in a place of its own it sees no other GPU."""
-    if in_places:
+    if on_pool:
         gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return torch.device("cuda", 0) if gpus else torch.device("cpu")
     from ray.train.torch import get_device
@@ -160,16 +170,16 @@ def _device(in_places: bool) -> torch.device:
     return get_device()
 
 
-def _host_of_train(worker: int, device: torch.device, comes_and_goes: bool) -> Host:
+def _train_context(worker: int, device: torch.device, comes_and_goes: bool) -> WorkerContext:
     """What Ray Train surrounds a worker with, whose group is its own business where it comes and goes."""
     import ray.train.torch
 
     def prepare_model(model: nn.Module) -> nn.Module:
         """Ray's, which would wrap for as many workers as it has started."""
-        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if in_group() else None,
+        return ray.train.torch.prepare_model(model, parallel_strategy="ddp" if is_distributed() else None,
                                              parallel_strategy_kwargs=ddp_options())
 
-    replicas = Replicas() if comes_and_goes else Replicas(worker, ray.train.get_context().get_world_size())
+    collectives = Collectives() if comes_and_goes else Collectives(worker, ray.train.get_context().get_world_size())
     # The loop copies batches itself; those of Ray before 2.60 could be overwritten on the GPU
     prepare_loader = partial(ray.train.torch.prepare_data_loader, move_to_device=False)
-    return Host(replicas, device, prepare_model, prepare_loader)
+    return WorkerContext(collectives, device, prepare_model, prepare_loader)

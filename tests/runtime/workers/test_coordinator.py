@@ -14,12 +14,12 @@ from ray_yolo.core.events import Summary
 from ray_yolo.core.structures import Progress
 from ray_yolo.core.system import Process, own_process
 from ray_yolo.runtime.workers import coordinator as module
-from ray_yolo.runtime.workers.coordinator import Arrival, Beat, Formed, Roster
+from ray_yolo.runtime.workers.coordinator import Coordinator, Heartbeat, Quorum, Registration
 
 ELSEWHERE = Process("node7", "pid:[1]", 42)
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
-JOINING = Beat("joining", 0, 0.0, 30.0)
-EXCHANGING = Beat("exchanging", 3, 1.0, 30.0)
+JOINING = Heartbeat("joining", 0, 0.0, 30.0)
+EXCHANGING = Heartbeat("exchanging", 3, 1.0, 30.0)
 
 
 class Desk:
@@ -27,47 +27,47 @@ class Desk:
 
     def __init__(self, wanted: int = 3) -> None:
         self.now = 0.0
-        self.roster = Roster(wanted, lambda: self.now)
+        self.coordinator = Coordinator(wanted, lambda: self.now)
 
-    def arrive(self, names: str, step: int | None = 0) -> None:
+    def register(self, names: str, step: int | None = 0) -> None:
         for name in names:
             progress = None if step is None else Progress(0, 4 * step, step)
-            self.roster.arrive(name, Arrival("abcdef".index(name), ELSEWHERE, (name, 1), progress, JOINING))
+            self.coordinator.register(name, Registration("abcdef".index(name), ELSEWHERE, (name, 1), progress, JOINING))
 
-    def beat(self, names: str, beat: Beat = EXCHANGING) -> list[bool]:
-        return [self.roster.beat(name, beat).regroups for name in names]
+    def heartbeat(self, names: str, heartbeat: Heartbeat = EXCHANGING) -> list[bool]:
+        return [self.coordinator.heartbeat(name, heartbeat).must_regroup for name in names]
 
-    def pass_by(self, seconds: int, alive: str = "", beat: Beat = EXCHANGING) -> None:
+    def pass_by(self, seconds: int, alive: str = "", heartbeat: Heartbeat = EXCHANGING) -> None:
         """Seconds pass, in each of which those who are alive send a beat."""
         for _ in range(seconds):
             self.now += 1.0
-            self.beat(alive, beat)
+            self.heartbeat(alive, heartbeat)
 
     def members(self, names: str) -> list[int | None]:
         """The number that each has in its generation."""
-        found = [self.roster.formed(name) for name in names]
-        return [each.worker if isinstance(each, Formed) else None for each in found]
+        found = [self.coordinator.quorum(name) for name in names]
+        return [each.worker if isinstance(each, Quorum) else None for each in found]
 
 
 def started(names: str = "abc") -> Desk:
     desk = Desk(len(names))
-    desk.arrive(names, None)
+    desk.register(names, None)
     assert desk.members(names) == list(range(len(names)))
     return desk
 
 
 def test_the_first_generation_waits_for_all_and_knows_nobodys_state() -> None:
     desk = Desk()
-    desk.arrive("cb", None)
+    desk.register("cb", None)
     assert desk.members("bc") == [None, None]
-    desk.arrive("a", None)
-    assert [desk.roster.formed(name) for name in "abc"] == [
-        Formed(1, number, 3, ("a", 1), None, False) for number in range(3)]  # in the order of Ray's numbers
+    desk.register("a", None)
+    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+        Quorum(1, number, 3, ("a", 1), None, False) for number in range(3)]  # in the order of Ray's numbers
 
 
 def test_the_first_generation_does_not_wait_for_ever() -> None:
     desk = Desk()
-    desk.arrive("ab", None)
+    desk.register("ab", None)
     desk.pass_by(60, "ab")
     assert desk.members("ab") == [None, None]
     desk.pass_by(1, "ab")
@@ -76,59 +76,59 @@ def test_the_first_generation_does_not_wait_for_ever() -> None:
 
 def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_has_its_number() -> None:
     desk = started()
-    desk.roster.part("b")
-    desk.roster.part_from({"nowhere"})
-    assert desk.roster.lose([0, 1, 5]) == [0, 5]  # the last has not come at all
-    desk.roster.arrive("d", Arrival(1, ELSEWHERE, ("d", 1), None, JOINING))
-    assert desk.roster.lose([1]) == [1]
+    desk.coordinator.drain("b")
+    desk.coordinator.drain_nodes({"nowhere"})
+    assert desk.coordinator.mark_lost([0, 1, 5]) == [0, 5]  # the last has not come at all
+    desk.coordinator.register("d", Registration(1, ELSEWHERE, ("d", 1), None, JOINING))
+    assert desk.coordinator.mark_lost([1]) == [1]
 
 
 def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() -> None:
     desk = started()
-    desk.roster.lose([0, 1, 2])
-    desk.arrive("d", 4)
-    assert desk.roster.formed("d") == Formed(2, 0, 1, ("d", 1), 0, False)
-    desk.arrive("e", None)
-    assert desk.beat("d") == [True]
+    desk.coordinator.mark_lost([0, 1, 2])
+    desk.register("d", 4)
+    assert desk.coordinator.quorum("d") == Quorum(2, 0, 1, ("d", 1), 0, False)
+    desk.register("e", None)
+    assert desk.heartbeat("d") == [True]
 
 
 def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthest() -> None:
     desk = started()
-    desk.arrive("a", 5)
-    desk.arrive("c", 6)
+    desk.register("a", 5)
+    desk.register("c", 6)
     desk.pass_by(3, "ac")
     assert desk.members("ac") == [None, None]  # b may still come
     desk.pass_by(1, "ac")
-    assert desk.roster.formed("a") == Formed(2, 0, 2, ("a", 1), 1, True)
-    assert desk.roster.formed("c") == Formed(2, 1, 2, ("a", 1), 1, True)
+    assert desk.coordinator.quorum("a") == Quorum(2, 0, 2, ("a", 1), 1, True)
+    assert desk.coordinator.quorum("c") == Quorum(2, 1, 2, ("a", 1), 1, True)
     assert desk.members("b") == [None]
 
 
 def test_survivors_go_on_at_once_without_one_who_has_said_that_he_leaves() -> None:
     desk = started()
-    desk.roster.leave("b")
-    desk.arrive("ac", 5)
+    desk.coordinator.leave("b")
+    desk.register("ac", 5)
     assert desk.members("ac") == [0, 1]
-    assert not desk.roster.formed("a").behind
+    assert not desk.coordinator.quorum("a").behind
 
 
 def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
     desk = with_one_that_has_ended()
-    desk.roster.arrive("a", Arrival(0, own_process(), ("a", 1), Progress(0, 4, 1), JOINING))
+    desk.coordinator.register("a", Registration(0, own_process(), ("a", 1), Progress(0, 4, 1), JOINING))
     assert desk.members("a") == [0]
-    assert desk.roster.formed("a").num_workers == 1
+    assert desk.coordinator.quorum("a").num_workers == 1
 
 
 def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
     """It is neither said to hold up the others, nor ended, nor shown; they hear that they wait for it in vain."""
     desk = with_one_that_has_ended()
-    exchanging = Beat("exchanging", 0, 1.0, 30.0)
+    exchanging = Heartbeat("exchanging", 0, 1.0, 30.0)
     said = []
     for _ in range(60):
         desk.now += 1.0
-        assert desk.roster.beat("a", exchanging).in_vain
-        said += [desk.roster.held_up(), desk.roster.stalled()]
-        assert [each.worker for each in desk.roster.seen()] == [0]
+        assert desk.coordinator.heartbeat("a", exchanging).peer_lost
+        said += [desk.coordinator.describe_stall(), desk.coordinator.find_hung_worker()]
+        assert [each.worker for each in desk.coordinator.worker_statuses()] == [0]
     assert set(said) == {None}
 
 
@@ -136,10 +136,10 @@ def with_one_that_has_ended() -> Desk:
     """Two workers of this machine, b of which has ended since, in a phase that others wait for."""
     process, desk = subprocess.Popen(["sleep", "60"]), Desk(2)
     for number, pid in enumerate((os.getpid(), process.pid)):
-        arrival = Arrival(number, own_process()._replace(pid=pid), ("ab"[number], 1), None, JOINING)
-        desk.roster.arrive("ab"[number], arrival)
+        arrival = Registration(number, own_process()._replace(pid=pid), ("ab"[number], 1), None, JOINING)
+        desk.coordinator.register("ab"[number], arrival)
     assert desk.members("ab") == [0, 1]
-    desk.beat("b", Beat("loading", 0, 1.0, 30.0))
+    desk.heartbeat("b", Heartbeat("loading", 0, 1.0, 30.0))
     process.kill()
     process.wait()
     desk.now += 0.2
@@ -148,89 +148,91 @@ def with_one_that_has_ended() -> Desk:
 
 def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None:
     desk = started()
-    desk.roster.leave("b")
-    desk.arrive("ac", 5)
+    desk.coordinator.leave("b")
+    desk.register("ac", 5)
     desk.members("ac")
-    assert desk.beat("ac") == [False, False]
-    desk.arrive("e", None)
+    assert desk.heartbeat("ac") == [False, False]
+    desk.register("e", None)
     assert desk.members("e") == [None]  # the others train
-    assert desk.beat("ac") == [True, True]
-    desk.arrive("ac", 9)
-    assert desk.roster.formed("e") == Formed(3, 2, 3, ("a", 1), 0, True)
-    assert desk.beat("ac") == [False, False]
+    assert desk.heartbeat("ac") == [True, True]
+    desk.register("ac", 9)
+    assert desk.coordinator.quorum("e") == Quorum(3, 2, 3, ("a", 1), 0, True)
+    assert desk.heartbeat("ac") == [False, False]
 
 
 def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody() -> None:
     desk = started()
-    desk.arrive("d", None)
+    desk.register("d", None)
     desk.pass_by(4, "abc")
-    assert desk.beat("abc") == [False] * 3
-    desk.arrive("abc", 5)
+    assert desk.heartbeat("abc") == [False] * 3
+    desk.register("abc", 5)
     assert desk.members("abc") == [0, 1, 2]
-    assert desk.roster.formed("a").num_workers == 3
+    assert desk.coordinator.quorum("a").num_workers == 3
 
 
 def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
     desk = started()
-    desk.arrive("ac", 5)
+    desk.register("ac", 5)
     desk.pass_by(4, "ac")
     assert desk.members("ac") == [0, 1]
-    desk.arrive("b", 5)
+    desk.register("b", 5)
     assert desk.members("b") == [None]
-    assert desk.beat("ac") == [True, True]
+    assert desk.heartbeat("ac") == [True, True]
 
 
 def test_who_is_told_to_part_leaves_after_the_step_in_hand() -> None:
     desk = started()
-    desk.roster.part("b")
-    assert desk.beat("abc") == [True] * 3
-    desk.arrive("abc", 5)
-    assert [desk.roster.formed(name) for name in "abc"] == [
-        Formed(2, 0, 2, ("a", 1), 0, False), "parted", Formed(2, 1, 2, ("a", 1), 0, False)]
-    assert desk.beat("ac") == [False, False]
+    desk.coordinator.drain("b")
+    assert desk.heartbeat("abc") == [True] * 3
+    desk.register("abc", 5)
+    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+    assert desk.heartbeat("ac") == [False, False]
 
 
 def test_the_last_one_parts_when_somebody_else_has_come() -> None:
     desk = started("ab")
     for name in "ab":
-        desk.roster.part(name)
-    assert desk.beat("ab") == [False, False]
-    assert [desk.roster.beat(name, EXCHANGING).nobody_stays for name in "abc"] == [True, True, False]
-    desk.arrive("c", None)
-    assert desk.beat("ab") == [True, True]
-    desk.arrive("ab", 5)
+        desk.coordinator.drain(name)
+    assert desk.heartbeat("ab") == [False, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).all_draining for name in "abc"] == [True, True, False]
+    desk.register("c", None)
+    assert desk.heartbeat("ab") == [True, True]
+    desk.register("ab", 5)
     assert desk.members("c") == [2]  # takes over the state
-    assert not desk.roster.beat("a", EXCHANGING).nobody_stays
-    assert desk.beat("abc") == [True] * 3
-    desk.arrive("abc", 6)
-    assert [desk.roster.formed(name) for name in "ab"] == ["parted", "parted"]
-    assert desk.roster.formed("c") == Formed(3, 0, 1, ("c", 1), 0, False)
+    assert not desk.coordinator.heartbeat("a", EXCHANGING).all_draining
+    assert desk.heartbeat("abc") == [True] * 3
+    desk.register("abc", 6)
+    assert [desk.coordinator.quorum(name) for name in "ab"] == ["parted", "parted"]
+    assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False)
 
 
 def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
     desk = started()
-    desk.arrive("d", None)
-    desk.roster.part("d")
-    assert desk.roster.formed("d") == "parted"
-    assert desk.beat("abc") == [False] * 3
+    desk.register("d", None)
+    desk.coordinator.drain("d")
+    assert desk.coordinator.quorum("d") == "parted"
+    assert desk.heartbeat("abc") == [False] * 3
 
 
 def test_all_workers_of_a_node_are_told_to_part() -> None:
     desk = started()
     for name, node in zip("ab", ("left", "right"), strict=True):
-        desk.roster.arrive(name, Arrival("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), JOINING, node))
-    assert desk.roster.part_from({"right", "up"}) == {1: "right"}
-    desk.arrive("c", 5)
-    assert [desk.roster.formed(name) for name in "abc"] == [
-        Formed(2, 0, 2, ("a", 1), 0, False), "parted", Formed(2, 1, 2, ("a", 1), 0, False)]
-    assert desk.roster.part_from({"right"}) == {}
+        desk.coordinator.register(
+            name, Registration("ab".index(name), ELSEWHERE, (name, 1), Progress(0, 20, 5), JOINING, node)
+        )
+    assert desk.coordinator.drain_nodes({"right", "up"}) == {1: "right"}
+    desk.register("c", 5)
+    assert [desk.coordinator.quorum(name) for name in "abc"] == [
+        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+    assert desk.coordinator.drain_nodes({"right"}) == {}
 
 
 def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
     desk = started()
-    desk.beat("b", Beat("loading", 3, 40.0, 30.0))
-    desk.roster.lose([1])
-    desk.arrive("ac", 5)
+    desk.heartbeat("b", Heartbeat("loading", 3, 40.0, 30.0))
+    desk.coordinator.mark_lost([1])
+    desk.register("ac", 5)
     assert accused(desk) is None
     assert desk.members("ac") == [0, 1]
 
@@ -238,50 +240,50 @@ def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
 def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
     """Another one has its place by now: a node that was cut off and is healed, a process that was frozen."""
     desk = started()
-    desk.roster.lose([1])
-    desk.arrive("ac", 5)
+    desk.coordinator.mark_lost([1])
+    desk.register("ac", 5)
     assert desk.members("ac") == [0, 1]
-    desk.arrive("b", 4)
-    assert desk.beat("abc") == [False] * 3
-    assert desk.roster.formed("b") == "parted"
+    desk.register("b", 4)
+    assert desk.heartbeat("abc") == [False] * 3
+    assert desk.coordinator.quorum("b") == "parted"
     desk.pass_by(60, "ac")
-    assert desk.roster.stalled() is None
-    assert [each.worker for each in desk.roster.seen()] == [0, 2]
+    assert desk.coordinator.find_hung_worker() is None
+    assert [each.worker for each in desk.coordinator.worker_statuses()] == [0, 2]
 
 
 def test_present_is_who_has_come_and_not_gone() -> None:
     desk = started()
-    assert desk.roster.present() == 3
-    desk.arrive("d", None)
-    desk.roster.leave("a")
+    assert desk.coordinator.present() == 3
+    desk.register("d", None)
+    desk.coordinator.leave("a")
     desk.pass_by(4, "bd")
-    assert desk.roster.present() == 2
-    desk.roster.end(ENDED)
-    assert desk.roster.present() == 2
-    assert desk.roster.formed("d") == ENDED
+    assert desk.coordinator.present() == 2
+    desk.coordinator.end(ENDED)
+    assert desk.coordinator.present() == 2
+    assert desk.coordinator.quorum("d") == ENDED
 
 
 def test_one_of_a_generation_rescues_its_last_step() -> None:
     desk = started()
-    assert [desk.roster.rescues() for _ in range(3)] == [True, False, False]
-    desk.arrive("abc", 5)
+    assert [desk.coordinator.elect_saver() for _ in range(3)] == [True, False, False]
+    desk.register("abc", 5)
     desk.members("abc")
-    assert desk.roster.rescues()
+    assert desk.coordinator.elect_saver()
 
 
 def test_who_comes_when_training_has_ended_is_told_how() -> None:
     desk = started()
-    desk.roster.end(ENDED)
-    desk.arrive("d", None)
-    assert desk.roster.formed("d") == ENDED
+    desk.coordinator.end(ENDED)
+    desk.register("d", None)
+    assert desk.coordinator.quorum("d") == ENDED
 
 
 def accused(desk: Desk, waiting: str = "ac") -> str | None:
     """Whom the roster ends, once all have told their stacks."""
-    first = desk.roster.stalled()
+    first = desk.coordinator.find_hung_worker()
     assert first is None
     desk.pass_by(3, waiting)
-    found = desk.roster.stalled()
+    found = desk.coordinator.find_hung_worker()
     return found and found.text
 
 
@@ -289,15 +291,15 @@ def accused(desk: Desk, waiting: str = "ac") -> str | None:
 def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str, alive: str) -> None:
     """One that is stuck and says so; and one that is frozen and says nothing, wherever that has caught it."""
     desk = started()
-    desk.beat("b", Beat(phase, 3, 20.0, 30.0))
+    desk.heartbeat("b", Heartbeat(phase, 3, 20.0, 30.0))
     desk.pass_by(9, "ac")
     assert accused(desk) is None
     desk.pass_by(1, "ac")
     if alive:
-        desk.beat("b", Beat(phase, 3, 31.0, 30.0))
+        desk.heartbeat("b", Heartbeat(phase, 3, 31.0, 30.0))
     assert accused(desk) == (f"worker 1 on node7 (process 42) has not moved for {34 if alive else 36} s "
                              f"({phase}, after step 3)")
-    desk.arrive("ac", 3)
+    desk.register("ac", 3)
     assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
 
 
@@ -305,27 +307,27 @@ def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() ->
     desk = started()
     for seconds in range(20, 31):
         desk.now += 1.0
-        desk.beat("ac")
-        desk.beat("b", Beat("exchanging", 2, float(seconds), 30.0))
+        desk.heartbeat("ac")
+        desk.heartbeat("b", Heartbeat("exchanging", 2, float(seconds), 30.0))
         assert accused(desk) is None
-    desk.beat("b", Beat("exchanging", 2, 31.0, 30.0))
+    desk.heartbeat("b", Heartbeat("exchanging", 2, 31.0, 30.0))
     assert accused(desk) == "worker 1 on node7 (process 42) has not moved for 34 s (exchanging, after step 2)"
 
 
 def test_nobody_is_named_while_nobody_waits() -> None:
     desk = started()
-    busy = Beat("computing", 3, 0.5, 30.0)
-    desk.beat("b", Beat("loading", 3, 100.0, 30.0))
+    busy = Heartbeat("computing", 3, 0.5, 30.0)
+    desk.heartbeat("b", Heartbeat("loading", 3, 100.0, 30.0))
     desk.pass_by(4, "ac", busy)
-    assert desk.roster.stalled() is None
+    assert desk.coordinator.find_hung_worker() is None
     desk.pass_by(4, "ac", busy)
-    assert desk.roster.stalled() is None
+    assert desk.coordinator.find_hung_worker() is None
 
 
 def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
     desk = started()
     desk.pass_by(30, "ac")
-    assert desk.roster.stalled() is None
+    assert desk.coordinator.find_hung_worker() is None
     desk.pass_by(1, "ac")
     text = accused(desk)
     assert text
@@ -335,14 +337,14 @@ def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
 def test_all_who_wait_for_each_other_are_left_alone() -> None:
     desk = started()
     desk.pass_by(200, "abc")
-    assert desk.roster.stalled() is None
+    assert desk.coordinator.find_hung_worker() is None
 
 
 @pytest.mark.parametrize("phase", ["loading", "exchanging"])
 def test_one_who_trains_alone_is_named_for_the_user_waits(phase: str) -> None:
     """Wherever it is: there is nobody with whom it could exchange anything."""
     desk = started("a")
-    desk.beat("a", Beat(phase, 3, 31.0, 30.0))
+    desk.heartbeat("a", Heartbeat(phase, 3, 31.0, 30.0))
     assert accused(desk, "") is not None
 
 
@@ -351,11 +353,11 @@ def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit
     desk = started()
     stuck = EXCHANGING._replace(seconds=600.0)
     desk.pass_by(600, "abc", stuck)
-    desk.arrive("a", 3)
+    desk.register("a", 3)
     assert accused(desk, "ac") is None
-    desk.arrive("c", 3)
+    desk.register("c", 3)
     desk.pass_by(30, "abc", stuck)
-    assert desk.roster.stalled() is None
+    assert desk.coordinator.find_hung_worker() is None
     desk.pass_by(1, "abc", stuck)
     assert accused(desk, "ac") == "worker 1 on node7 (process 42) has not moved for 603 s (exchanging, after step 3)"
     assert desk.members("ac") == [0, 1]
@@ -363,57 +365,61 @@ def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit
 
 def test_a_newcomer_that_is_silent_for_a_moment_is_taken_in_when_it_is_heard_of_again() -> None:
     desk = started()
-    desk.arrive("d", None)
+    desk.register("d", None)
     desk.pass_by(4, "abc")
-    assert desk.beat("abc") == [False] * 3
-    desk.arrive("abc", 5)
+    assert desk.heartbeat("abc") == [False] * 3
+    desk.register("abc", 5)
     assert desk.members("abcd") == [0, 1, 2, None]
-    desk.beat("d", JOINING)
-    assert desk.beat("abc") == [True] * 3
-    desk.arrive("abc", 6)
+    desk.heartbeat("d", JOINING)
+    assert desk.heartbeat("abc") == [True] * 3
+    desk.register("abc", 6)
     assert desk.members("abcd") == [0, 1, 2, 3]
 
 
 def test_a_newcomer_that_is_silent_beyond_its_limit_is_ended_to_make_room_for_another() -> None:
     desk = started()
-    desk.arrive("d", None)
-    busy = Beat("computing", 3, 0.5, 30.0)
+    desk.register("d", None)
+    busy = Heartbeat("computing", 3, 0.5, 30.0)
     desk.pass_by(int(JOINING.limit), "abc", busy)
     assert accused(desk, "abc") is None
     text = accused(desk, "abc")
     assert text
     assert text.startswith("worker 3 on node7 (process 42) has not moved for ")
-    assert [each.worker for each in desk.roster.seen()] == [0, 1, 2]
-    assert desk.beat("abc", busy) == [False] * 3
+    assert [each.worker for each in desk.coordinator.worker_statuses()] == [0, 1, 2]
+    assert desk.heartbeat("abc", busy) == [False] * 3
 
 
 def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
     desk = started()
-    desk.beat("b", Beat("loading", 3, 0.0, 30.0))
+    desk.heartbeat("b", Heartbeat("loading", 3, 0.0, 30.0))
     desk.pass_by(7, "ac")
-    assert desk.roster.held_up() is None
+    assert desk.coordinator.describe_stall() is None
     desk.pass_by(1, "ac")
-    assert desk.roster.held_up() == (
+    assert desk.coordinator.describe_stall() == (
         "nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
     desk.pass_by(5, "ac")
-    assert desk.roster.held_up() is None
-    desk.beat("b", Beat("loading", 4, 9.0, 30.0))
-    desk.beat("ac", Beat("exchanging", 4, 9.0, 30.0))
-    assert desk.roster.held_up() is not None
-    desk.beat("ac", Beat("computing", 4, 0.0, 30.0))
-    assert [(each.worker, each.phase, each.waits) for each in desk.roster.seen()] == [
+    assert desk.coordinator.describe_stall() is None
+    desk.heartbeat("b", Heartbeat("loading", 4, 9.0, 30.0))
+    desk.heartbeat("ac", Heartbeat("exchanging", 4, 9.0, 30.0))
+    assert desk.coordinator.describe_stall() is not None
+    desk.heartbeat("ac", Heartbeat("computing", 4, 0.0, 30.0))
+    assert [(each.worker, each.phase, each.waits) for each in desk.coordinator.worker_statuses()] == [
         (0, "computing", False), (1, "loading", False), (2, "computing", False)]
-    desk.arrive("d", None)
-    assert [(each.worker, each.phase, each.waits) for each in desk.roster.seen()][-1] == (3, "joining", True)
+    desk.register("d", None)
+    assert [(each.worker, each.phase, each.waits) for each in desk.coordinator.worker_statuses()][-1] == (
+        3,
+        "joining",
+        True,
+    )
 
 
 def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
     desk = started()
-    before = desk.roster.beat("a", EXCHANGING).accusations
-    desk.beat("b", Beat("loading", 3, 31.0, 30.0))
-    desk.roster.stalled()
-    desk.roster.stalled()
-    assert desk.roster.beat("a", EXCHANGING).accusations == before + 1
+    before = desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests
+    desk.heartbeat("b", Heartbeat("loading", 3, 31.0, 30.0))
+    desk.coordinator.find_hung_worker()
+    desk.coordinator.find_hung_worker()
+    assert desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests == before + 1
 
 
 def test_the_roster_needs_neither_torch_nor_ray() -> None:
@@ -422,18 +428,18 @@ def test_the_roster_needs_neither_torch_nor_ray() -> None:
 
 
 @pytest.mark.parametrize("lose", [
-    lambda desk: desk.roster.lose([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
+    lambda desk: desk.coordinator.mark_lost([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
 def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Callable[[Desk], object]) -> None:
     """As the driver knows, or by the limit; a silent one may come back. Who leaves by itself closes its connections."""
     desk = started()
-    desk.beat("c", EXCHANGING)
+    desk.heartbeat("c", EXCHANGING)
     desk.pass_by(20, "ab")
-    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [False, False]
     lose(desk)
-    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [True, True]
-    desk.arrive("ab", 3)
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [True, True]
+    desk.register("ab", 3)
     assert desk.members("ab") == [0, 1]
-    assert [desk.roster.beat(name, EXCHANGING).in_vain for name in "ab"] == [False, False]
+    assert [desk.coordinator.heartbeat(name, EXCHANGING).peer_lost for name in "ab"] == [False, False]
 
 
 def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchanging") -> tuple[float, list[str]]:
@@ -443,17 +449,17 @@ def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchang
         When none of them was in it any more; and what the driver said.
     """
     began, stuck, said = desk.now, set(inside), list[str]()
-    outside = [name for name in "abc" if desk.roster.formed(name) is None]
+    outside = [name for name in "abc" if desk.coordinator.quorum(name) is None]
     while stuck and desk.now - began < 3600:
         desk.now += 1.0
-        said += filter(None, [desk.roster.held_up()])
-        if found := desk.roster.stalled():
+        said += filter(None, [desk.coordinator.describe_stall()])
+        if found := desk.coordinator.find_hung_worker():
             said.append(found.text)
             stuck -= {"abc"[int(found.text.split()[1])]}
-        desk.beat("".join(outside), JOINING)
+        desk.heartbeat("".join(outside), JOINING)
         for name in sorted(stuck):
-            if desk.roster.beat(name, Beat(phase, 3, desk.now - began, 30.0)).in_vain and aborts:
-                desk.arrive(name, 3)
+            if desk.coordinator.heartbeat(name, Heartbeat(phase, 3, desk.now - began, 30.0)).peer_lost and aborts:
+                desk.register(name, 3)
                 stuck.remove(name)
                 outside.append(name)
     return desk.now - began, said
@@ -466,7 +472,7 @@ def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> 
     assert 600 < seconds <= 602
     assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): what they "
                     "exchange is aborted, and they form a new group"]
-    assert desk.roster.formed("a") == Formed(2, 0, 3, ("a", 1), 0, False)
+    assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False)
 
 
 def test_a_validation_that_takes_long_is_not_aborted() -> None:
@@ -478,23 +484,23 @@ def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> 
     """Its own collective failed; theirs, a kernel, does not notice."""
     desk = started()
     desk.pass_by(3, "abc")
-    desk.arrive("a", 3)
+    desk.register("a", 3)
     seconds, said = drive(desk, "bc")
     assert 30 < seconds <= 32
     assert said == ["2 of 3 workers have waited for worker 0 on node7 (process 42), which left, for 31 s (exchanging, "
                     "after step 3): what they exchange is aborted, and they form a new group"]
-    assert desk.roster.formed("c") == Formed(2, 2, 3, ("a", 1), 0, False)
+    assert desk.coordinator.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
 
 
 def test_those_who_cannot_abort_when_a_peer_has_died_are_ended() -> None:
     """While the communicator is made there is nothing yet to abort."""
     desk = started()
     desk.pass_by(1, "abc")
-    desk.roster.lose([2])
+    desk.coordinator.mark_lost([2])
     seconds, said = drive(desk, "ab", aborts=False)
     assert seconds < 70
     assert [text.partition(" on ")[0] for text in said[-2:]] == ["worker 0", "worker 1"]
-    desk.arrive("d", None)
+    desk.register("d", None)
     assert desk.members("d") == [0]
 
 
@@ -510,146 +516,153 @@ def test_a_peer_that_freezes_while_the_communicator_is_made_is_lost() -> None:
 def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -> None:
     """As with `--stall-seconds 8`; the others, who are in the same phase, may wait for it."""
     desk = started()
-    beat = Beat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
-    desk.beat("abc", beat)
+    heartbeat = Heartbeat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
+    desk.heartbeat("abc", heartbeat)
     told: list[str | None] = []
     for _ in range(12):
-        desk.pass_by(1, "ac", Beat("joining", 0, 1.0, 80.0, heartbeat_limit=8.0))
-        told += [desk.roster.held_up(), *(found.text for found in [desk.roster.stalled()] if found)]
+        desk.pass_by(1, "ac", Heartbeat("joining", 0, 1.0, 80.0, heartbeat_limit=8.0))
+        told += [
+            desk.coordinator.describe_stall(),
+            *(found.text for found in [desk.coordinator.find_hung_worker()] if found),
+        ]
     waited, ended = filter(None, told)
     assert waited == ("nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), "
                       "without a heartbeat for 8 s after step 0")
     assert ended == f"worker 1 on node7 (process 42) has not moved for 12 s ({phase}, after step 0)"
-    assert desk.roster.beat("a", beat).in_vain
+    assert desk.coordinator.heartbeat("a", heartbeat).peer_lost
 
 
 def test_one_who_is_silent_is_shown_as_that() -> None:
     desk = started()
-    desk.beat("b", Beat("loading", 3, 9.0, 30.0))
+    desk.heartbeat("b", Heartbeat("loading", 3, 9.0, 30.0))
     desk.pass_by(5, "ac")
-    assert [(each.phase, each.seconds, each.waits) for each in desk.roster.seen()] == [
+    assert [(each.phase, each.seconds, each.waits) for each in desk.coordinator.worker_statuses()] == [
         ("exchanging", 1.0, True), ("silent", 5.0, False), ("exchanging", 1.0, True)]
 
 
-def restarted(desk: Desk) -> dict[str, Formed]:
+def restarted(desk: Desk) -> dict[str, Quorum]:
     """Have the roster's process die. Returns what its members had been told."""
-    formed = {name: found for name in "abc" if isinstance(found := desk.roster.formed(name), Formed)}
-    desk.roster = Roster(3, lambda: desk.now, restarted=True)
-    return formed
+    quorum = {name: found for name in "abc" if isinstance(found := desk.coordinator.quorum(name), Quorum)}
+    desk.coordinator = Coordinator(3, lambda: desk.now, restarted=True)
+    return quorum
 
 
-def introduce(desk: Desk, name: str, formed: Formed) -> bool:
-    assert desk.roster.beat(name, EXCHANGING).unknown
-    arrival = Arrival("abc".index(name), ELSEWHERE, (name, 1), None, EXCHANGING)
-    return desk.roster.introduce(name, arrival, formed)
+def introduce(desk: Desk, name: str, quorum: Quorum) -> bool:
+    assert desk.coordinator.heartbeat(name, EXCHANGING).unknown
+    arrival = Registration("abc".index(name), ELSEWHERE, (name, 1), None, EXCHANGING)
+    return desk.coordinator.introduce(name, arrival, quorum)
 
 
 def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_newcomer_begins_anew() -> None:
     desk = started()
-    desk.arrive("abc", 4)
-    formed = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}
-    desk.arrive("def", None)
+    desk.register("abc", 4)
+    quorum = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}
+    desk.register("def", None)
     assert desk.members("def") == [None] * 3
     desk.pass_by(1, "def", JOINING)
-    assert [introduce(desk, name, formed[name]) for name in "abc"] == [True] * 3
+    assert [introduce(desk, name, quorum[name]) for name in "abc"] == [True] * 3
     desk.pass_by(5, "abcdef")
     assert desk.members("def") == [None] * 3  # as ever: between two steps
-    assert desk.beat("abc") == [True] * 3
-    desk.arrive("abc", 6)
-    assert desk.roster.formed("d") == Formed(3, 3, 6, ("a", 1), 0, True)
+    assert desk.heartbeat("abc") == [True] * 3
+    desk.register("abc", 6)
+    assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
 def test_those_who_waited_at_a_roster_that_was_restarted_arrive_again() -> None:
     desk = started()
-    desk.arrive("ab", 4)
+    desk.register("ab", 4)
     restarted(desk)
-    assert [desk.roster.formed(name) for name in "ab"] == ["unknown", "unknown"]
-    desk.arrive("ab", 4)
+    assert [desk.coordinator.quorum(name) for name in "ab"] == ["unknown", "unknown"]
+    desk.register("ab", 4)
     desk.pass_by(2, "ab")
-    arrival = Arrival(2, ELSEWHERE, ("c", 1), None, EXCHANGING)
-    assert desk.roster.introduce("c", arrival, Formed(1, 2, 3, ("a", 1), None, False))
+    arrival = Registration(2, ELSEWHERE, ("c", 1), None, EXCHANGING)
+    assert desk.coordinator.introduce("c", arrival, Quorum(1, 2, 3, ("a", 1), None, False))
     desk.pass_by(2, "abc")
     assert desk.members("abc") == [None, None, 2]
-    desk.arrive("c", 4)
+    desk.register("c", 4)
     assert desk.members("abc") == [0, 1, 2]
 
 
 def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
     """Its members could not be heard in time: the newcomers' steps are given up, and all go on together."""
     desk = started()
-    desk.arrive("abc", 8)
+    desk.register("abc", 8)
     desk.members("abc")
-    formed = restarted(desk)
+    quorum = restarted(desk)
     desk.pass_by(4)
-    desk.arrive("def", None)
+    desk.register("def", None)
     assert desk.members("def") == [0, 1, 2]
-    beside = desk.roster.formed("d")
-    assert isinstance(beside, Formed)
-    assert [introduce(desk, name, formed[name]) for name in "abc"] == [True] * 3
-    assert not desk.roster.introduce("d", Arrival(3, ELSEWHERE, ("d", 1), None, EXCHANGING), beside)
-    desk.arrive("def", 2)
-    assert desk.beat("abc") == [True] * 3
-    desk.arrive("abc", 9)
-    assert desk.roster.formed("d") == Formed(3, 3, 6, ("a", 1), 0, True)
+    beside = desk.coordinator.quorum("d")
+    assert isinstance(beside, Quorum)
+    assert [introduce(desk, name, quorum[name]) for name in "abc"] == [True] * 3
+    assert not desk.coordinator.introduce("d", Registration(3, ELSEWHERE, ("d", 1), None, EXCHANGING), beside)
+    desk.register("def", 2)
+    assert desk.heartbeat("abc") == [True] * 3
+    desk.register("abc", 9)
+    assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
 def test_who_is_of_a_generation_that_is_over_is_told_so() -> None:
     desk = started()
-    formed = desk.roster.formed("b")
-    assert isinstance(formed, Formed)
-    desk.arrive("ac", 5)
+    quorum = desk.coordinator.quorum("b")
+    assert isinstance(quorum, Quorum)
+    desk.register("ac", 5)
     desk.pass_by(4, "ac")
     assert desk.members("ac") == [0, 1]
-    assert not introduce(desk, "b", formed)
-    assert desk.roster.seen()[-1].worker == 2
-    desk.roster.lose([0])
-    reply = desk.roster.beat("a", EXCHANGING)
-    assert (reply.in_vain, reply.unknown) == (True, False)  # has been given up
+    assert not introduce(desk, "b", quorum)
+    assert desk.coordinator.worker_statuses()[-1].worker == 2
+    desk.coordinator.mark_lost([0])
+    reply = desk.coordinator.heartbeat("a", EXCHANGING)
+    assert (reply.peer_lost, reply.unknown) == (True, False)  # has been given up
 
 
 def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> None:
     desk, sizes = Desk(1), []
     for number in range(10_000):
         uid, kind = f"worker-{number}", number % 5
-        desk.roster.arrive(uid, Arrival(number % 7, ELSEWHERE, (uid, 1), None, JOINING))
-        desk.roster.formed(uid)
-        desk.roster.beat(uid, EXCHANGING)
-        desk.roster.part(uid if kind == 0 else f"never-{number}")
+        desk.coordinator.register(uid, Registration(number % 7, ELSEWHERE, (uid, 1), None, JOINING))
+        desk.coordinator.quorum(uid)
+        desk.coordinator.heartbeat(uid, EXCHANGING)
+        desk.coordinator.drain(uid if kind == 0 else f"never-{number}")
         if kind in (1, 2):
-            desk.roster.leave(uid)
+            desk.coordinator.leave(uid)
         elif kind == 3:
-            desk.roster.lose([number % 7])
+            desk.coordinator.mark_lost([number % 7])
         desk.now += 0.5
-        desk.roster.held_up()
-        desk.roster.stalled()
+        desk.coordinator.describe_stall()
+        desk.coordinator.find_hung_worker()
         if number in (4_999, 9_999):
-            sizes.append(sum(len(value) for value in vars(desk.roster).values() if hasattr(value, "__len__")))
+            sizes.append(sum(len(value) for value in vars(desk.coordinator).values() if hasattr(value, "__len__")))
     assert sizes[0] == pytest.approx(sizes[1], abs=50)
 
 
 def seconds_of_a_generation(num_workers: int) -> float:
     """CPU seconds for each of so many workers, who form a group, beat for some seconds, and regroup without one."""
-    now, roster = 0.0, Roster(num_workers, lambda: now)
+    now, coordinator = 0.0, Coordinator(num_workers, lambda: now)
     names, began = [f"worker-{number}" for number in range(num_workers)], time.process_time()
     for generation in range(2):
         for number, name in enumerate(names):
             progress = Progress(0, 4, generation) if generation else None
-            roster.arrive(name, Arrival(number, ELSEWHERE, (name, 1), progress, JOINING))
-            roster.formed(name)
+            coordinator.register(name, Registration(number, ELSEWHERE, (name, 1), progress, JOINING))
+            coordinator.quorum(name)
         for name in names:
-            found = roster.formed(name)
-            assert isinstance(found, Formed)
+            found = coordinator.quorum(name)
+            assert isinstance(found, Quorum)
             assert found.num_workers == len(names)
         for _ in range(5):
             now += 1.0
             for name in names:
-                roster.beat(name, EXCHANGING)
-            assert (roster.held_up(), roster.stalled(), roster.present()) == (None, None, len(names))
-            assert len(roster.seen()) == len(names)
-        roster.part(names[1])
-        roster.lose([num_workers // 2])
+                coordinator.heartbeat(name, EXCHANGING)
+            assert (coordinator.describe_stall(), coordinator.find_hung_worker(), coordinator.present()) == (
+                None,
+                None,
+                len(names),
+            )
+            assert len(coordinator.worker_statuses()) == len(names)
+        coordinator.drain(names[1])
+        coordinator.mark_lost([num_workers // 2])
         del names[num_workers // 2]
-        roster.leave(names.pop(1))
+        coordinator.leave(names.pop(1))
     return (time.process_time() - began) / num_workers
 
 

@@ -22,7 +22,7 @@ from ray_yolo.core.errors import (
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runtime.workers import failures as failures_module
-from ray_yolo.runtime.workers.failures import Judge, Restarts, cause_of, summary
+from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, summary
 from tests.support import run_log
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
@@ -43,10 +43,10 @@ def test_the_cause_is_the_error_that_is_not_a_lost_connection(failures: dict[int
 
 
 def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
-    left = Restarts(2)
+    left = RestartBudget(2)
     assert [left.allow(step) for step in (0, 0, 5, 5, 5)] == [True, True, True, True, False]
-    assert not Restarts(0).allow(7)
-    assert all(Restarts(-1).allow(0) for _ in range(9))
+    assert not RestartBudget(0).allow(7)
+    assert all(RestartBudget(-1).allow(0) for _ in range(9))
 
 
 @pytest.mark.parametrize(("error", "told"), [
@@ -70,16 +70,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def judge(folder: Path, *events: Event, max_failures: int = 1) -> Judge:
+def policy(folder: Path, *events: Event, max_failures: int = 1) -> FailurePolicy:
     log = EventLog(folder / EVENTS_FILE)
     for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
         log.append(event)
     recorder: Any = object()
-    return Judge(folder, max_failures, recorder)
+    return FailurePolicy(folder, max_failures, recorder)
 
 
 def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
-    some = judge(tmp_path, run_log.checkpoint(7))
+    some = policy(tmp_path, run_log.checkpoint(7))
     some.decide({0: LOST, 1: FULL}, others_go_on=False)
     assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
     with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
@@ -91,7 +91,7 @@ def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path
 
 def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: Path, told: list[str]) -> None:
     """Also without a checkpoint; but those before whose replacement no step was taken do, and so do all together."""
-    some = judge(tmp_path, run_log.step(3))
+    some = policy(tmp_path, run_log.step(3))
     some.decide({1: DEAD}, others_go_on=True)
     EventLog(tmp_path / EVENTS_FILE).append(run_log.step(4))
     some.decide({0: DEAD, 1: DEAD}, others_go_on=True)
@@ -105,7 +105,7 @@ def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: P
 @pytest.mark.parametrize("failures", [{0: ALONE}, {0: ALONE, 1: DEAD}])
 def test_a_lost_peer_restarts_all_as_often_as_is_allowed(
         tmp_path: Path, told: list[str], failures: dict[int, Exception]) -> None:
-    some = judge(tmp_path, run_log.checkpoint(7), max_failures=2)
+    some = policy(tmp_path, run_log.checkpoint(7), max_failures=2)
     for _ in range(2):
         some.decide(failures, others_go_on=False)
     assert [text.rpartition("; ")[2] for text in told] == ["all workers are started again, from step 7"] * 2
@@ -119,7 +119,7 @@ def test_a_lost_peer_restarts_all_as_often_as_is_allowed(
 def test_workers_that_were_lost_are_told_from_workers_that_failed(
         tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(TrainingError) as caught:
-        judge(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_go_on=False)
+        policy(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_go_on=False)
     assert type(caught.value) is kind
 
 
@@ -128,7 +128,7 @@ def test_workers_that_were_lost_are_told_from_workers_that_failed(
 def test_a_failure_that_would_come_again_ends_the_training_at_once(
         tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:
-        judge(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_go_on=False)
+        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_go_on=False)
     assert type(caught.value) is kind
     assert told == []
 
@@ -139,11 +139,11 @@ def test_an_operator_that_a_device_lacks_will_be_lacking_again(tmp_path: Path) -
     with pytest.raises(RuntimeError, match=r"Could not run 'torchvision::nms'") as lacking:
         torchvision.ops.nms(boxes, boxes[0], 0.5)
     with pytest.raises(TrainingError, match=r"^worker 1 on right: "):
-        judge(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_go_on=False)
+        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_go_on=False)
 
 
 def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, told: list[str]) -> None:
-    some = judge(tmp_path, max_failures=0)
+    some = policy(tmp_path, max_failures=0)
     taken = WorkerHealthCheckFailedError("gone", ray.exceptions.RayActorError(preempted=True))
     for _ in range(3):
         some.decide({0: LOST, 1: taken}, others_go_on=False)

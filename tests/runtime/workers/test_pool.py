@@ -1,4 +1,4 @@
-"""Places that are filled, and filled again when they have lost their worker."""
+"""WorkerPool that are filled, and filled again when they have lost their worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_yolo.core.errors import LostWorkersError, ResourcesError
 from ray_yolo.core.events import Summary
 from ray_yolo.runtime import cluster, ray_internals
 from ray_yolo.runtime.workers import pool
-from ray_yolo.runtime.workers.pool import Places, has_places, workers_line
+from ray_yolo.runtime.workers.pool import WorkerPool, uses_pool, workers_line
 
 ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False, last_epoch=None)
 LOST = ray.exceptions.WorkerCrashedError()
@@ -27,7 +27,7 @@ LOST = ray.exceptions.WorkerCrashedError()
     (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
     ((2, 4), "STRICT_SPREAD", False)])
 def test_a_range_of_workers_has_places(num_workers: Any, strategy: Any, expected: bool) -> None:
-    assert has_places(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
+    assert uses_pool(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
 
 
 @pytest.mark.parametrize(("given", "told"), [
@@ -58,12 +58,12 @@ def work(config: dict[str, Any], number: int) -> Any:
 @pytest.mark.usefixtures("ray_session")
 def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0, accelerator_type="")
-    with Places(work, {"answer": 42}, given, 0.0) as found:
+    with WorkerPool(work, {"answer": 42}, given, 0.0) as found:
         assert [group.bundle_count for group in found.groups] == [2, 1]
         returned: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         for number in range(len(found)):
-            found.fill(number)
+            found.launch(number)
         deadline = time.monotonic() + 180
         while len(returned) + len(failed) < 3:
             some, others = found.ended(1.0)
@@ -73,12 +73,12 @@ def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
         assert isinstance(failed[1], ray.exceptions.WorkerCrashedError)
         assert type(failed[2]) is ValueError
         assert [list(found.grow(size)) for size in (2, 4, 4)] == [[], [3], []]
-        found.fill(3)
+        found.launch(3)
         while not found.wait(1.0):
             assert time.monotonic() < deadline
         assert found.ended(1.0) == ({3: (42, "1")}, {})
     with pytest.raises(LostWorkersError, match="taken away"):
-        found.fill(0)
+        found.launch(0)
 
 
 class Desk:
@@ -95,26 +95,26 @@ class Desk:
         self.emptied: list[int] = []
         desk = self
 
-        roster: Any = SimpleNamespace(  # answers at once
+        coordinator: Any = SimpleNamespace(  # answers at once
             present=SimpleNamespace(remote=lambda: desk.here),
-            lose=SimpleNamespace(remote=lambda workers: desk.gone.extend(workers)),
-            part_from=SimpleNamespace(remote=lambda nodes: {
+            mark_lost=SimpleNamespace(remote=lambda workers: desk.gone.extend(workers)),
+            drain_nodes=SimpleNamespace(remote=lambda nodes: {
                 number: node for number, node in desk.on_nodes.items() if node in nodes}))
 
-        class Judge:
+        class FailurePolicy:
             """Takes down what it is asked."""
 
-            def tell(self, text: str) -> None: ...
+            def notify(self, text: str) -> None: ...
             def decide(self, failures: dict[int, Exception], *, others_go_on: bool) -> None:
                 desk.judged.append((failures, others_go_on))
 
         monkeypatch.setattr(pool, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "name_of", str)
-        monkeypatch.setattr(cluster, "lacks", lambda placement, workers, gpus: self.lacking)
+        monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.lacking)
         room: Any = self
-        judge: Any = Judge()
-        self.keeper = pool.Keeper(room, roster, Placement(num_workers=3, wait_for_resources=0.2), 0.0, judge)
+        policy: Any = FailurePolicy()
+        self.keeper = pool.Supervisor(room, coordinator, Placement(num_workers=3, wait_for_resources=0.2), 0.0, policy)
 
     def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Once, what the test has put there."""
@@ -124,12 +124,12 @@ class Desk:
     def __len__(self) -> int:
         return 2
 
-    def fill(self, number: int) -> None:
+    def launch(self, number: int) -> None:
         """A place gets another worker."""
         self.filled.append(number)
 
-    def renew(self) -> list[int]:
-        """Places whose node is gone are asked for anew."""
+    def replace_lost_groups(self) -> list[int]:
+        """WorkerPool whose node is gone are asked for anew."""
         self.renewed += 1
         return self.emptied
 
@@ -141,49 +141,49 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 def test_a_lost_worker_is_judged_and_replaced(desk: Desk) -> None:
     desk.outcome = ({}, {0: LOST, 2: LOST})
-    assert desk.keeper.turn() is None
+    assert desk.keeper.poll() is None
     assert desk.judged == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
     assert desk.filled == desk.gone == [0, 2]
     desk.here, desk.outcome = 0, ({}, {1: LOST})
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert desk.judged[1:] == [({1: LOST}, False)]
 
 
 def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
     desk.draining, desk.on_nodes = {"left"}, {1: "left"}
-    desk.keeper.turn()
+    desk.keeper.poll()
     desk.outcome = ({}, {1: LOST, 2: LOST})
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert desk.judged == [({2: LOST}, True)]
     assert desk.filled == [2]
     desk.draining, desk.on_nodes = set(), {}
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert desk.filled == [2, 1]
     desk.outcome = ({0: None}, {})  # told to leave by somebody else
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert desk.filled == [2, 1, 0]
     assert len(desk.judged) == 1
 
 
 def test_the_first_summary_is_the_end(desk: Desk) -> None:
     desk.outcome = ({0: None, 1: ENDED}, {2: LOST})
-    assert desk.keeper.turn() == ENDED
+    assert desk.keeper.poll() == ENDED
     assert not desk.judged
 
 
 def test_while_somebody_is_missing_places_of_lost_nodes_are_asked_for_anew_and_filled(desk: Desk) -> None:
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert desk.renewed == 0
     desk.here, desk.emptied = 1, [1]
-    desk.keeper.turn()
+    desk.keeper.poll()
     assert (desk.renewed, desk.filled, desk.gone, desk.judged) == (1, [1], [1], [])
     desk.here, desk.emptied, desk.outcome = 2, [], ({}, {0: LOST})
-    desk.keeper.turn()  # before it is filled again
+    desk.keeper.poll()  # before it is filled again
     assert (desk.renewed, desk.filled) == (2, [1, 0])
 
 
 class Group:
-    """A placement group of so many bundles, as `Places` knows them."""
+    """A placement group of so many bundles, as `WorkerPool` knows them."""
 
     def __init__(self, bundles: list[dict[str, float]], name: str) -> None:
         self.bundle_count, self.state, self.nodes = len(bundles), "CREATED", ["left"] * len(bundles)
@@ -208,26 +208,26 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
     monkeypatch.setattr(cluster, "free", freed.extend)
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
-    found = Places(work, {}, given, 0.0, lambda group, instead_of: told.append((group, instead_of)))
+    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: told.append((group, instead_of)))
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
-    assert found.renew() == []
+    assert found.replace_lost_groups() == []
     made[0].state, made[0].nodes = "RESCHEDULING", ["", "left"]  # place 1 has a worker
-    assert found.renew() == []
+    assert found.replace_lost_groups() == []
     made[0].nodes = ["", ""]
-    assert found.renew() == [0, 1]
+    assert found.replace_lost_groups() == [0, 1]
     assert (freed, found._running) == (["g0"], {"elsewhere": 2})
     assert told == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
     assert [room for room, _ in found._rooms] == [made[2], made[3], made[1]]
-    assert found.renew() == []
+    assert found.replace_lost_groups() == []
 
 
 def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:
     desk.lacking = "1 workers need 1 CPU, the cluster has 0"
-    desk.keeper.turn()
+    desk.keeper.poll()
     time.sleep(0.3)
-    desk.keeper.turn()  # some train still
+    desk.keeper.poll()  # some train still
     desk.here = 0
-    desk.keeper.turn()
+    desk.keeper.poll()
     time.sleep(0.3)
     with pytest.raises(ResourcesError, match=r"nobody trains any more: 1 workers need 1 CPU, .*the same command"):
-        desk.keeper.turn()
+        desk.keeper.poll()

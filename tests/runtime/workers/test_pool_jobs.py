@@ -20,14 +20,14 @@ from ray_yolo.core.events import StartEvent, StepEvent, WorkerEvent
 from ray_yolo.core.system import own_process
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.workers import pool_jobs, worker
-from ray_yolo.runtime.workers.coordinator import Arrival, Beat
-from ray_yolo.runtime.workers.job_queue import Crew, Place
-from ray_yolo.runtime.workers.pool_jobs import CrewRoster
+from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
+from ray_yolo.runtime.workers.job_queue import JobQueue, PoolWorker
+from ray_yolo.runtime.workers.pool_jobs import JobCoordinator
 from tests.support.run_log import only
 from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
 
 TRIALS = 5
-JOINING = Beat("joining", 0, 0.0, 30.0)
+JOINING = Heartbeat("joining", 0, 0.0, 30.0)
 
 
 def workers_at(trial: Path, least_steps: int) -> list[int]:
@@ -68,27 +68,27 @@ class ActorCrew:
     """A crew of this process, called as an actor is."""
 
     def __init__(self) -> None:
-        self.crew = Crew()
+        self.queue = JobQueue()
 
     @property
-    def roster(self) -> Any:
-        return SimpleNamespace(remote=self.crew.roster)
+    def coordinator(self) -> Any:
+        return SimpleNamespace(remote=self.queue.coordinator)
 
 
 def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
-    crew: Any = ActorCrew()
-    roster = CrewRoster(crew, 1)
-    sent = pickle.loads(pickle.dumps(roster))
-    assert sent.job == roster.job
-    sent.arrive.remote("a", Arrival(0, own_process(), ("a", 1), None, JOINING))
-    assert sent.formed.remote("a").num_workers == 1
-    assert CrewRoster(sent.crew, 1).present.remote() == 0  # another job's
+    queue: Any = ActorCrew()
+    coordinator = JobCoordinator(queue, 1)
+    sent = pickle.loads(pickle.dumps(coordinator))
+    assert sent.job == coordinator.job
+    sent.register.remote("a", Registration(0, own_process(), ("a", 1), None, JOINING))
+    assert sent.quorum.remote("a").num_workers == 1
+    assert JobCoordinator(sent.queue, 1).present.remote() == 0  # another job's
 
 
 @pytest.mark.usefixtures("own_signal_handlers")
 def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process ends, and its place is filled again."""
-    def ask(uid: str, place: Place) -> None:
+    def acquire(uid: str, place: PoolWorker) -> None:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
 
@@ -96,7 +96,7 @@ def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch:
     monkeypatch.setattr(worker, "_sigterms", SimpleQueue())
     monkeypatch.setattr(pool_jobs, "answer", lambda reply: reply)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-    assert not pool_jobs.crew_worker({"crew": SimpleNamespace(ask=SimpleNamespace(remote=ask))}, 0)
+    assert not pool_jobs.pool_worker({"queue": SimpleNamespace(acquire=SimpleNamespace(remote=acquire))}, 0)
     assert len(asked) == 1
 
 
@@ -105,13 +105,13 @@ def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_whose_workers_and_trials_are_killed_has_the_calm_ones_rows(tmp_path: Path) -> None:
-    calm, done = crew_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
+    uninterrupted, done = crew_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
     hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
     churned = crew_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
     assert sorted(done) == sorted(hits)
-    assert_equal_rows(churned, calm)
+    assert_equal_rows(churned, uninterrupted)
     regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))
     assert regrouped[1].regrouped
     assert_cpus_return()

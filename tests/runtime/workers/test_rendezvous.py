@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from ray_yolo.core.system import own_process
-from ray_yolo.engine.membership import Generation, Pulse
+from ray_yolo.engine.membership import Activity, Generation
 from ray_yolo.runtime.workers import rendezvous
-from ray_yolo.runtime.workers.coordinator import Formed, Reply, Roster
-from ray_yolo.runtime.workers.rendezvous import RosterMembers
+from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum
+from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
 
 def test_a_process_that_is_frozen_can_be_ended() -> None:
@@ -66,18 +66,20 @@ class Beside:
         self.happened: list[str] = []
         self.ready = threading.Event()
         for name, instead in (("answer", lambda found: found), ("get_node_ip_address", lambda: "127.0.0.1"),
-                              ("_BEAT_SECONDS", 0.01), ("preload", self.preload)):
+                              ("_HEARTBEAT_SECONDS", 0.01), ("preload", self.preload)):
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
-        formed = Formed(1, 0, 1, ("", 0), None, False)
-        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: formed,
-                 "beat": self.beat, "leave": lambda uid: None, "introduce": lambda *_: False}
-        roster: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
-        assert all(hasattr(Roster, name) for name in calls)
-        self.members = RosterMembers(roster, 0, Pulse(), torch.device("cpu"), 60.0, print, "uid", alone=alone)
+        quorum = Quorum(1, 0, 1, ("", 0), None, False)
+        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: quorum,
+                 "beat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
+        coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        assert all(hasattr(Coordinator, name) for name in calls)
+        self.members = RendezvousClient(
+            coordinator, 0, Activity(), torch.device("cpu"), 60.0, print, "uid", alone=alone
+        )
 
-    def beat(self, *_: Any) -> Reply:
-        return Reply(True, 0, False, nobody_stays=True)
+    def heartbeat(self, *_: Any) -> HeartbeatReply:
+        return HeartbeatReply(True, 0, False, all_draining=True)
 
     def preload(self) -> None:
         self.happened.append("preloading")
@@ -86,7 +88,7 @@ class Beside:
 
     def wait_until_it_regroups(self) -> None:
         deadline = time.monotonic() + 60
-        while not self.members.regroups():
+        while not self.members.must_regroup():
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -95,7 +97,7 @@ def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: 
     beside = Beside(monkeypatch, alone=True)
     assert isinstance(beside.members.join(None), Generation)
     time.sleep(0.3)  # many beats
-    assert not beside.members.regroups()
+    assert not beside.members.must_regroup()
     assert sorted(beside.happened) == ["arrived", "preloading"]  # once
     beside.ready.set()
     beside.wait_until_it_regroups()
@@ -108,7 +110,7 @@ def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeyp
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened == ["preloading", "preloaded", "arrived"]
     beside.wait_until_it_regroups()
-    assert beside.members.nobody_stays()  # as it was told
+    assert beside.members.all_draining()  # as it was told
     beside.members.close()
 
 
@@ -117,18 +119,18 @@ def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPa
     """Not for what was said of the one before, which this worker has left while the roster answered."""
     beside, asked, cuts = Beside(monkeypatch, alone=True), threading.Event(), []
     beside.ready.set()
-    monkeypatch.setattr(rendezvous, "cut_group", lambda: cuts.append(len(cuts)))
+    monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
 
-    def beat(*_: Any) -> Reply:
+    def heartbeat(*_: Any) -> HeartbeatReply:
         if asked.is_set():
-            return Reply(False, 0, False, nobody_stays=False)
+            return HeartbeatReply(False, 0, False, all_draining=False)
         if regroups:
             beside.members.join(None)
         asked.set()
-        return Reply(False, 0, True, nobody_stays=False)
+        return HeartbeatReply(False, 0, True, all_draining=False)
 
-    beside.members._pulse.enter("joining")
-    monkeypatch.setattr(beside.members._roster.beat, "remote", beat)
+    beside.members._activity.enter("joining")
+    monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote", heartbeat)
     assert asked.wait(60)
     time.sleep(0.2)
     beside.members.close()
@@ -140,33 +142,33 @@ def test_a_worker_that_a_roster_does_not_know_introduces_itself(monkeypatch: pyt
     """If the others have gone on without it, its group is cut, and it asks for another one."""
     beside, cuts, introduced = Beside(monkeypatch, alone=True), [], list[Any]()
     beside.ready.set()
-    monkeypatch.setattr(rendezvous, "cut_group", lambda: cuts.append(len(cuts)))
+    monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
 
-    def introduce(uid: str, arrival: Any, formed: Formed) -> bool:
-        introduced.append((uid, arrival.worker, arrival.beat.phase, formed.number))
+    def introduce(uid: str, arrival: Any, quorum: Quorum) -> bool:
+        introduced.append((uid, arrival.worker, arrival.heartbeat.phase, quorum.number))
         return known
 
-    monkeypatch.setattr(beside.members._roster.introduce, "remote", introduce)
-    monkeypatch.setattr(beside.members._roster.beat, "remote",
-                        lambda *_: Reply(False, 0, False, nobody_stays=False, unknown=True))
-    beside.members._pulse.enter("exchanging")
+    monkeypatch.setattr(beside.members._coordinator.introduce, "remote", introduce)
+    monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote",
+                        lambda *_: HeartbeatReply(False, 0, False, all_draining=False, unknown=True))
+    beside.members._activity.enter("exchanging")
     time.sleep(0.1)
     assert not introduced  # it has none to tell of
     beside.members.join(None)
     deadline = time.monotonic() + 60
-    while len(introduced) < 3 or not (known or beside.members.regroups()):
+    while len(introduced) < 3 or not (known or beside.members.must_regroup()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     beside.members.close()
     assert set(introduced) == {("uid", 0, "exchanging", 1)}
     assert bool(cuts) is not known
-    assert beside.members.regroups() is not known
+    assert beside.members.must_regroup() is not known
 
 
 def test_a_worker_that_waits_at_a_roster_that_was_started_again_arrives_again(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
-    answers = iter([None, "unknown", None, Formed(1, 0, 1, ("", 0), None, False)])
-    monkeypatch.setattr(beside.members._roster.formed, "remote", lambda uid: next(answers))
+    answers = iter([None, "unknown", None, Quorum(1, 0, 1, ("", 0), None, False)])
+    monkeypatch.setattr(beside.members._coordinator.quorum, "remote", lambda uid: next(answers))
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened.count("arrived") == 2
     beside.ready.set()

@@ -31,7 +31,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runtime.workers import torch_trainer
-from ray_yolo.runtime.workers.torch_trainer import Asked, InPlaceConfig, replaces_in_place
+from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
 from ray_yolo.runtime.workers.worker import note_sigterm
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
 from tests.support.run_log import only
@@ -74,13 +74,13 @@ def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     assert executed == [note_sigterm]  # in the main thread of each worker
 
 
-class Roster:
+class Coordinator:
     """Says how training ended, from a moment on; `answer` is what asks it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ended: Summary | None = None) -> None:
         self.ended, self.lost, self.leaving = ended, [], set()
         self.outcome = SimpleNamespace(remote=lambda: self.ended)
-        self.lose = SimpleNamespace(remote=self.lose_some)
+        self.mark_lost = SimpleNamespace(remote=self.lose_some)
         monkeypatch.setattr(torch_trainer, "answer", lambda answered: answered)
 
 
@@ -91,19 +91,19 @@ class Roster:
 
 def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[Any] = []
-    judge: Any = SimpleNamespace(decide=lambda failures, others_go_on: decided.append((list(failures), others_go_on)))
-    roster: Any = Roster(monkeypatch)
-    asked, alone = Asked(judge, 3, roster), Asked(judge)
+    policy: Any = SimpleNamespace(decide=lambda failures, others_go_on: decided.append((list(failures), others_go_on)))
+    coordinator: Any = Coordinator(monkeypatch)
+    asked, alone = FailureCallback(policy, 3, coordinator), FailureCallback(policy)
     asked.after_exception(None, {0: FULL, 1: FULL})
     asked.after_exception(None, dict.fromkeys(range(3), FULL))
     alone.after_exception(None, {0: FULL})
     assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
-    assert roster.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
-    roster.leaving = {0}
+    assert coordinator.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
+    coordinator.leaving = {0}
     asked.after_exception(None, {0: FULL})
     asked.after_exception(None, {0: FULL, 2: FULL})
     assert decided[3:] == [([2], True)]
-    roster.ended = ENDED
+    coordinator.ended = ENDED
     asked.after_exception(None, {1: FULL})
     assert len(decided) == 4
 
@@ -150,7 +150,7 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
     monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(torch_trainer, "stop_workers", stopped.append)
     trainer = Trainer()
-    assert torch_trainer._until_the_end(trainer, Roster(monkeypatch, ENDED), tmp_path, told.append) is ENDED
+    assert torch_trainer._until_the_end(trainer, Coordinator(monkeypatch, ENDED), tmp_path, told.append) is ENDED
     assert stopped == [tmp_path]
     trainer.free.set()
 
@@ -158,10 +158,10 @@ def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
 @pytest.mark.parametrize("with_roster", [False, True])
 def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      with_roster: bool) -> None:
-    roster = Roster(monkeypatch) if with_roster else None
-    assert torch_trainer._until_the_end(Trainer("done"), roster, tmp_path, print) == "done"
+    coordinator = Coordinator(monkeypatch) if with_roster else None
+    assert torch_trainer._until_the_end(Trainer("done"), coordinator, tmp_path, print) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
-        torch_trainer._until_the_end(Trainer(FULL), roster, tmp_path, print)
+        torch_trainer._until_the_end(Trainer(FULL), coordinator, tmp_path, print)
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
@@ -169,7 +169,7 @@ def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
             "off", "--cpus-per-worker", "0.5", "--stall-seconds", str(STALL_SECONDS), "--noval"]
 
 
-def calm(folder: Path, epochs: int) -> Path:
+def uninterrupted(folder: Path, epochs: int) -> Path:
     """The same training without a fault, in one process."""
     folder.mkdir()
     finish(start(argv_of(folder, 0, epochs), folder))
@@ -194,12 +194,12 @@ def hit(events: list[Event], worker: int, signum: int) -> int:
     return pid
 
 
-def check(folder: Path, calm: Path, epochs: int) -> list[Event]:
+def check(folder: Path, uninterrupted: Path, epochs: int) -> list[Event]:
     """Same bits, and no step missing or done twice. Returns the log.
 
     What the recording worker had to say of its last step may end with it: each generation says where it goes on.
     """
-    events, expected = read_events(log_of(folder)), tensors(calm)
+    events, expected = read_events(log_of(folder)), tensors(uninterrupted)
     assert all(torch.equal(value, expected[name]) for name, value in tensors(folder).items())
     starts, steps = only(StartEvent, events), [event.step for event in only(StepEvent, surviving(events))]
     assert len(set(steps)) == len(steps)
@@ -215,7 +215,7 @@ def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: 
     process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
     finish(process)
-    events = check(tmp_path, calm(tmp_path / "calm", SHORT), SHORT)
+    events = check(tmp_path, uninterrupted(tmp_path / "calm", SHORT), SHORT)
     assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
     [told] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
     assert told.startswith("worker 0 on ")
@@ -229,7 +229,7 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_pa
     frozen = hit(wait_for_steps(process, tmp_path, 3), 0, signal.SIGSTOP)
     wait_for_steps(process, tmp_path, 5)  # its successor has its number, and no state
     finish(process)
-    events = check(tmp_path, calm(tmp_path / "calm", LONG), LONG)
+    events = check(tmp_path, uninterrupted(tmp_path / "calm", LONG), LONG)
     assert [event.num_workers for event in only(StartEvent, events)] == [3, 2, 3, 2, 3]
     told = [event.message for event in only(WarningEvent, events)]
     assert sum("it is replaced, and the others go on" in text for text in told) == 2
@@ -249,7 +249,7 @@ def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
     killed = wait_for_steps(process, tmp_path, 1)
     hit(killed, 0, signal.SIGKILL)
     finish(process)
-    events, expected = read_events(log_of(tmp_path)), tensors(calm(tmp_path / "calm", SHORT))
+    events, expected = read_events(log_of(tmp_path)), tensors(uninterrupted(tmp_path / "calm", SHORT))
     assert all(torch.equal(value, expected[name]) for name, value in tensors(tmp_path).items())
     _, second = only(StartEvent, events)
     assert not second.regrouped

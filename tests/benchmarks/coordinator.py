@@ -16,8 +16,8 @@ import ray
 from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.engine import loop
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.workers.coordinator import Roster
-from ray_yolo.runtime.workers.rendezvous import RosterMembers, start_here
+from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.rendezvous import RendezvousClient, start_here
 from tests.benchmarks.contestant import timed
 from tests.benchmarks.harness import report, take_turns
 from tests.benchmarks.step import draw, parts_of
@@ -39,15 +39,15 @@ def main(argv: list[str]) -> None:
     def train() -> None:
         for number in range(given.steps):
             began = time.perf_counter()
-            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.Wishes)
+            summed = loop.sum_microbatches(parts, step, iter([batch]), number, loop.ControlFlags)
             loop.finish_step(parts, loop.update_weights(parts, summed, parts.plan.rates(step, 0)))
-            parts.host.pulse.finished(number, time.perf_counter() - began)
+            parts.host.activity.finished(number, time.perf_counter() - began)
 
-    roster = start_here(Roster, 1)
-    ray.get(roster.present.remote())
+    coordinator = start_here(Coordinator, 1)
+    ray.get(coordinator.present.remote())
 
     def train_listed() -> dict[str, float]:
-        members = RosterMembers(roster, 0, parts.host.pulse, parts.host.device, 60.0, print,
+        members = RendezvousClient(coordinator, 0, parts.host.activity, parts.host.device, 60.0, print,
                                 f"worker-{time.monotonic()}", alone=True)
         members.join(None)
         try:
