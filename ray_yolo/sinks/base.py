@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent
-from ray_yolo.core.redact import reason_of
+from ray_yolo.core.redact import reason_of, redact
 from ray_yolo.runs.event_log import follow
 
 Warn = Callable[[str], None]
