@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "docs", "cluster", "ray_yolo", "tests", "tune_spaces", "Makefile", "pyproject.toml")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs",
+    "cluster",
+    "ray_yolo",
+    "tests",
+    "tune_spaces",
+    "Makefile",
+    "pyproject.toml",
+)
 SUFFIXES = {".py", ".md", ".yaml", ".toml", ".sh", ".ipynb", ""}
 INSTEAD = {  # what must not come back: what to write
     r"rosters?": "coordinator",
@@ -64,11 +74,15 @@ def test_a_class_name_has_one_meaning() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("text", ["class Roster: the roster", "as he is told", "_crew = None", "nobody waits", "it owes a row"])
+@pytest.mark.parametrize(
+    "text", ["class Roster: the roster", "as he is told", "_crew = None", "nobody waits", "it owes a row"]
+)
 def test_a_private_word_is_found(text: str) -> None:
     assert idioms("a.py", text)
 
 
-@pytest.mark.parametrize("text", ["The sink writes mlflow-owed.json.", "the scheme, the cache", "forget on exit", "escrew"])
+@pytest.mark.parametrize(
+    "text", ["The sink writes mlflow-owed.json.", "the scheme, the cache", "forget on exit", "escrew"]
+)
 def test_a_plain_word_passes(text: str) -> None:
     assert idioms("a.py", text) == []
