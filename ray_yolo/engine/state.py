@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file
+from ray_yolo.config.model_facts import plugin_of
 from ray_yolo.core.errors import CheckpointError, TrainingError
 from ray_yolo.core.events import EpochEvent
 from ray_yolo.core.structures import Progress
@@ -168,9 +169,11 @@ def sync_from_peer(components: TrainComponents, state: TrainState, generation: G
 
 def about(spec: TrainSpec) -> dict[str, Any]:
     """What a checkpoint says of itself beside tensors."""
+    plugin = plugin_of(spec.recipe.model)
     return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
             "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,
             "threads": torch.get_num_threads(), "labels": spec.train.digest,
+            "plugin": plugin and [plugin.package, plugin.version],
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
 
 

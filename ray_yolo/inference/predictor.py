@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ray_yolo.checkpoints.foreign import Weights, read_weights
 from ray_yolo.config.commands import DetectConfig
-from ray_yolo.config.model_facts import off_grid
+from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
@@ -55,6 +55,13 @@ def load_trained(path: Path) -> Trained:
     weights = read_weights(path)
     if weights.meta is None:
         return _recognise(weights, path)
+    needed = weights.meta.get("plugin")
+    model_name = weights.meta.get("recipe", {}).get("model", "")
+    if needed and plugin_of(str(model_name)) is None:
+        raise CheckpointError(
+            f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), which "
+            f"is not installed here; install it"
+        )
     try:
         recipe = Recipe.model_validate(weights.meta["recipe"])
         named = weights.meta["architecture"] or recipe.model

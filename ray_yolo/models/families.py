@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_yolo.config.model_facts import plugin_of, plugins
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
 from ray_yolo.models import loss_anchor_based, loss_anchor_free, zoo
@@ -72,9 +74,13 @@ def find_family(model: str | Mapping[str, object]) -> Family:
         return FAMILIES[FAMILY_OF_HEAD[type(read_architecture(model).head)]]
     if model in FAMILY_OF:
         return FAMILY_OF[model]
-    near = difflib.get_close_matches(model, FAMILY_OF, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(FAMILY_OF)}, or a YAML "
-                      "file")
+    if found := plugin_of(model):
+        module, _, name = found.plugin.family.partition(":")
+        family: Family = getattr(importlib.import_module(module), name)
+        return family
+    known = [*FAMILY_OF, *(name for each in plugins() for name in each.plugin.models)]
+    near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
 
 
 def build_model(model: str | Mapping[str, object], num_classes: int, anchors: Anchors | None = None) -> Detector:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 import ray_yolo
+from ray_yolo.config.model_facts import plugins
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.redact import redact
@@ -39,6 +40,8 @@ def _versions() -> Iterator[str]:
             found.append(f"{name} -")
     yield f"ray_yolo     {ray_yolo.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"libraries    {', '.join(found)}"
+    for each in plugins():
+        yield f"plug-in      {each.package} {each.version}: {', '.join(each.plugin.models)}"
 
 
 def _devices() -> Iterator[str]:

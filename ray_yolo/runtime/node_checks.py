@@ -24,6 +24,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_yolo
+from ray_yolo.config.model_facts import plugins
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import InputError, RayYoloError, ResourcesError
 from ray_yolo.core.formatting import format_size
@@ -65,7 +66,7 @@ class Report(NamedTuple):
 def versions() -> dict[str, str]:
     """What results depend on, by name: Python, libraries, and a digest of our own code."""
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *(each.package for each in plugins())):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -25,7 +25,7 @@ import torch
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.checkpoints.remote import anywhere, local_file
-from ray_yolo.config.model_facts import off_grid
+from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
@@ -236,7 +236,7 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
     return RunRecord(
         digest=recipe_digest(asked), asked=asked, recipe=resolved, architecture=architecture, anchors=anchors,
         num_parameters=count_parameters(model), names=train.names, labels=train.digest,
-        command=redact(shlex.join(command)), provenance=provenance(),
+        command=redact(shlex.join(command)), provenance=provenance(name),
         num_workers=None if config.placement.num_workers == "auto" else config.placement.num_workers)
 
 
@@ -257,12 +257,14 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
                architecture=record.architecture, anchors=record.anchors, train=train, val=val)
 
 
-def provenance() -> dict[str, Any]:
-    """Versions that a result depends on, and the commit of the folder that the command was run in, if it is one."""
+def provenance(model: str = "") -> dict[str, Any]:
+    """Versions that a result depends on, with that of the package that brings the model, and the commit of the folder
+    that the command was run in, if it is one."""
     command = [shutil.which("git") or "true", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,
-            **{name: version(name) for name in ("torch", "ray")}}
+            **{name: version(name) for name in ("torch", "ray")},
+            **({plugin.package: plugin.version} if (plugin := plugin_of(model)) else {})}
 
 
 def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
