@@ -139,7 +139,7 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
         return lambda: happened.append("read") or [0.0] * (len(numbers) - 5) + [1.0, 1.0, 0.0, 0.0, 0.0]
 
     patch.setattr(loop, "send_to_host", send)
-    patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))
+    patch.setattr(loop, "sum_microbatches", recording(happened, loop.sum_microbatches))
     images = components.plan.loader_batch(1, 0)
     batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
@@ -148,11 +148,11 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     components.loader = [batch] * 4
     for launched in loop.launch_steps(components, Progress(), loop.ControlFlags):
         assert not loop.finish_step(components, launched).skipped
-    components.gradients.backward_of_nothing(loop.blank_loss(components))
+    loop.blank_loss(components).backward()
     return happened
 
 
-def telling(happened: list[str], function: Any) -> Any:
+def recording(happened: list[str], function: Any) -> Any:
     def call(*args: Any) -> Any:
         happened.append("forward and backward")
         return function(*args)

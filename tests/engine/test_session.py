@@ -487,7 +487,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, FixedRendezvous(collectives))
     try:
-        made.train_with_others(flip)
+        made.train(flip)
     except (WrongWeightsError, PeerLostError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -592,10 +592,10 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     made = session.Session(spec, context, placement, events.append, rendezvous)
     with contextlib.suppress(WrongWeightsError):
-        made.train_with_others(flip)
+        made.train(flip)
     made.close()
     return {
-        "step": made.ended and made.ended.step,
+        "step": made.summary and made.summary.step,
         "state": last_state(spec),
         "joined": [*map(bool, rendezvous.progress)],
         "events": [event.model_dump_json() for event in events],
@@ -677,7 +677,7 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
 
         patch.setattr(made, "after_step", pass_by)
         patch.setattr(made, "_save_agreed", note)
-        made.train_with_others(lambda: False)
+        made.train(lambda: False)
     return {"saved": [event.step for event in run_log.only(CheckpointEvent, events)], "agreed": agreed}
 
 

@@ -53,8 +53,8 @@ class Spoilt:
             made._end()
         finally:
             made.close()
-        assert made.ended
-        return made.ended
+        assert made.summary
+        return made.summary
 
     def told(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
         return run_log.only(kind, self.events)
