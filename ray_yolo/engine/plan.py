@@ -134,7 +134,7 @@ class ShardSampler(DistributedSampler[SampleKey]):
         self._keys: list[SampleKey] = []
 
     def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
-        """Prepare an epoch's keys after its first `images_done` images, whole steps; `weights` draws images by weight."""
+        """Prepare an epoch's keys after its first `images_done` images (whole steps); `weights` biases the draw."""
         order = self._fixed_order
         if order is None:
             order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)
