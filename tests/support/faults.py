@@ -37,7 +37,7 @@ from tests.support.jobs import make_config
 from tests.support.run_log import only
 
 STEP_SECONDS = 0.7
-EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
+EPOCHS, UNINTERRUPTED_STEPS = 1000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
@@ -130,9 +130,9 @@ class Training:
     @property
     def step(self) -> int:
         """The newest."""
-        return max((event.step for event in self.told(StepEvent)), default=0)
+        return max((event.step for event in self.events_of(StepEvent)), default=0)
 
-    def told(self, kind: type) -> list[Any]:
+    def events_of(self, kind: type) -> list[Any]:
         return only(kind, self.events)
 
     def wait(self, until: Callable[[list[Event]], object]) -> list[Event]:
@@ -155,7 +155,7 @@ class Training:
 
     def pids(self) -> dict[int, int]:
         """Of the newest worker in each place."""
-        return {event.worker: event.pid for event in self.told(WorkerEvent)}
+        return {event.worker: event.pid for event in self.events_of(WorkerEvent)}
 
     def hit(self, worker: int, signum: int = signal.SIGKILL) -> float:
         """Send a signal to a worker. Returns when."""
@@ -198,12 +198,12 @@ def check(training: Training, uninterrupted: Path) -> None:
     assert len(found) > 2
     assert not [finding for finding in found if finding.problem]
     steps = [event.step for event in only(StepEvent, surviving(training.events))]
-    starts = {start.step for start in training.told(StartEvent)}  # a lost worker may not have told of its last step
+    starts = {start.step for start in training.events_of(StartEvent)}  # a lost worker may not have told of its last step
     assert len(set(steps)) == len(steps)
     assert set(range(1, max(steps) + 1)) - set(steps) <= starts
 
 
-def calm_run(folder: Path, steps: int = CALM_STEPS, **placement: Any) -> Path:
+def uninterrupted_run(folder: Path, steps: int = UNINTERRUPTED_STEPS, **placement: Any) -> Path:
     """The run of a training without faults, in this process, for so many steps."""
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:

@@ -96,11 +96,11 @@ def only(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def told(run_dir: Path, kind: type[Kind]) -> list[Kind]:
+def events_of(run_dir: Path, kind: type[Kind]) -> list[Kind]:
     """The events of one kind in a run folder's log."""
     return only(kind, read_events(run_dir / EVENTS_FILE))
 
 
 def messages(run_dir: Path) -> list[str]:
     """The warnings in a run folder's log."""
-    return [event.message for event in told(run_dir, WarningEvent)]
+    return [event.message for event in events_of(run_dir, WarningEvent)]
