@@ -34,7 +34,7 @@ from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, uninterrupted_run, check, left_over, ray_nodes
+from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.run_log import only
 
 MENDED_SECONDS = 10.0  # how long the disk is full, and the tracker locked

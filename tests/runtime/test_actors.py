@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 from ray_yolo.core.events import StartEvent
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, uninterrupted_run, check, left_over, ray_nodes
+from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]

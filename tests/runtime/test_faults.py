@@ -25,11 +25,11 @@ from tests.support.faults import (
     Training,
     breakable_train_worker,
     breakable_worker,
-    uninterrupted_run,
     check,
     drain,
     left_over,
     ray_nodes,
+    uninterrupted_run,
 )
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
@@ -59,7 +59,8 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, uninterrupted:
     training.wait_for_workers(2, steps=1)
     print("drained", training.cost(fault))
     assert training.events_of(StartEvent)[-1].regrouped
-    assert [event for event in training.events_of(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    messages = [event.message for event in training.events_of(WarningEvent)]
+    assert [message for message in messages if "will be taken away: its workers leave" in message]
     nodes.remove_node(node)
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)
@@ -82,7 +83,8 @@ def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, uninterrupted: P
     training.wait_for_workers(2, steps=1)
     print("drained, fixed number", training.cost(fault))
     assert training.cost(fault).lost == 0
-    assert [event for event in training.events_of(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    messages = [event.message for event in training.events_of(WarningEvent)]
+    assert [message for message in messages if "will be taken away: its workers leave" in message]
     nodes.remove_node(node)
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)

@@ -13,7 +13,7 @@ import torch
 
 from ray_yolo.core.events import WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from tests.support.faults import Training, uninterrupted_run, check
+from tests.support.faults import Training, check, uninterrupted_run
 from tests.support.run_log import only
 from tests.support.sweeps import assert_equal_rows, crew_sweep
 
