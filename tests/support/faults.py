@@ -236,7 +236,8 @@ def drain(node_id: str) -> float:
     address = ray.get_runtime_context().gcs_address
     reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
     subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
-                    "--node-id", node_id, *reason, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+                    "--node-id", node_id, *reason, "--deadline-remaining-seconds", "300"],
+                   check=True, capture_output=True)
     return time.time()
 
 

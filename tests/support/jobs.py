@@ -27,8 +27,8 @@ TINY = {
 }
 
 # Settings under which a difference between runs is a difference of the algorithm. CIoU has kinks where the edges of two
-# boxes meet, and training moves boxes there. At larger learning rates the last bit decides on which side a box ends, and
-# runs that round differently diverge (measured at 0.01: by 2e-2 of the distance travelled in 200 steps).
+# boxes meet, and training moves boxes there. At larger learning rates the last bit decides on which side a box ends,
+# and runs that round differently diverge (measured at 0.01: by 2e-2 of the distance travelled in 200 steps).
 STEADY = {"precision": "fp32",
           "imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
           "optimizer": {"nominal_batch": 16, "clip_norm": 0.3, "lr0": 3e-4}, "schedule": {"warmup_epochs": 0},
