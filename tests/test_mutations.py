@@ -52,9 +52,7 @@ MUTATIONS = (
     ),
     Mutation("engine/evaluate.py", "iou=config.iou", "iou=0.6", EVALUATE),
     Mutation("engine/build.py", "sharding.balanced_shard(pixels, ", "sharding.balanced_shard(pixels[1:], ", EVALUATE),
-    Mutation(
-        "engine/session.py", "evaluate(components.ema.model, ", "evaluate(components.model, ", EPOCHS
-    ),
+    Mutation("engine/session.py", "evaluate(components.ema.model, ", "evaluate(components.model, ", EPOCHS),
     Mutation("engine/loop.py", "statistics.recorded(later)", "statistics.recorded(0)", LOOP),
     Mutation(
         "engine/loop.py",
@@ -230,7 +228,7 @@ MUTATIONS = (
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
-    Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  # the next", "pass  # the next", LOOP),
+    Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  # the", "pass  # the", LOOP),
     Mutation(
         "engine/build.py",
         "components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
@@ -239,7 +237,7 @@ MUTATIONS = (
     ),
     Mutation("engine/session.py", "fitness <= state.best_fitness", "fitness < state.best_fitness", EPOCHS),
     Mutation("engine/session.py", "progress.epoch % period == 0", "last_epoch.epoch % period == 0", EPOCHS),
-    Mutation("engine/session.py", "evaluation.metrics.ap.mean(1).tolist()", "evaluation.metrics.ap[:, 0].tolist()", EPOCHS),
+    Mutation("engine/session.py", "metrics.ap.mean(1).tolist()", "metrics.ap[:, 0].tolist()", EPOCHS),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
     Mutation(
         "inference/output.py",
