@@ -52,14 +52,12 @@ MUTATIONS = (
     ),
     Mutation("engine/evaluate.py", "iou=config.iou", "iou=0.6", EVALUATE),
     Mutation("engine/build.py", "sharding.balanced_shard(pixels, ", "sharding.balanced_shard(pixels[1:], ", EVALUATE),
-    Mutation(
-        "engine/session.py", "evaluate(parts.ema.model, parts.family", "evaluate(parts.model, parts.family", EPOCHS
-    ),
-    Mutation("engine/loop.py", "recorded(count - 1 - microbatch.number)", "recorded(0)", LOOP),
+    Mutation("engine/session.py", "evaluate(components.ema.model, ", "evaluate(components.model, ", EPOCHS),
+    Mutation("engine/loop.py", "statistics.recorded(later)", "statistics.recorded(0)", LOOP),
     Mutation(
         "engine/loop.py",
-        "parts.ema.update(parts.model, summed.number + 1)",
-        "parts.ema.update(parts.model, summed.number)",
+        "components.ema.update(components.model, summed.number + 1)",
+        "components.ema.update(components.model, summed.number)",
         LOOP,
     ),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
@@ -230,16 +228,16 @@ MUTATIONS = (
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
-    Mutation("engine/loop.py", "parts.optimizer.zero_grad(set_to_none=True)  # the next", "pass  # the next", LOOP),
+    Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  # the", "pass  # the", LOOP),
     Mutation(
         "engine/build.py",
-        "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+        "components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
         "pass",
         EPOCHS,
     ),
-    Mutation("engine/session.py", "score > state.best_fitness", "score >= state.best_fitness", EPOCHS),
-    Mutation("engine/session.py", "(epoch + 1) % period == 0", "epoch % period == 0", EPOCHS),
-    Mutation("engine/session.py", "found.metrics.ap.mean(1).tolist()", "found.metrics.ap[:, 0].tolist()", EPOCHS),
+    Mutation("engine/session.py", "fitness <= state.best_fitness", "fitness < state.best_fitness", EPOCHS),
+    Mutation("engine/session.py", "progress.epoch % period == 0", "last_epoch.epoch % period == 0", EPOCHS),
+    Mutation("engine/session.py", "metrics.ap.mean(1).tolist()", "metrics.ap[:, 0].tolist()", EPOCHS),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
     Mutation(
         "inference/output.py",

@@ -1,4 +1,4 @@
-"""AutoBatch: how many images a worker trains at once, from what its GPU's memory holds (`--batch-size -1`).
+"""AutoBatch: the number of images of a worker's microbatch that fits into its GPU's memory (`--batch-size -1`).
 
 Source: YOLOv5's rule: fit a line to the memory of a step of 1, 2, 4, 8 and 16 images and fill 80 % of what is free.
 """
@@ -22,13 +22,13 @@ from ray_yolo.ops.seeding import LARGEST_SCALE
 SIZES = (1, 2, 4, 8, 16)
 SHARE = 0.8  # of the free memory
 LARGEST = 1024
-COPIES = 5  # of the weights, beside a step's own memory: average, optimiser's two moments, DDP's buckets, slack
+COPIES = 5  # of the weights, beside a step's memory: average, optimiser's two moments, DDP's buckets, reserve
 
 
 def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> int:
-    """The most images whose step stays within `room` bytes, by the line through (sizes, used bytes).
+    """The largest number of images whose step needs at most `room` bytes, by a line fitted to (sizes, used bytes).
 
-    16, as without a GPU, where the line says nothing: fewer than two points, not rising, or outside 1 to 1024 images.
+    16, as without a GPU, if the fit is useless: fewer than two points, not rising, or outside 1 to 1024 images.
     """
     if len(sizes) < 2:
         return BATCH_PER_WORKER
@@ -38,9 +38,9 @@ def images_that_fit(sizes: Sequence[int], used: Sequence[int], room: float) -> i
 
 
 def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int, device: torch.device) -> int:
-    """Images of one microbatch for this worker; 16 on a CPU, whose memory is not what limits it.
+    """Images of one microbatch for this worker; 16 on a CPU, which memory does not limit.
 
-    `recipe` is resolved in everything but its batch.
+    `recipe` is resolved except for its batch.
     """
     if device.type != "cuda":
         return BATCH_PER_WORKER
@@ -60,7 +60,7 @@ def auto_batch(recipe: Recipe, model: str | Mapping[str, Any], num_classes: int,
 
 
 def _step_bytes(network: Detector, loss: Criterion, recipe: Recipe, num_images: int) -> int:
-    """Highest GPU memory while so many images of the largest size go forward and backward."""
+    """Peak GPU memory of a forward and backward pass of `num_images` images of the largest size."""
     device = next(network.parameters()).device
     grid = network.grid
     side = math.floor(LARGEST_SCALE * recipe.imgsz / grid + 1) * grid if recipe.multi_scale else recipe.imgsz

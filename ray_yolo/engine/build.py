@@ -1,4 +1,4 @@
-"""From a recipe to the objects that train it: model, optimiser, loader, and what connects them to their host."""
+"""Builds what a recipe trains with: model, optimiser, loss and loaders, on one worker."""
 
 from __future__ import annotations
 
@@ -46,71 +46,21 @@ from ray_yolo.ops import sharding
 from ray_yolo.ops.ema import Ema
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
-
-
-def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Optimiser over (biases, decayed weights, norm weights), in this order; fused, so that a step can skip itself.
-
-    Weight decay is scaled by batch_size x accumulation / nominal_batch, the part of a nominal step that is taken.
-    """
-    config = recipe.optimizer
-    decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
-    biases: list[nn.Parameter] = []
-    weights: list[nn.Parameter] = []
-    norms: list[nn.Parameter] = []
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": biases, "weight_decay": 0.0},  # said for each group: AdamW's own default is not 0
-        {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
-    if config.name == "SGD":
-        sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
-                                      fused=True)
-        if config.momentum:  # a first step that is skipped would leave it uninitialised
-            for parameter in (*biases, *weights, *norms):
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return sgd
-    kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
-    return _plain(kind)(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
-
-
-@cache
-def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
-    """The same optimiser without wrappers that import torch's compiler, which takes seconds, to be left alone by it."""
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
-
-
 Batches = Iterable[Mapping[str, Tensor]]
 
 ALONE = Collectives(0, 1)
 CPU = torch.device("cpu")
 
 
-def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
-    """The device of this process: a GPU if there is one and it was not refused.
-
-    Raises:
-        ResourcesError: if a GPU was asked for by number, and there is none.
-    """
-    if gpus_per_worker not in ("auto", 0) and not torch.cuda.is_available():
-        raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was asked for, but this machine has no GPU that "
-                             "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
-    return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
-
-
 @dataclass(frozen=True)
 class TrainSpec:
-    """What the driver has decided for all workers: everything a training needs beside its surroundings."""
+    """What to train, equal on all workers: everything beside the worker's own context."""
 
     recipe: Recipe  # resolved
     digest: str  # of the recipe
     names: tuple[str, ...]
     architecture: Mapping[str, Any] | None  # contents of a model YAML file; None for a model known by name
-    anchors: Anchors | None  # pixels, when autoanchor has replaced the model's own
+    anchors: Anchors | None  # pixels, if autoanchor has replaced the model's own
     train: AnnotationIndex
     val: AnnotationIndex
     run_dir: Path
@@ -118,31 +68,31 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What surrounds the worker: handed in by Ray Train, or by the caller that trains in-process."""
+    """A worker's environment, from Ray Train or from a caller that trains in-process."""
 
     collectives: Collectives = ALONE
     device: torch.device = CPU
     prepare_model: Callable[[nn.Module], nn.Module] = lambda model: model
     prepare_loader: Callable[[DataLoader], Batches] = lambda loader: loader
     loader_processes: int = 0
-    loader_init: Callable[[int], None] = worker_init  # called in each of them with its number
+    loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
     cache_dir: Path | None = None
     activity: Activity = field(default_factory=Activity)
-    stored: RemoteCheckpoints | None = None  # where workers have no folder in common
+    stored: RemoteCheckpoints | None = None  # if workers share no folder
 
 
 @dataclass
 class TrainComponents:
-    """Everything one worker trains with."""
+    """The objects with which one worker trains."""
 
     spec: TrainSpec
     context: WorkerContext
     plan: Plan
     family: Family
     model: Detector  # the bare model
-    replica: nn.Module  # the same model, wrapped by DDP where there are several workers
+    replica: nn.Module  # the same model, wrapped by DDP if there are several workers
     ema: Ema[Detector]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -152,20 +102,32 @@ class TrainComponents:
     sampler: ShardSampler
     loader: Batches
     val_batches: Batches  # this worker's shard
-    stores: tuple[ImageStore, ImageStore]  # of both; to be closed at the end
+    stores: tuple[ImageStore, ImageStore]  # of training and validation; the session closes them
+
+
+def local_device(gpus_per_worker: float | Literal["auto"]) -> torch.device:
+    """The device of this process: a GPU if there is one, unless `gpus_per_worker` is 0.
+
+    Raises:
+        ResourcesError: if a number of GPUs was requested, and there is none.
+    """
+    if gpus_per_worker not in ("auto", 0) and not torch.cuda.is_available():
+        raise ResourcesError(f"gpus_per_worker: {gpus_per_worker:g} was requested, but this machine has no GPU that "
+                             "torch can use; use --gpus-per-worker 0 (or auto), or a machine with one")
+    return torch.device("cuda" if gpus_per_worker and torch.cuda.is_available() else "cpu")
 
 
 def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
-    """Everything that trains `job` on this worker, at its first step.
+    """The components that train `spec` on this worker, in their state before the first step.
 
     Raises:
-        ConfigError: if the recipe cannot be shared out over so many workers.
+        ConfigError: if the recipe has too few microbatches for the workers.
         CheckpointError: if the initial weights do not fit.
     """
     recipe = spec.recipe
     torch.set_num_threads(recipe.threads or context.threads)
-    if recipe.exact != torch.are_deterministic_algorithms_enabled():  # or torch's compiler is imported for nothing
-        torch.use_deterministic_algorithms(recipe.exact)  # a kernel that cannot be had is an error
+    if recipe.exact != torch.are_deterministic_algorithms_enabled():  # setting it needlessly imports torch's compiler
+        torch.use_deterministic_algorithms(recipe.exact)  # then a kernel without such an algorithm is an error
     model = build_network(spec).to(memory_format=torch.channels_last)
     if context.device.type == "cpu":
         avoid_slow_convolutions(model)
@@ -185,35 +147,24 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
 
 
 def release_process_group(components: TrainComponents) -> None:
-    """Let go of the process group: it closes its connections, which tells those who wait, when nothing holds it."""
-    alone = components.replica is components.model
-    if components.gradients is not None:  # somebody may be lost before the next group is whole
+    """Release the process group. Once nothing refers to it, it closes its connections, so waiting peers fail."""
+    wrapped = components.replica is not components.model
+    if components.gradients is not None:  # None: a worker was lost before the next group was complete
         components.gradients.close()
     vars(components).update(replica=None, gradients=None)
-    if not alone:
-        gc.collect()  # DDP is part of a circle; its hooks on parameters would still wait for a step that was given up
+    if wrapped:
+        gc.collect()  # DDP is in a reference cycle, and its hooks on parameters would wait for the abandoned step
 
 
 def regroup(components: TrainComponents, collectives: Collectives) -> TrainComponents:
-    """The same training on this worker as one of other replicas, between two steps. Collective."""
+    """The same components in another group of workers, between two steps. Collective."""
     context = replace(components.context, collectives=collectives)
     return replace(components, **_shared_components(components.spec, context, components.model),
                    **_loaders(components.spec, context, components.stores, components.model.grid))
 
 
-def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector) -> dict[str, Any]:
-    """The parts, by name, that know the other workers."""
-    check_workers(spec.recipe, context.collectives.num_workers)
-    replica = context.prepare_model(model)
-    statistics = Statistics(
-        cast(Detector, bare(replica)), context.collectives.global_sum if spec.recipe.sync_bn else None
-    )
-    return {"context": context, "replica": replica, "statistics": statistics,
-            "gradients": GradientTree(replica, context.collectives, statistics.size)}
-
-
 def rebuild(components: TrainComponents, recipe: Recipe) -> TrainComponents:
-    """The same training by a recipe that differs in settings that may change; weights and optimiser go on."""
+    """The same components for a recipe with other settings. Weights and optimiser state are kept."""
     spec = replace(components.spec, recipe=recipe)
     optimizer = build_optimizer(components.model, recipe)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": components.optimizer.state_dict()["state"]})
@@ -223,21 +174,61 @@ def rebuild(components: TrainComponents, recipe: Recipe) -> TrainComponents:
                    **_loaders(spec, components.context, components.stores, components.model.grid))
 
 
-def _loaders(
-    spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, ImageStore], grid: int
-) -> dict[str, Any]:
-    """The parts, by name, that bring this worker its shard of a job."""
+def _shared_components(spec: TrainSpec, context: WorkerContext, model: Detector) -> dict[str, Any]:
+    """The components, by name, that communicate with other workers."""
+    check_workers(spec.recipe, context.collectives.num_workers)
+    replica = context.prepare_model(model)
+    statistics = Statistics(
+        cast(Detector, bare(replica)), context.collectives.global_sum if spec.recipe.sync_bn else None
+    )
+    return {"context": context, "replica": replica, "statistics": statistics,
+            "gradients": GradientTree(replica, context.collectives, statistics.size)}
+
+
+def _loaders(spec: TrainSpec, context: WorkerContext, stores: tuple[ImageStore, ImageStore], grid: int
+             ) -> dict[str, Any]:
+    """The components, by name, that load this worker's shard of the data."""
     recipe, plan, order = spec.recipe, Plan(spec.recipe, len(spec.train)), _rect_order(spec)
     sampler = ShardSampler(plan, context.collectives.worker, context.collectives.num_workers, order)
-    return {
-        "spec": spec,
-        "plan": plan,
-        "sampler": sampler,
-        "loader": _train_loader(
-            train_dataset(spec, stores[0], _rect_shapes(spec, order, grid)), context, plan, sampler
-        ),
-        "val_batches": val_loader(spec.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, context),
-    }
+    dataset = train_dataset(spec, stores[0], _rect_shapes(spec, order, grid))
+    return {"spec": spec, "plan": plan, "sampler": sampler, "loader": _train_loader(dataset, context, plan, sampler),
+            "val_batches": val_loader(spec.val, stores[1], recipe.imgsz, grid, recipe.evaluate.batch_size, context)}
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """Fused optimiser, whose step the device can skip, over (biases, decayed weights, norm weights) in this order.
+
+    Weight decay is scaled by batch_size x accumulation / nominal_batch, a step's share of a nominal step.
+    """
+    config = recipe.optimizer
+    decay = config.weight_decay * resolved_batch(recipe)[0] * accumulate_batches(recipe) / config.nominal_batch
+    biases: list[nn.Parameter] = []
+    weights: list[nn.Parameter] = []
+    norms: list[nn.Parameter] = []
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (biases if name == "bias" else norms if isinstance(module, BatchNorm) else weights).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": biases, "weight_decay": 0.0},  # explicit for each group: AdamW's default is not 0
+        {"params": weights, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
+    if config.name == "SGD":
+        sgd = _plain(torch.optim.SGD)(groups, lr=config.lr0, momentum=config.momentum, nesterov=config.momentum > 0,
+                                      fused=True)
+        if config.momentum:  # a skipped first step would leave it uninitialised
+            for parameter in (*biases, *weights, *norms):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
+    kind = torch.optim.Adam if config.name == "Adam" else torch.optim.AdamW
+    return _plain(kind)(groups, lr=config.lr0, betas=(config.momentum, 0.999), fused=True)
+
+
+@cache
+def _plain(kind: type[AnyOptimizer]) -> type[AnyOptimizer]:
+    """The optimiser class without the wrappers for torch's compiler, which would import it: that takes seconds."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def build_network(spec: TrainSpec) -> Detector:
@@ -252,14 +243,14 @@ def build_network(spec: TrainSpec) -> Detector:
 
 
 def _rect_order(spec: TrainSpec) -> np.ndarray | None:
-    """Under `rect`, images by aspect ratio, the same in every epoch."""
+    """Under `rect`, the order of images by aspect ratio, the same in every epoch."""
     if not spec.recipe.rect:
         return None
     return np.argsort(spec.train.sizes[:, 0] / spec.train.sizes[:, 1], kind="stable")
 
 
 def _rect_shapes(spec: TrainSpec, order: np.ndarray | None, grid: int) -> np.ndarray | None:
-    """Under `rect`, each image's (height, width): the smallest that holds every image of its microbatch."""
+    """Under `rect`, each image's (height, width): the smallest that fits every image of its microbatch."""
     if order is None:
         return None
     shapes = padded_shapes(spec.train.sizes, spec.recipe.imgsz, grid, pad=0.0)
@@ -271,14 +262,14 @@ def _rect_shapes(spec: TrainSpec, order: np.ndarray | None, grid: int) -> np.nda
 
 
 def train_dataset(spec: TrainSpec, store: ImageStore, shapes: np.ndarray | None = None) -> TrainDataset:
-    """The job's augmented samples."""
+    """The augmented training samples."""
     recipe = spec.recipe
     return TrainDataset(spec.train, store, recipe.augment, recipe.imgsz, recipe.seed, recipe.epochs, shapes,
                         quad=recipe.quad)
 
 
 def first_batches(spec: TrainSpec) -> Batches:
-    """The batches of the first epoch, one microbatch each, as a worker on its own trains them: for pictures."""
+    """The batches of the first epoch, one microbatch each, as a single worker trains them: for plots."""
     order, plan = _rect_order(spec), Plan(spec.recipe, len(spec.train))
     sampler = ShardSampler(plan, ALONE.worker, ALONE.num_workers, order)
     sampler.start(0, weights=draw_weights(spec, ()))
@@ -288,37 +279,33 @@ def first_batches(spec: TrainSpec) -> Batches:
 
 
 def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | None:
-    """Under `image_weights`, how often each image is drawn, by the class results of the last validation (if any)."""
+    """Under `image_weights`, each image's sampling weight, from the last validation's class results (if any)."""
     if not spec.recipe.image_weights:
         return None
     return image_weights(spec.train, np.array(class_maps or (0.0,) * len(spec.names)))
 
 
 def _train_loader(dataset: TrainDataset, context: WorkerContext, plan: Plan, sampler: ShardSampler) -> Batches:
-    return context.prepare_loader(
-        DataLoader(
-            dataset,
-            batch_size=plan.loader_batch(context.collectives.num_workers, context.collectives.worker),
-            sampler=sampler,
-            collate_fn=as_it_is,
-            **_processes(context),
-        )
-    )
+    batch_size = plan.loader_batch(context.collectives.num_workers, context.collectives.worker)
+    return context.prepare_loader(DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=as_it_is,
+                                             **_processes(context)))
 
 
 def val_loader(index: AnnotationIndex, store: ImageStore, imgsz: int, grid: int, batch_size: int, context: WorkerContext
                ) -> Batches:
-    """The worker's validation batches, whole ones: images of equal padded shape, cut without regard to workers. Each
-    worker has about as many pixels."""
+    """The worker's share of the validation batches, about the same number of pixels for each worker.
+
+    Batches have images of equal padded shape and do not depend on the number of workers.
+    """
     batches = cut_batches(index, imgsz, batch_size, grid)
     pixels = [len(batch.indices) * batch.shape[0] * batch.shape[1] for batch in batches]
-    mine = sharding.balanced_shard(pixels, context.collectives.worker, context.collectives.num_workers)
-    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=mine, **_processes(context))
+    shard = sharding.balanced_shard(pixels, context.collectives.worker, context.collectives.num_workers)
+    return DataLoader(ValDataset(index, store, batches), batch_size=None, sampler=shard, **_processes(context))
 
 
 def _processes(context: WorkerContext) -> dict[str, Any]:
-    """Loader processes: forkserver, because forking a process that runs Ray or CUDA threads can deadlock."""
-    pinned = {"pin_memory": context.device.type == "cuda"}  # or a copy to the device waits
+    """Loader arguments. They use forkserver: forking a process that runs Ray or CUDA threads can deadlock."""
+    pinned = {"pin_memory": context.device.type == "cuda"}  # otherwise a copy to the device blocks
     if not context.loader_processes:
         return pinned
     start_forkserver()

@@ -1,7 +1,7 @@
-"""Exact, sharded validation: each image once, the same numbers for any number of workers and on any clock.
+"""Exact, sharded validation: each image once, with the same results for any number of workers.
 
-Batches are cut once as a function of the data set; workers take whole batches, and what they found travels as
-rows that are put into the data set's order before anything is added up.
+Batches depend on the data set alone. Workers evaluate whole batches; their results are gathered as rows and sorted into
+the data set's order before any sum.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ BITS = 2 ** np.arange(len(IOU_THRESHOLDS))
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation found, the same on every worker."""
+    """The results of a validation, equal on every worker."""
 
     metrics: Metrics
     losses: dict[str, float]  # each term with its gain, over the whole data set
     detections: np.ndarray  # (n, 8) rows [image, x1, y1, x2, y2, score, class, bits], original pixels, by image
-    speed: dict[str, float] = field(default_factory=dict)  # mean ms of an image by stage; reading is in the first
+    speed: dict[str, float] = field(default_factory=dict)  # mean ms per image by stage; the first includes reading
 
     @property
     def summary(self) -> dict[str, float]:
-        """The four numbers of an epoch."""
-        found = self.metrics
-        return {"precision": found.precision, "recall": found.recall, "mAP50": found.map50, "mAP50-95": found.map}
+        """The four metrics of an epoch."""
+        metrics = self.metrics
+        return {"precision": metrics.precision, "recall": metrics.recall, "mAP50": metrics.map50,
+                "mAP50-95": metrics.map}
 
 
-def per_class(found: Evaluation, index: AnnotationIndex) -> tuple[ClassResult, ...]:
-    """What was found of each class that has labels."""
-    metrics = found.metrics
+def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResult, ...]:
+    """The results of each class that has labels."""
+    metrics = evaluation.metrics
     owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))  # image of each label
     return tuple(
         ClassResult.model_validate({
@@ -62,19 +63,16 @@ def per_class(found: Evaluation, index: AnnotationIndex) -> tuple[ClassResult, .
         for number, name in enumerate(index.names) if metrics.num_labels[number])
 
 
-def outcome(found: Evaluation | None, index: AnnotationIndex) -> dict[str, Any]:
-    """What is told of a validation, in a training or on its own: `val` (the losses), `metrics` and `per_class`.
-
-    Of None, an epoch without one, nothing is.
-    """
-    if found is None:
+def outcome(evaluation: Evaluation | None, index: AnnotationIndex) -> dict[str, Any]:
+    """A validation's event fields `val` (the losses), `metrics` and `per_class`; empty for None."""
+    if evaluation is None:
         return {"val": None, "metrics": None, "per_class": ()}
-    return {"val": found.losses, "metrics": found.summary, "per_class": per_class(found, index)}
+    return {"val": evaluation.losses, "metrics": evaluation.summary, "per_class": per_class(evaluation, index)}
 
 
-def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float]:
-    """The COCO protocol's numbers of a validation, by name."""
-    rows = found.detections
+def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:
+    """The twelve metrics of the COCO protocol, by name."""
+    rows = evaluation.detections
     owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
     crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
     truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
@@ -90,50 +88,51 @@ def twelve_numbers(found: Evaluation, index: AnnotationIndex) -> dict[str, float
 def evaluate(model: Detector, family: Family, loss: Criterion, batches: Iterable[Mapping[str, Tensor]],
              index: AnnotationIndex, config: EvaluateConfig, precision: str, collectives: Collectives,
              device: torch.device) -> Evaluation:
-    """Run the worker's `batches` through the model in eval mode and combine what all workers found. Collective.
+    """Evaluate the model on the worker's `batches` and combine the results of all workers. Collective.
 
-    Losses are sums of numerators over sums of counts per level, added in the order of batches, not means of means.
+    A loss is the sum of numerators divided by the sum of counts per level, added in the order of batches. It is not a
+    mean of means.
     """
     model.eval()
     rows: list[Tensor] = [torch.zeros(0, 8)]
     sums: list[Tensor] = []
-    clock = _Clock(device)
+    timer = _StageTimer(device)
     for batch in batches:
         images = batch["images"].to(device).float().div_(255).contiguous(memory_format=torch.channels_last)
-        clock.lap(0)
+        timer.lap(0)
         with autocast(device, precision):
             levels = model(images)
         boxes, scores = family.decode(model.head, levels)
-        clock.lap(1)
+        timer.lap(1)
         measured = loss.measure(levels, batch["targets"].to(device), (images.shape[2], images.shape[3]))
         sums.append(torch.cat([batch["indices"][:1].double().to(device),
                                measured.numerators.double().flatten(), measured.counts.double().flatten()]))
-        clock.lap(None)
-        if len(index.names) == 1:  # whatever the model tells apart
+        timer.lap(None)
+        if len(index.names) == 1:  # the classes of the model do not matter
             scores = scores.amax(-1, keepdim=True)
-        found = select(boxes, scores, confidence=config.confidence, iou=config.iou if family.suppress else None,
+        selected = select(boxes, scores, confidence=config.confidence, iou=config.iou if family.suppress else None,
                        max_detections=config.max_detections, multi_label=model.num_classes > 1)
-        clock.lap(2)
-        rows += [_judge(detections.cpu(), batch, place, index) for place, detections in enumerate(found)]
-        clock.lap(None)
+        timer.lap(2)
+        rows += [_match_image(detections.cpu(), batch, number, index) for number, detections in enumerate(selected)]
+        timer.lap(None)
     width = 1 + 2 * len(loss.names) * loss.num_counts
     totals = collectives.gather(torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.double))
     table = collectives.gather(torch.cat(rows)).numpy()
     table = table[np.argsort(table[:, 0], kind="stable")]
-    seconds = collectives.gather(torch.tensor([clock.seconds], dtype=torch.double)).sum(0).tolist()
+    seconds = collectives.gather(torch.tensor([timer.seconds], dtype=torch.double)).sum(0).tolist()
     speed = {name: 1e3 * each / len(index) for name, each in zip(STAGES, seconds, strict=True)}
     return Evaluation(metrics_of(table, index), _losses(loss, totals), table, speed)
 
 
-class _Clock:
-    """Seconds by stage, of a device that is waited for."""
+class _StageTimer:
+    """Seconds by stage. It synchronises with the device at the end of each."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._last = device, perf_counter()
         self.seconds = [0.0] * len(STAGES)
 
     def lap(self, stage: int | None) -> None:
-        """Count the time since the last lap to a stage, or to none."""
+        """Add the time since the last lap to a stage; None: to no stage."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = perf_counter()
@@ -148,11 +147,12 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
                           enabled=precision != "fp32")
 
 
-def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: AnnotationIndex) -> Tensor:
-    """Rows of one image: its detections in original pixels and the thresholds at which each is right."""
-    image = int(batch["indices"][place])
+def _match_image(detections: Tensor, batch: Mapping[str, Tensor], number: int, index: AnnotationIndex) -> Tensor:
+    """Rows of the `number`-th image of a batch, (n, 8): detections in original pixels, and the IoU thresholds at which
+    each is correct, as bits."""
+    image = int(batch["indices"][number])
     truth = index[image]
-    (ratio_y, ratio_x), (top, left) = batch["ratios"][place].tolist(), batch["pads"][place].tolist()
+    (ratio_y, ratio_x), (top, left) = batch["ratios"][number].tolist(), batch["pads"][number].tolist()
     boxes = to_original(detections[:, :4], (ratio_y, ratio_x), (top, left), truth.size)
     detections = torch.cat([boxes, detections[:, 4:]], 1)
     correct = match(detections, torch.from_numpy(truth.classes.copy()), torch.from_numpy(truth.boxes.copy()))
@@ -162,13 +162,13 @@ def _judge(detections: Tensor, batch: Mapping[str, Tensor], place: int, index: A
 
 def metrics_of(table: np.ndarray, index: AnnotationIndex) -> Metrics:
     """The metrics of a table of detections (see `Evaluation`)."""
-    correct = (table[:, 7:].astype(np.int64) & BITS) > 0  # (n, 10): at which IoU thresholds each one is right
+    correct = (table[:, 7:].astype(np.int64) & BITS) > 0  # (n, 10): whether each is correct at each IoU threshold
     return average_precision(correct, table[:, 5].astype(np.float64), table[:, 6].astype(np.int64), index.classes,
                              len(index.names))
 
 
 def _losses(loss: Criterion, totals: Tensor) -> dict[str, float]:
-    """Losses of the data set from rows [first image of the batch, numerators, counts]."""
+    """Losses of the data set from rows [first image of a batch, numerators, counts]."""
     ordered = totals[totals[:, 0].argsort(stable=True), 1:]
     numerators, counts = ordered.sum(0).view(2, len(loss.names), -1).float()
     return dict(zip(loss.names, loss.terms(numerators, counts).tolist(), strict=True))

@@ -1,23 +1,26 @@
-"""The gradient of a step: the sum over its microbatches in a fixed binary tree, whoever computes them.
+"""The gradient of a step: the sum over its microbatches in a fixed binary tree, for any number of workers.
 
-(Annotations are not deferred here: DDP inspects those of a communication hook.)
+Floating-point addition is not associative, so the order of a sum decides its last bits. Here the order is fixed by the
+microbatches' numbers alone, and any number of workers ends with the same bits. Each worker folds its own microbatches
+into aligned subtrees: it takes `.grad` after each backward pass that runs without DDP's reduction. DDP reduces in the
+worker's last backward pass of the step. Its communication hook receives one bucket after another with the gradient of
+that microbatch alone, adds the worker's subtrees, and exchanges the bucket while the backward pass continues:
 
-A floating-point sum that is cut differently rounds differently; this one is never cut differently, so any number of
-workers ends with the same bits. Each worker folds its own microbatches into aligned subtrees, as `.grad` is taken after
-each backward that ran without DDP's reduction. The last backward reduces: DDP's hook is handed bucket after bucket of
-that microbatch's gradient alone, adds the worker's subtrees, and exchanges the bucket while backward goes on:
+| exchange   | effect                                       |
+|------------|----------------------------------------------|
+| all-to-all | worker c receives chunk c of all subtrees    |
+| fold       | worker c completes the tree over its chunk   |
+| all-gather | every worker receives the sums of all chunks |
 
-    all-to-all     chunk c of all subtrees goes to worker c
-    fold           worker c finishes the tree over its chunk
-    all-gather     the sums come back
+A worker sends as many bytes as in a ring all-reduce: about twice the parameters, for any number of workers. If its
+share of the microbatches is not aligned, it sends that amount once for each of its subtrees.
 
-which moves as many bytes as a ring's all-reduce, about twice the parameters for each worker however many there are
-(times the subtrees that a worker holds, where its share of the microbatches is not aligned).
+Annotations are not deferred in this file: DDP inspects those of a communication hook.
 """
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,75 +32,81 @@ from ray_yolo.ops import torch_internals
 from ray_yolo.ops.sharding import TreeNode, aligned_nodes, parent
 
 Value = list[Tensor]
-"""What a node of the tree holds: the gradient of each parameter, and the row that rides along."""
+"""The content of a tree node: the gradient of each parameter, and the row that is summed with it."""
 
 
 class GradientTree:
-    """Forms the sum of a step's gradients in every worker's `.grad`, and of a row of numbers beside them.
+    """Sums a step's gradients into every worker's `.grad`, and a row of numbers with them.
+
+    For each step: `start`; for each of the worker's microbatches `microbatch` around forward, `attach_row` and
+    backward; `finish`. A worker without a microbatch calls backward of any loss once, outside `microbatch`, because
+    DDP's reduction needs every worker's backward pass.
 
     Args:
-        replica: the model, wrapped by DDP where there are several workers; its hook is taken.
-        row_size: length of the row that each microbatch has.
+        replica: the model, wrapped by DDP if there are several workers. The tree registers DDP's communication hook.
+        row_size: length of each microbatch's row.
     """
 
     def __init__(self, replica: nn.Module, collectives: Collectives, row_size: int) -> None:
         self._replica, self._collectives = replica, collectives
         self._parameters = [p for p in replica.parameters() if p.requires_grad]
         self._index = {id(p): number for number, p in enumerate(self._parameters)}
-        self._row = self._parameters[0].new_zeros(row_size)
+        self._row = self._parameters[0].new_zeros(row_size)  # of the microbatch in progress
         self._nodes: list[tuple[TreeNode, Value]] = []  # this worker's subtrees, from left to right
-        self._parts: list[range] = []  # each worker's leaves
-        self._leaf: TreeNode | None = None  # whose gradient DDP reduces
+        self._shards: list[range] = []  # each worker's leaves
+        self._next = 0  # this worker's next leaf
+        self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
         if isinstance(replica, DistributedDataParallel):
             replica.register_comm_hook(self, _reduce)
 
     def start(self, counts: Sequence[int]) -> None:
-        """Begin a step of which worker w holds the next `counts[w]` leaves."""
-        self._parts = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+        """Begin a step in which worker w computes the next `counts[w]` leaves."""
+        self._shards = [range(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
         self._nodes, self._leaf, self._exchanges = [], None, []
-        self._next = self._parts[self._collectives.worker].start
+        self._next = self._shards[self._collectives.worker].start
 
-    def microbatch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Context of one forward and backward; `last` marks the worker's last of the step."""
-        if last or not isinstance(self._replica, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._replica.no_sync()
+    @contextlib.contextmanager
+    def microbatch(self, *, last: bool) -> Iterator[None]:
+        """Context of the forward and backward pass of the worker's next microbatch.
 
-    def backward(self, loss: Tensor, row: Tensor, *, last: bool) -> None:
-        """The backward pass of the worker's next leaf. Collective if it is the worker's last."""
-        node, self._next = TreeNode(self._next, 1), self._next + 1
-        if last and isinstance(self._replica, DistributedDataParallel):
-            self._leaf, self._row = node, row
-            loss.backward()
+        With `last`, for the worker's last microbatch of the step, the backward pass is collective.
+        """
+        replica, leaf = self._replica, TreeNode(self._next, 1)
+        self._next += 1
+        if last and isinstance(replica, DistributedDataParallel):
+            self._leaf = leaf
+            yield
             return
-        loss.backward()
-        value = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        with replica.no_sync() if isinstance(replica, DistributedDataParallel) else contextlib.nullcontext():
+            yield
+        gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         for p in self._parameters:
             p.grad = None
-        self._push(node, [*value, row])
+        self._push(leaf, [*gradient, self._row])
 
-    def backward_of_nothing(self, loss: Tensor) -> None:
-        """For a worker without a leaf: DDP's reduction needs every worker's backward. Collective."""
-        loss.backward()
+    def attach_row(self, row: Tensor) -> None:
+        """Sum a row of numbers, (row_size,), with the gradient of the present microbatch. Call it before backward."""
+        self._row = row
 
     def finish(self) -> Tensor:
-        """The sum of all rows; the gradients' is in `.grad`. Called once per step by every worker."""
+        """The sum of all rows, (row_size,); the sum of the gradients is in `.grad`. Every worker calls it per step."""
         if self._exchanges:
-            row = self._exchanges[-1].behind[: len(self._row)]
+            row = self._exchanges[-1].extra_sum[: len(self._row)]
         else:
-            *gradients, row = _fold(_root(self._parts[-1].stop), dict(self._nodes), self._parts[-1].stop)
+            count = self._shards[-1].stop
+            *gradients, row = _fold(_root(count), dict(self._nodes), count)
             for p, gradient in zip(self._parameters, gradients, strict=True):
                 p.grad = gradient
-        self._nodes, self._exchanges = [], []  # as large as the gradient, several times
+        self._nodes, self._exchanges = [], []  # they take several times the memory of the gradient
         return row
 
     def close(self) -> None:
-        """Let go of the model: DDP holds its hook where the garbage collector does not look, and the hook the model."""
+        """Release the model. The garbage collector cannot see that DDP's native code refers to the hook."""
         vars(self).clear()
 
     def _push(self, node: TreeNode, value: Value) -> None:
-        """Add a leaf to the right of the subtrees, folding those that become whole."""
+        """Add a leaf to the right of the subtrees, and fold the subtrees that become complete."""
         while self._nodes and (above := parent(self._nodes[-1][0], node)):
             left = self._nodes.pop()[1]
             torch_internals.add_(left, value)
@@ -105,11 +114,11 @@ class GradientTree:
         self._nodes.append((node, value))
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Have a bucket summed over the tree; the hook of DDP."""
+        """Sum a bucket over the tree; DDP's communication hook."""
         self._advance()
-        here = bucket.buffer().device
-        future = torch.futures.Future[Tensor](devices=[here] if here.type == "cuda" else None)
-        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._parts, future))
+        device = bucket.buffer().device
+        future = torch.futures.Future[Tensor](devices=[device] if device.type == "cuda" else None)
+        self._exchanges.append(_Exchange(self._rows(bucket), bucket.buffer().numel(), self._shards, future))
         if bucket.is_last():
             self._advance()
             for exchange in self._exchanges:
@@ -117,15 +126,15 @@ class GradientTree:
         return future
 
     def _advance(self) -> None:
-        """The second half of the bucket before: issued by the hook, hence in the same order on every worker."""
+        """Start the second half of the previous bucket. The hook does it, so the order is the same on every worker."""
         if self._exchanges:
             self._exchanges[-1].fold()
 
     def _rows(self, bucket: dist.GradBucket) -> Tensor:
-        """This worker's subtrees of a bucket, (nodes, length); the last bucket's with the rows that ride along."""
+        """This worker's subtrees of a bucket, (nodes, length); in the last bucket with the attached rows."""
         last = bucket.is_last()
         own = [self._index[id(p)] for p in bucket.parameters()] + [-1] * last
-        shapes = [*bucket.parameters(), *[self._row] * last]  # DDP lays gradients out as their parameters lie in memory
+        shapes = [*bucket.parameters(), *[self._row] * last]  # DDP gives gradients their parameters' strides
         nodes, merged = list(self._nodes), 0
         leaf = self._leaf
         while leaf and merged < len(nodes) and (above := parent(nodes[-1 - merged][0], leaf)):
@@ -133,46 +142,47 @@ class GradientTree:
         kept = nodes[: len(nodes) - merged]
         length, workers = sum(shape.numel() for shape in shapes), self._collectives.num_workers
         rows = bucket.buffer().new_zeros(len(kept) + (leaf is not None), -(-length // workers) * workers)
-        for place, (_, value) in zip(rows, kept, strict=False):
-            torch_internals.copy_(_like(place, shapes), [value[i] for i in own])
+        for row, (_, value) in zip(rows, kept, strict=False):
+            torch_internals.copy_(_like(row, shapes), [value[i] for i in own])
         if leaf:
-            inside = _like(rows[-1], shapes)
-            torch_internals.copy_(inside, [*_like(bucket.buffer(), bucket.parameters()), *[self._row] * last])
+            merging = _like(rows[-1], shapes)
+            torch_internals.copy_(merging, [*_like(bucket.buffer(), bucket.parameters()), *[self._row] * last])
             for _, value in reversed(nodes[len(kept):]):
-                torch_internals.add_(inside, [value[i] for i in own])
+                torch_internals.add_(merging, [value[i] for i in own])
         return rows
 
 
 class _Exchange:
-    """One bucket on its way: all-to-all, fold, all-gather."""
+    """The exchange of one bucket: all-to-all, fold, all-gather."""
 
-    def __init__(self, rows: Tensor, length: int, parts: Sequence[range], future: torch.futures.Future[Tensor]) -> None:
+    def __init__(self, rows: Tensor, length: int, shards: Sequence[range], future: torch.futures.Future[Tensor]
+                 ) -> None:
         self._length, self._future = length, future
-        self._nodes = [list(aligned_nodes(part)) for part in parts]
-        self._count = parts[-1].stop
-        workers, chunk = len(parts), rows.shape[1] // len(parts)
+        self._nodes = [list(aligned_nodes(shard)) for shard in shards]
+        self._count = shards[-1].stop
+        workers, chunk = len(shards), rows.shape[1] // len(shards)
         sent = rows.view(len(rows), workers, chunk).transpose(0, 1).contiguous()
         self._received = rows.new_empty(sum(map(len, self._nodes)), chunk)
         self._sum = rows.new_empty(workers * chunk)
-        self._work = _begun(dist.all_to_all_single(
+        self._work = _started(dist.all_to_all_single(
             self._received.view(-1), sent.view(-1), [len(nodes) * chunk for nodes in self._nodes],
             [len(rows) * chunk] * workers, async_op=True))
 
     @property
-    def behind(self) -> Tensor:
-        """The sum of what rides behind the bucket, padded."""
+    def extra_sum(self) -> Tensor:
+        """The sum of the numbers that were sent behind the bucket, with padding."""
         return self._sum[self._length :]
 
     def fold(self) -> None:
-        """Finish the tree over this worker's chunk and start to bring the chunks together."""
+        """Complete the tree over this worker's chunk, and start the all-gather of the chunks."""
         self._work.wait()
-        nodes = (node for part in self._nodes for node in part)
+        nodes = (node for shard in self._nodes for node in shard)
         values = {node: [value] for node, value in zip(nodes, self._received, strict=True)}
         [chunk] = _fold(_root(self._count), values, self._count)
-        self._work = _begun(dist.all_gather_into_tensor(self._sum, chunk, async_op=True))
+        self._work = _started(dist.all_gather_into_tensor(self._sum, chunk, async_op=True))
 
     def finish(self) -> None:
-        """Hand the sum to DDP."""
+        """Pass the sum to DDP."""
         self._work.wait()
         self._future.set_result(self._sum[: self._length])
 
@@ -187,7 +197,7 @@ def _root(count: int) -> TreeNode:
 
 
 def _fold(node: TreeNode, values: dict[TreeNode, Value], count: int) -> Value:
-    """Value of a node of the tree over `count` leaves, from given subtrees, which are used up."""
+    """Value of a node of the tree over `count` leaves. Consumes the subtrees in `values`."""
     if node in values:
         return values[node]
     half = node.size // 2
@@ -198,7 +208,7 @@ def _fold(node: TreeNode, values: dict[TreeNode, Value], count: int) -> Value:
 
 
 def _like(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
-    """Parts of a flat tensor, one after the other, each in the shape and memory order of one of `shapes`."""
+    """Consecutive views into a flat tensor, each with the shape and strides of one of `shapes`."""
     parts, start = [], flat.storage_offset()
     for shape in shapes:
         parts.append(flat.as_strided(shape.shape, shape.stride(), start))
@@ -206,6 +216,6 @@ def _like(flat: Tensor, shapes: Iterable[Tensor]) -> list[Tensor]:
     return parts
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
+def _started(work: dist.Work | None) -> dist.Work:
     assert work is not None, "every worker is a member of the group"
     return work

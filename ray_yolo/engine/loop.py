@@ -1,7 +1,7 @@
-"""The training loop, as the story of a step. Nothing here asks which worker it runs on.
+"""The training loop, as the story of one step: load, forward, backward, gather, clip, step, log.
 
-A step's microbatches are shared out over the workers; each is one forward, one set of BatchNorm statistics and one
-loss mean. What they measured is gathered once per step, so that every worker takes the same decisions.
+A step's microbatches are shared out over the workers. Each is one forward pass, one set of BatchNorm statistics and one
+loss mean. One gather per step gives every worker the same measurements, so all take the same decisions.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from ray_yolo.engine.state import TrainState
 from ray_yolo.ops.schedule import Rates
 from ray_yolo.ops.seeding import image_size
 
-MAX_SKIPPED = 10  # steps in a row with a non-finite loss or gradient before training gives up
+MAX_SKIPPED = 10  # consecutive steps with a non-finite loss or gradient before training fails
 REMEDY = "lower optimizer.lr0, or use --set precision=fp32"
 
 
 class ControlFlags(NamedTuple):
-    """What a worker was told: heard by all of them with the step in hand."""
+    """Requests to one worker; the step's gather combines those of all workers."""
 
-    stop: bool = False  # training shall stop
-    regroup: bool = False  # somebody waits to join, or is to leave
-    save: bool = False  # all are to leave, and nobody takes the state over
+    stop: bool = False  # stop training after this step
+    regroup: bool = False  # a worker waits to join, or has to leave
+    save: bool = False  # too much would be lost without a checkpoint
 
 
 class StepResult(NamedTuple):
-    """What a step did, equal on every worker except for the times."""
+    """The outcome of a step, equal on every worker except for `wait_seconds` and `images`."""
 
     losses: Tensor  # (terms,) mean over the step's images
     gradient_norm: float  # before clipping
-    skipped: bool  # non-finite somewhere: no weight and no statistic has changed
+    skipped: bool  # something was not finite: neither weights nor statistics have changed
     wait_seconds: float  # this worker's wait for its loader
     images: int  # forwarded by this worker
     flags: ControlFlags  # of all workers
 
 
 class Summed(NamedTuple):
-    """What a step's microbatches come to; the sum of their gradients is in `.grad`. Nothing trained has changed."""
+    """A step after its backward passes. The summed gradient is in `.grad`; weights and statistics are unchanged."""
 
     step: Step
     number: int  # of the optimiser step, from 0
     losses: Tensor  # (microbatches, terms), each times its images
-    statistics: Tensor  # what `Statistics.apply` takes
-    whole: Tensor  # () bool: no exchange of any worker was aborted; otherwise all of this may be anything
-    flags: Tensor  # (3,) bool: those of any worker
+    statistics: Tensor  # the argument of `Statistics.apply`
+    complete: Tensor  # () bool: no exchange of any worker was aborted; otherwise all values may be garbage
+    flags: Tensor  # (3,) bool: `ControlFlags` of any worker
     wait_seconds: float
 
 
 class Launched(NamedTuple):
-    """A step whose update is under way on the device."""
+    """A step whose update the device is computing."""
 
     summed: Summed
     rates: Rates
-    read: Callable[[], list[float]]  # waits for the device: losses, gradient norm, whether finite, whole, wishes
+    read: Callable[[], list[float]]  # waits for the device: mean losses, gradient norm, finite, complete, flags
 
 
 StepHook = Callable[[Step, Rates, StepResult], None]
@@ -74,13 +74,14 @@ PollControls = Callable[[], ControlFlags]
 
 def train(components: TrainComponents, state: TrainState, after_step: StepHook, after_epoch: EpochHook,
           poll_controls: PollControls = ControlFlags) -> None:
-    """Train from `state` to the last epoch, or until `after_epoch` says stop or a worker wishes it to. Moves `state`.
+    """Train from `state` to the last epoch, or until `after_epoch` returns True or a worker's flags ask for an end.
 
-    Collective: whichever worker was told to stop or to regroup, all return after the same step. It is for `after_epoch`
-    to close the epoch: who comes back between its last step and that begins with `after_epoch`.
+    Updates `state`. Collective: if any worker's flags ask to stop or regroup, all return after the same step.
+    `after_epoch` closes the epoch in `state`; a training interrupted before that resumes with `after_epoch`.
 
     Raises:
         TrainingError: after `MAX_SKIPPED` non-finite steps in a row.
+        PeerLostError: if a worker was lost in a step, which then has changed nothing.
     """
     for epoch in range(state.progress.epoch, components.plan.recipe.epochs):
         components.sampler.start(epoch, state.progress.images_in_epoch, draw_weights(components.spec, state.class_maps))
@@ -94,113 +95,108 @@ def train(components: TrainComponents, state: TrainState, after_step: StepHook, 
                 raise TrainingError(f"step {state.progress.step}: loss or gradient not finite {MAX_SKIPPED} times in "
                                     f"a row; {REMEDY}")
             if result.flags.stop or result.flags.regroup:
-                components.optimizer.zero_grad(set_to_none=True)  # the next step may have begun: it is given up
+                components.optimizer.zero_grad(set_to_none=True)  # the next step may have started: abandon it
                 return
         if after_epoch(epoch):
             return
 
 
 def launch_steps(components: TrainComponents, progress: Progress, poll_controls: PollControls) -> Iterator[Launched]:
-    """The steps of the rest of an epoch, each to be finished before the next one is asked for. Collective.
+    """The remaining steps of an epoch. The caller finishes each before it asks for the next one. Collective.
 
-    Where the device runs on its own, a step is handed out once the next one's forward and backward, which change
-    nothing, are queued behind it: the host waits for what the device is done with, and the device never for the host.
-    A step that was handed to the device before a peer was lost is handed out, too: it may have been finished.
+    A GPU runs asynchronously. There a step is yielded after the forward and backward pass of the next one, which change
+    no weights, are queued behind it: the host waits for finished work only, and the device never waits for the host.
+    A step launched before a peer was lost is yielded too, because the device may have completed it.
     """
-    batches, unread = iter(components.loader), None
+    batches, pending = iter(components.loader), None
     steps = [step for step in components.plan.steps(progress.epoch) if step.images.start >= progress.images_in_epoch]
     for number, step in enumerate(steps, progress.step):
         try:
             summed = sum_microbatches(components, step, batches, number, poll_controls)
         except RuntimeError:
-            if unread:
-                yield unread
+            if pending:
+                yield pending
             raise
-        if unread:
-            yield unread
-        unread = update_weights(components, summed, components.plan.rates(step, progress.epoch))
+        if pending:
+            yield pending
+        pending = update_weights(components, summed, components.plan.rates(step, progress.epoch))
         if not runs_ahead(components.context.device):
-            yield unread
-            unread = None
-    if unread:
-        yield unread
+            yield pending
+            pending = None
+    if pending:
+        yield pending
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether kernels are queued rather than run at once."""
+    """Whether the device queues kernels and runs them asynchronously."""
     return device.type == "cuda"
 
 
 def sum_microbatches(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]], number: int,
                      poll_controls: PollControls) -> Summed:
-    """Forward and backward over the worker's shard of a step, summed and gathered over the workers. Collective."""
-    collectives, recipe = components.context.collectives, components.plan.recipe
-    counts = components.plan.shard_sizes(step, collectives.num_workers)
-    components.model.train()
-    components.gradients.start(counts)
+    """Forward and backward of this worker's microbatches, summed and gathered over the workers. Collective."""
+    plan, gradients, activity = components.plan, components.gradients, components.context.activity
+    collectives, recipe = components.context.collectives, plan.recipe
+    counts = plan.shard_sizes(step, collectives.num_workers)
+    shard = plan.shard(step, collectives.worker, collectives.num_workers)
     size = image_size(recipe.seed, number, recipe.imgsz, components.model.grid) if recipe.multi_scale else None
-    rows, waited = forward_backward(components, step, batches, size)
-    statistics = components.gradients.finish()
-    losses, whole, flags = gather_measurements(components, rows, counts, poll_controls(), number)
-    return Summed(step, number, losses, statistics, whole, flags, waited)
-
-
-def forward_backward(components: TrainComponents, step: Step, batches: Iterator[Mapping[str, Tensor]],
-                     size: int | None) -> tuple[list[Tensor], float]:
-    """Forward and backward of the worker's microbatches. Collective.
-
-    Returns the losses of each, and the seconds waited for the loader.
-    """
-    collectives, recipe = components.context.collectives, components.plan.recipe
-    mine, count = (
-        components.plan.shard(step, collectives.worker, collectives.num_workers),
-        components.plan.microbatches(step),
-    )
-    rows, waited, activity = [], 0.0, components.context.activity
-    for microbatch in mine:
-        began, last = time.perf_counter(), microbatch is mine[-1]
+    rows, wait_seconds = [], 0.0
+    components.model.train()
+    gradients.start(counts)
+    for microbatch in shard:
+        began, last = time.perf_counter(), microbatch is shard[-1]
         activity.enter("loading")
         batch = next(batches) if microbatch.images else blank_batch(0, recipe.imgsz)
-        waited += time.perf_counter() - began
+        wait_seconds += time.perf_counter() - began
         activity.enter("computing")
-        with components.gradients.microbatch(last=last):
-            loss, terms = forward(components, batch, len(whole_microbatch(components, step, microbatch)), size,
-                                  components.plan.share_trained(step))
-            statistics = components.statistics.recorded(count - 1 - microbatch.number)
-            if last:  # from here on others are waited for
+        with gradients.microbatch(last=last):
+            loss, terms = forward(components, step, microbatch, batch, size)
+            gradients.attach_row(weighted_statistics(components, step, microbatch))
+            if last:  # from here on this worker waits for others
                 activity.enter("exchanging")
-            components.gradients.backward(loss, statistics / collectives.num_parts(recipe.sync_bn), last=last)
+            loss.backward()
         rows.append(terms)
-    if not mine:
+    if not shard:
         activity.enter("exchanging")
-        components.gradients.backward_of_nothing(blank_loss(components))
-    return rows, waited
+        blank_loss(components).backward()
+    statistics = gradients.finish()
+    losses, complete, flags = gather_measurements(components, rows, counts, poll_controls(), number)
+    return Summed(step, number, losses, statistics, complete, flags, wait_seconds)
 
 
-def forward(components: TrainComponents, batch: Mapping[str, Tensor], num_images: int, size: int | None, trained: float
-            ) -> tuple[Tensor, Tensor]:
-    """One microbatch. Returns its loss, scaled for backward, and the loss's terms times its images.
+def forward(components: TrainComponents, step: Step, microbatch: Microbatch, batch: Mapping[str, Tensor],
+            size: int | None) -> tuple[Tensor, Tensor]:
+    """One microbatch, resized to a long side of `size` pixels. Returns its loss, scaled for backward, and the loss's
+    terms times its images.
 
-    Under sync_bn the batch is this worker's part of a microbatch of `num_images`: counts are summed over workers
-    before the loss. Boxes are assigned image by image, by anchors alone or by the image's own predictions, so that no
-    count depends on how the images are shared out; counts carry no gradient. `trained` is the share
-    of training that is done.
+    Under sync_bn `batch` is this worker's part of the microbatch, and counts are summed over workers before the loss.
+    Assignment looks at each image alone, so no count depends on how images are shared out. Counts carry no gradient.
     """
-    precision, collectives = components.plan.recipe.precision, components.context.collectives
+    plan, collectives = components.plan, components.context.collectives
     images, targets = to_network_input(batch, components.context.device, size, components.model.grid)
     components.statistics.clear()
-    with autocast(components.context.device, precision):
+    with autocast(components.context.device, plan.recipe.precision):
         levels = components.replica(images)
-    measured = components.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
-    counts = collectives.global_sum(measured.counts) if components.plan.recipe.sync_bn else measured.counts
-    terms = components.loss.terms(measured.numerators, counts, trained) * num_images
+    sums = components.loss.measure(levels, targets, (images.shape[2], images.shape[3]))
+    counts = collectives.global_sum(sums.counts) if plan.recipe.sync_bn else sums.counts
+    terms = components.loss.terms(sums.numerators, counts, plan.share_trained(step)) * microbatch.num_images
     return components.scaler.scale(terms.sum()), terms.detach()
 
 
-def blank_loss(components: TrainComponents) -> Tensor:
-    """For a worker without a microbatch: a blank image at no weight, because DDP reduces in every worker's backward.
+def weighted_statistics(components: TrainComponents, step: Step, microbatch: Microbatch) -> Tensor:
+    """The BatchNorm statistics of the last forward pass, as this worker's addend to the step's sum.
 
-    What the blank image does to the statistics is not recorded.
+    Under sync_bn every worker has the statistics of the whole microbatch, so each adds an equal part of them.
+    """
+    plan, num_workers = components.plan, components.context.collectives.num_workers
+    later = plan.microbatches(step) - 1 - microbatch.number
+    return components.statistics.recorded(later) / (num_workers if plan.recipe.sync_bn else 1)
+
+
+def blank_loss(components: TrainComponents) -> Tensor:
+    """The loss of a worker without a microbatch: a blank image with weight 0.
+
+    DDP reduces in every worker's backward pass. The blank image's statistics are not recorded.
     """
     images, _ = to_network_input(blank_batch(1, 2 * components.model.grid), components.context.device)
     return components.scaler.scale(sum(level.float().sum() for level in components.replica(images)) * 0.0)
@@ -208,33 +204,38 @@ def blank_loss(components: TrainComponents) -> Tensor:
 
 def gather_measurements(components: TrainComponents, rows: list[Tensor], counts: list[int], flags: ControlFlags,
                         number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses of all microbatches of step `number` in their order, whether the step is whole, and the wishes of any
-    worker (bools on the device); the same on every worker. Collective.
+    """Gather what the workers measured in step `number`; the result is equal on every worker. Collective.
 
-    Each worker's rows travel behind a header that it has whether it has a microbatch or not. The header also says
-    whether the worker's group was cut before its gradients had come, and so whether it may have passed on garbage.
+    Each worker sends its rows behind a header of its flags and of whether its process group was aborted before its
+    gradients had arrived: it may then have passed on garbage.
+
+    Args:
+        rows: the loss terms of each of this worker's microbatches.
+        counts: the number of microbatches of each worker.
+
+    Returns:
+        (microbatches, terms) losses in order, () bool whether the step is complete, and (3,) bool flags of any worker.
     """
     width, collectives, device = len(components.loss.names), components.context.collectives, components.context.device
-    mine = torch.cat(rows) if rows else torch.zeros(0, device=device)
-    header = torch.stack([*(mine.new_full((), float(wish)) for wish in flags), collectives.was_cut(device)])
-    room = mine.new_zeros(max(counts) * width - len(mine))
-    gathered, of_this_step = collectives.gather_step(torch.cat([header, mine, room]), number)
-    *wished, cut = gathered[:, : len(header)].unbind(1)
-    whole = of_this_step & ~cut.any()
+    own = torch.cat(rows) if rows else torch.zeros(0, device=device)
+    header = torch.stack([*(own.new_full((), float(flag)) for flag in flags), collectives.was_cut(device)])
+    padding = own.new_zeros(max(counts) * width - len(own))
+    gathered, of_this_step = collectives.gather_step(torch.cat([header, own, padding]), number)
+    *flag_columns, cut = gathered[:, : len(header)].unbind(1)
+    complete = of_this_step & ~cut.any()
     if components.plan.recipe.sync_bn:  # every worker has a part of every microbatch
         losses = gathered.sum(0)[len(header):].view(-1, width)
     else:
         losses = torch.cat([row[len(header):][: count * width].view(count, width)
                             for row, count in zip(gathered, counts, strict=True)])
-    return losses, whole, torch.stack(wished).any(1)
+    return losses, complete, torch.stack(flag_columns).any(1)
 
 
 def update_weights(components: TrainComponents, summed: Summed, rates: Rates) -> Launched:
-    """Clip and step; the weights stay as they are if the step is not whole, or any loss or the gradient not finite.
+    """Clip the gradient and step. Weights stay unchanged if the step is incomplete or its loss or gradient not finite.
 
-    The device decides that itself, so that the host need not wait for it here: the optimiser's kernel is told.
-    fp16 overflow with finite losses is the scaler's business, which lowers its scale, until that cannot be the reason
-    any more; such a step counts as finite.
+    The device decides that through the optimiser's `found_inf`, so the host need not wait for it here. An fp16 overflow
+    with finite losses counts as finite until the scale is down to 1: the scaler skips that step and lowers its scale.
     """
     optimizer, scaler = components.optimizer, components.scaler
     set_rates(optimizer, rates)
@@ -242,33 +243,35 @@ def update_weights(components: TrainComponents, summed: Summed, rates: Rates) ->
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(trained, components.plan.recipe.optimizer.clip_norm, foreach=True)
     overflow = scaler.scale(torch.ones_like(norm)) >= 1 if scaler.is_enabled() else False
-    finite = summed.whole & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
-    vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # what torch's fused optimisers look for
+    finite = summed.complete & summed.losses.isfinite().all() & (norm.isfinite() | overflow)
+    vars(optimizer)["found_inf"] = 1 - (finite & norm.isfinite()).float()  # read by torch's fused optimisers
     optimizer.step()
-    update_scale(scaler, summed.whole)
+    update_scale(scaler, summed.complete)
     optimizer.zero_grad(set_to_none=True)
     mean = summed.losses.sum(0) / len(summed.step.images)
-    told = [mean, torch.stack([norm, finite, summed.whole]), summed.flags]
-    return Launched(summed, rates, send_to_host(torch.cat(told)))
+    numbers = torch.cat([mean, torch.stack([norm, finite, summed.complete]), summed.flags])
+    return Launched(summed, rates, send_to_host(numbers))
 
 
-def update_scale(scaler: torch.amp.GradScaler, whole: Tensor) -> None:
-    """The scaler's own update, undone on the device if the step is not whole: workers of different scales would sum
-    gradients of different scales."""
+def update_scale(scaler: torch.amp.GradScaler, complete: Tensor) -> None:
+    """Update the scaler, and undo that on the device if the step is incomplete.
+
+    Otherwise workers could end with different scales, and would sum gradients of different scales.
+    """
     state = [vars(scaler)[name] for name in ("_scale", "_growth_tracker")] if scaler.is_enabled() else []
     before = [value.clone() for value in state]
     scaler.update()
     for value, old in zip(state, before, strict=True):
-        value.copy_(torch.where(whole, value, old))
+        value.copy_(torch.where(complete, value, old))
 
 
 def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
-    """Start to copy numbers to the host. Returns the wait for them, the only one for the device in a step."""
+    """Start to copy numbers to the host. Returns a function that waits for them: a step's only wait for the device."""
     copy = numbers.to("cpu", non_blocking=True)
     if not numbers.is_cuda:
         return copy.tolist
     arrived = torch.cuda.Event()
-    arrived.record()  # not the end of the stream, which runs on
+    arrived.record()  # not the end of the stream, which has more work queued
 
     def read() -> list[float]:
         arrived.synchronize()
@@ -278,32 +281,32 @@ def send_to_host(numbers: Tensor) -> Callable[[], list[float]]:
 
 
 def finish_step(components: TrainComponents, launched: Launched) -> StepResult:
-    """Read what a step has told; statistics and moving average follow the weights unless it was skipped.
+    """Read a step's numbers from the device; unless it was skipped, update statistics and moving average.
 
-    The gather is a step's last exchange: where all rows of the step have come, so has all else.
+    The gather is the last exchange of a step. If all of its rows have arrived, all earlier exchanges have too.
 
     Raises:
-        PeerLostError: if the step is not whole; the device has skipped it.
+        PeerLostError: if the step is incomplete; the device has skipped it.
     """
     summed, collectives = launched.summed, components.context.collectives
-    *losses, norm, finite, whole, stop, regroup, save = launched.read()
-    if not whole:
+    *losses, norm, finite, complete, stop, regroup, save = launched.read()
+    if not complete:
         raise PeerLostError("the exchange was aborted")
     if finite:
         components.statistics.apply(summed.statistics, len(summed.losses))
         components.ema.update(components.model, summed.number + 1)
-    images = sum(
-        len(part.images) for part in components.plan.shard(summed.step, collectives.worker, collectives.num_workers)
-    )
-    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds, images,
+    shard = components.plan.shard(summed.step, collectives.worker, collectives.num_workers)
+    return StepResult(torch.tensor(losses), norm, not finite, summed.wait_seconds,
+                      sum(len(microbatch.images) for microbatch in shard),
                       ControlFlags(bool(stop), bool(regroup), bool(save)))
 
 
 def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: int | None = None, grid: int = 1
                      ) -> tuple[Tensor, Tensor]:
-    """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets; resized to a long side of `size` pixels and
-    to
-    sides in multiples of `grid`."""
+    """Images as float32 in 0..1, (B, 3, H, W) channels last, and targets.
+
+    With `size`, both are resized to a long side of `size` pixels, rounded up to a multiple of `grid` on each side.
+    """
     images = batch["images"].to(device, non_blocking=True).float().div_(255)
     targets = batch["targets"].to(device, non_blocking=True)
     if size is not None and len(images) and size != max(images.shape[2:]):
@@ -311,20 +314,13 @@ def to_network_input(batch: Mapping[str, Tensor], device: torch.device, size: in
         shape = [math.ceil(side * factor / grid) * grid for side in (height, width)]
         images = F.interpolate(images, size=shape, mode="bilinear", align_corners=False)
         targets = targets.clone()
-        targets[:, 2::2].mul_(shape[1] / width)  # numbers, not a tensor of them: its copy to the device would wait
+        targets[:, 2::2].mul_(shape[1] / width)  # floats: the copy of a tensor of factors would make the host wait
         targets[:, 3::2].mul_(shape[0] / height)
     return images.contiguous(memory_format=torch.channels_last), targets
 
 
-def whole_microbatch(components: TrainComponents, step: Step, microbatch: Microbatch) -> range:
-    """Positions of a microbatch over all workers (they differ from the worker's own under sync_bn only)."""
-    size = components.plan.recipe.microbatch
-    assert size is not None
-    return step.images[microbatch.number * size : (microbatch.number + 1) * size]
-
-
 def blank_batch(num_images: int, imgsz: int) -> dict[str, Tensor]:
-    """Images without content and without targets."""
+    """Black images without targets."""
     return {"images": torch.zeros(num_images, 3, imgsz, imgsz, dtype=torch.uint8), "targets": torch.zeros(0, 6)}
 
 

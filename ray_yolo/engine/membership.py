@@ -1,6 +1,6 @@
-"""Who trains together, as the session sees it: a group that is given once, or generations that change between steps.
+"""Group membership as the session sees it: one fixed group, or generations that change between steps.
 
-Worker count does not change the weights, so workers may come and go whenever all stand between the same two steps.
+The number of workers does not affect the weights, so workers may join and leave between any two steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ray_yolo.engine.collectives import Collectives
 
 Phase = Literal["starting", "loading", "computing", "exchanging", "validating", "saving", "joining"]
 
-LEAST_LIMIT = 30.0  # seconds without progress that are put up with, however fast the steps are
+LEAST_LIMIT = 30.0  # seconds without progress that are always allowed, however fast the steps are
 _SLOW: tuple[Phase, ...] = ("starting", "validating")  # may take ten times as long
 
 
 @dataclass
 class Activity:
-    """What a worker is doing: written by its training, read by the thread that tells others.
+    """What a worker is doing. Its training updates it, and its heartbeat thread reports it.
 
     Args:
         stall_seconds: how long a phase may last while others wait; 0: ten times the median step, at least
@@ -35,14 +35,14 @@ class Activity:
     phase: Phase = "starting"
     step: int = 0
     since: float = field(default_factory=time.monotonic)
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=50))  # seconds of the last steps
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=50))  # seconds of the newest steps
 
     def enter(self, phase: Phase) -> None:
-        """Another phase has begun."""
+        """Record the start of a phase."""
         self.phase, self.since = phase, time.monotonic()
 
     def finished(self, step: int, seconds: float) -> None:
-        """A step has been finished."""
+        """Record the end of a step."""
         self.step = step
         self.recent.append(seconds)
 
@@ -55,7 +55,7 @@ class Activity:
     def limit(self) -> float:
         """Seconds that the present phase may last while others wait for this worker.
 
-        A save may take as long as the saver lets it, whatever the steps take.
+        A save may take as long as the saver allows, independent of the duration of steps.
         """
         if self.phase == "saving":
             return WRITE_SECONDS + self.heartbeat_limit
@@ -63,42 +63,45 @@ class Activity:
 
 
 class Generation(NamedTuple):
-    """Those who train together until one is lost or one is waiting."""
+    """A group of workers that train together until one is lost, waits to join, or has to leave."""
 
     collectives: Collectives
-    source: int | None  # the worker whose state counts; None: nobody has any
-    behind: bool  # somebody has another state than the source
+    source: int | None  # the worker with the most advanced state; None: no worker has a state
+    behind: bool  # some worker has another state than the source
 
 
 class Rendezvous(Protocol):
-    """How a session finds the others."""
+    """How a session joins the group of workers."""
 
     lasting: bool
-    """Whether there is no other generation: who is lost is lost for good."""
+    """Whether there is only one generation, which does not survive the loss of a worker."""
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """Become a member of the next generation, or be told how a training that has ended meanwhile did; None: it goes
-        on without this worker, which was told to leave.
+        """Join the next generation.
 
         Args:
-            progress: where this worker is between two steps; None: it has no state yet.
+            progress: of this worker's state; None: it has no state yet.
+
+        Returns:
+            The generation; the summary if training has ended meanwhile; None if this worker leaves and training
+            continues without it.
         """
 
     def must_regroup(self) -> bool:
-        """Whether the generation shall end: somebody waits to join, or is to leave. Does not wait for the answer."""
+        """Whether the generation should end because a worker waits to join or has to leave. Does not block."""
 
     def all_draining(self) -> bool:
-        """Whether all members are to leave, so that what is not saved by then is lost. Does not wait for the answer."""
+        """Whether all workers have to leave, so that unsaved progress will be lost. Does not block."""
 
     def elect_saver(self) -> bool:
-        """Whether this worker is the one that saves the last finished step because a peer was lost."""
+        """Whether this worker saves the last completed step after the loss of a peer."""
 
     def finish(self, summary: Summary) -> None:
-        """Tell those who come later that training has ended."""
+        """Announce the end of training to workers that join later."""
 
 
 class FixedRendezvous:
-    """The one generation of a group that somebody else has made."""
+    """The only generation of a process group that the caller has formed."""
 
     lasting = True
 
@@ -106,7 +109,7 @@ class FixedRendezvous:
         self._collectives = collectives
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """The group as it is."""
+        """The fixed group."""
         return Generation(self._collectives, None, False)
 
     def must_regroup(self) -> bool:
@@ -114,12 +117,12 @@ class FixedRendezvous:
         return False
 
     def all_draining(self) -> bool:
-        """Never: nobody is told to leave."""
+        """Never: no worker of a fixed group leaves."""
         return False
 
     def elect_saver(self) -> bool:
-        """Never: the group is torn down, and goes on from its last checkpoint."""
+        """Never: a fixed group restarts from its last checkpoint."""
         return False
 
     def finish(self, summary: Summary) -> None:
-        """Nobody comes later."""
+        """Does nothing: no worker joins later."""

@@ -1,7 +1,7 @@
 """The plan of an epoch: which images form which batch, microbatch and optimiser step.
 
-A pure function of the recipe and the number of images. Nothing here knows which workers exist until a shard is
-asked for, and any number of workers shares out the same microbatches.
+It is a pure function of the recipe and the number of images. The number of workers enters with the shards alone: any
+number of workers shares out the same microbatches.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class Step(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """A worker's part of one microbatch: its number within the step and the positions the worker forwards."""
+    """A worker's part of one microbatch."""
 
-    number: int
-    images: range
+    number: int  # within the step
+    images: range  # positions that the worker forwards
+    num_images: int  # of the whole microbatch, over all workers (more than the worker's own under sync_bn alone)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a training walks over its images."""
+    """The order in which a training visits its images."""
 
     recipe: Recipe
     num_images: int
@@ -54,8 +55,8 @@ class Plan:
     def steps(self, epoch: int) -> list[Step]:
         """The steps of an epoch, in order.
 
-        A step ends once it holds as many batches as accumulation asks for at its last batch, and always with the
-        epoch: nothing is dropped and nothing carried over. The last one may be short.
+        A step ends when it holds as many batches as accumulation requires at its last batch, and at the end of the
+        epoch: no image is dropped or carried over. The last step may be short.
         """
         batch_size, _ = resolved_batch(self.recipe)
         steps, first, held = [], 0, 0
@@ -78,16 +79,17 @@ class Plan:
         return math.ceil(len(step.images) / resolved_batch(self.recipe)[1])
 
     def shard(self, step: Step, worker: int, num_workers: int) -> list[Microbatch]:
-        """What a worker forwards of a step: whole microbatches, contiguous.
+        """The microbatches that a worker forwards in a step: whole and consecutive ones.
 
-        Under sync_bn every worker takes part in every microbatch with its stride of the images (maybe none), so
-        that a worker's part of a short batch is never larger than of a full one.
+        Under sync_bn every worker has a stride of every microbatch's images (maybe none), so that its part of a short
+        batch is never larger than its part of a full one.
         """
         _, size = resolved_batch(self.recipe)
         numbers, part = range(self.microbatches(step)), slice(worker, None, num_workers)
         if not self.recipe.sync_bn:
             numbers, part = sharding.shard(len(numbers), worker, num_workers), slice(None)
-        return [Microbatch(number, step.images[number * size : (number + 1) * size][part]) for number in numbers]
+        microbatches = ((number, step.images[number * size : (number + 1) * size]) for number in numbers)
+        return [Microbatch(number, images[part], len(images)) for number, images in microbatches]
 
     def shard_sizes(self, step: Step, num_workers: int) -> list[int]:
         """The number of microbatches in each worker's shard."""
@@ -102,7 +104,7 @@ class Plan:
         return len(range(worker, size, num_workers)) if self.recipe.sync_bn else size
 
     def rates(self, step: Step, epoch: int) -> schedule.Rates:
-        """Learning rates and momentum of a step: warm-up at its last batch, decay by the integer epoch."""
+        """Learning rates and momentum of a step: warm-up by its last batch, decay by the integer epoch."""
         optimizer, plan = self.recipe.optimizer, self.recipe.schedule
         lr = optimizer.lr0 * schedule.decay_factor(epoch, self.recipe.epochs, plan.lrf, cosine=plan.cos_lr)
         return schedule.warm_rates(step.batch, self.warmup, lr, plan.warmup_bias_lr, optimizer.momentum,
@@ -110,7 +112,7 @@ class Plan:
 
 
 class _Positions(Dataset[int]):
-    """Only a length: all that DistributedSampler asks of a data set."""
+    """A data set that has a length only, which is all that DistributedSampler needs."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -120,9 +122,9 @@ class _Positions(Dataset[int]):
 
 
 class ShardSampler(DistributedSampler[SampleKey]):
-    """Sample keys of one worker for the rest of one epoch, in the order its microbatches need them.
+    """Sample keys of one worker for the rest of one epoch, in the order of its microbatches.
 
-    Subclasses DistributedSampler so that `prepare_data_loader` keeps it. Call `start` before iterating.
+    It subclasses DistributedSampler so that Ray's `prepare_data_loader` keeps it. Call `start` before iterating.
     """
 
     def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None) -> None:
@@ -132,7 +134,7 @@ class ShardSampler(DistributedSampler[SampleKey]):
         self._keys: list[SampleKey] = []
 
     def start(self, epoch: int, images_done: int = 0, weights: np.ndarray | None = None) -> None:
-        """Queue an epoch's keys from a step boundary on; `weights` draws images by weight."""
+        """Prepare an epoch's keys after its first `images_done` images (whole steps); `weights` biases the draw."""
         order = self._fixed_order
         if order is None:
             order = epoch_order(self._plan.recipe.seed, epoch, self._plan.num_images, weights)

@@ -1,7 +1,6 @@
-"""One worker's training from a start, or restart, to the end: restore, loop, validate, record, save.
+"""One worker's training from a start or restart to the end: restore, loop, validate, record, save.
 
-Every worker runs the same code on the same numbers; only the recording worker (number 0) writes checkpoints, and
-`emit` is given to it by its host. Nothing here knows who runs it.
+Every worker runs the same code on the same numbers. Only the recording worker (number 0) writes checkpoints.
 """
 
 from __future__ import annotations
@@ -33,72 +32,10 @@ from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
 
-STEP_EVENTS_PER_EPOCH = 100
-
-
-@dataclass
-class StepTimer:
-    """Of one epoch, or of what is left of it when training goes on inside.
-
-    Args:
-        steps: of the whole epoch; of so many, `STEP_EVENTS_PER_EPOCH` are told.
-    """
-
-    steps: int
-    began: float = field(default_factory=time.perf_counter)
-    last: float = field(default_factory=time.perf_counter)
-    trained: float = 0.0  # when the last step had been taken
-    wait_seconds: float = 0.0
-    images: int = 0  # forwarded by this worker
-    step_images: int = 0  # forwarded by all workers
-
-    def stop_step(self, result: StepResult, images: int) -> float:
-        """A step of so many images has been taken. Returns its seconds."""
-        now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        self.wait_seconds += result.wait_seconds
-        self.images += result.images
-        self.step_images += images
-        return seconds
-
-    def go_on(self) -> None:
-        """There was no training since the last step."""
-        now = time.perf_counter()
-        self.began, self.last = self.began + now - self.last, now
-
-    def stop_training(self) -> None:
-        """The epoch's last step has been taken."""
-        self.trained = time.perf_counter()
-
-    def should_log(self, step: int, result: StepResult) -> bool:
-        """Whether there is to be an event of a step."""
-        return step % -(-self.steps // STEP_EVENTS_PER_EPOCH) == 0 or result.skipped
-
-    def step_event(self, progress: Progress, step: Step, rates: Rates, result: StepResult, seconds: float) -> StepEvent:
-        """Of the step just taken."""
-        return StepEvent(
-            step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
-            images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
-            wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped)
-
-    def shard_event(self, progress: Progress, worker: int) -> ShardEvent:
-        """Of this worker's part of the epoch."""
-        return ShardEvent(worker=worker, epoch=progress.epoch, step=progress.step, images=self.images,
-                          wait_seconds=self.wait_seconds, seconds=self.trained - self.began,
-                          node=socket.gethostname(), pid=os.getpid())
-
-    def epoch_event(self, epoch: int, step: int, rates: Rates, device: torch.device, **measured: Any) -> EpochEvent:
-        """Of the epoch, with what was `measured`, by the event's names."""
-        seconds = self.trained - self.began
-        return EpochEvent(
-            epoch=epoch, step=step, lr=rates.lr, images_per_second=self.step_images / seconds,
-            wait_share=self.wait_seconds / seconds, seconds=time.perf_counter() - self.began,
-            memory_gb=torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else 0.0, **measured)
-
-
 DETECTIONS_FILE = "detections.npy"
-STEPS_PER_COMPARISON = 50  # of the workers' weights; they are compared before each checkpoint and regrouping as well
-LEAVING_SECONDS = 10.0  # between two saves of workers who are all to leave: their nodes go at any moment
+STEP_EVENTS_PER_EPOCH = 100
+STEPS_PER_COMPARISON = 50  # of the workers' weights; they are also compared before each checkpoint and regrouping
+LEAVING_SECONDS = 10.0  # between two saves while all workers drain: their nodes can disappear at any moment
 
 
 def run_session(
@@ -109,26 +46,28 @@ def run_session(
     rendezvous: Rendezvous | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Summary | None:
-    """Train `job` on this worker until the last checkpoint is on storage. Collective. Returns how it ended, equal on
-    all workers; None on a worker that was asked to leave, without which the training continues.
+    """Train `spec` on this worker until the last checkpoint is on storage. Collective.
 
     Args:
         emit: appends an event to the run's log without waiting.
-        members: how the others are found, and found again when one was lost; None: they are those of `host`.
-        stop_asked: called in each step; once it is true on any worker, all stop after the same step, which is saved.
-            The summary's `stopped` says so.
+        rendezvous: forms the group of workers, again after a loss; None: the group is that of `context`, for good.
+        stop_requested: called in each step. If it returns True on any worker, all stop after the same step, which is
+            saved, and the summary's `stopped` is True.
+
+    Returns:
+        The training's outcome, equal on all workers; None if this worker has left and the training continues.
 
     Raises:
         TrainingError: if the loss stays non-finite, or checkpoints cannot be written.
-        PeerLostError: if a worker was lost whom these `members` cannot do without.
-        CheckpointError: if there are checkpoints and none of them can be gone on from.
+        PeerLostError: if a worker was lost and `rendezvous` cannot form another group.
+        CheckpointError: if there are checkpoints and none of them can be resumed.
     """
     session = Session(spec, context, placement, emit, rendezvous or FixedRendezvous(context.collectives))
     try:
-        session.train_with_others(stop_requested)
+        session.train(stop_requested)
     finally:
         session.close()
-    return session.ended
+    return session.summary
 
 
 class Session:
@@ -143,113 +82,111 @@ class Session:
         self.state = TrainState()
         self.saver = Saver(spec.run_dir, spec.digest, placement.keep_checkpoints, emit, context.stored)
         self.done = False  # the training has ended, or continues without this worker
-        self.ended: Summary | None = None
-        self.stopped = self.stopped_early = False  # because it was told to; for want of a better fitness
+        self.summary: Summary | None = None
+        self.stopped = False  # on request
+        self.stopped_early = False  # after `patience` epochs without a better fitness
         self.timer = StepTimer(0)
-        self._begun = False  # has a state to train on from
+        self._has_state = False  # that training can continue from
+        self._regroup = False  # the generation ends after this step
         self._lost = 0  # peers since the last step
-        self._agreed = -1  # step of the newest checkpoint whose weights were compared before
-        self._wished = -math.inf  # when it last wished to save
-        self._saved = time.monotonic()  # when the last save began
+        self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
+        self._save_requested = -math.inf  # time of the last request to save
+        self._saved = time.monotonic()  # start of the last save
 
     @property
     def context(self) -> WorkerContext:
-        """What surrounds this worker, with the replicas of the present generation."""
+        """The worker's context, with the collectives of the present generation."""
         return self.components.context
 
     @property
     def records(self) -> bool:
-        """Whether this worker writes the checkpoints, and tells what is equal on all."""
+        """Whether this worker writes the checkpoints and the events that are equal on all workers."""
         return self.context.collectives.worker == 0
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train, or nobody who wants it now."""
+        """Whether there is nothing left to train, or training was stopped."""
         return (self.done or self.stopped or self.stopped_early
                 or self.state.progress.epoch >= self.spec.recipe.epochs)
 
-    def train_with_others(self, stop_requested: Callable[[], bool]) -> None:
-        """Train to the end in generation after generation. Collective.
+    def train(self, stop_requested: Callable[[], bool]) -> None:
+        """Train to the end, in as many generations of workers as that takes. Collective.
 
         Workers that do not record wait for the end in `join`. If the recording worker is lost before its last
-        checkpoint is on storage, they form another generation there, whose first worker saves.
+        checkpoint is on storage, they form another generation there, and its first worker saves.
         """
         def poll_controls() -> ControlFlags:
-            return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._wishes_to_save())
+            return ControlFlags(stop_requested(), self._rendezvous.must_regroup(), self._must_save())
 
         while not self.done:
             try:
                 with collective_errors():
                     self.join()
-                    self._train(poll_controls)
+                    while not (self.is_over or self._regroup):
+                        self.apply_changes()
+                        train(self.components, self.state, self.after_step, self.after_epoch, poll_controls)
             except PeerLostError:
                 self._lost += 1
                 if self._rendezvous.lasting or 0 <= self.placement.max_failures < self._lost:
                     raise
-                self._rescue()
+                self._abandon_step()
             else:
                 self._end()
 
     def join(self) -> None:
-        """Become a member of a generation, and take the state of whoever is furthest. Collective."""
+        """Join the next generation, and take the state of its most advanced worker. Collective."""
         self.context.activity.enter("joining")
         if not self._rendezvous.lasting:
             release_process_group(self.components)
-        found = self._rendezvous.join(self.state.progress if self._begun else None)
-        if not isinstance(found, Generation):
-            self.ended, self.done = found, True
+        generation = self._rendezvous.join(self.state.progress if self._has_state else None)
+        if not isinstance(generation, Generation):
+            self.summary, self.done = generation, True
             return
-        before, self.stopped = self.state, False  # a newcomer has not heard of the stop: all hear of it again
-        if found.source is None:
-            self.state = resume(self.components, found.collectives, self._warn)
+        before = self.state
+        self.stopped = self._regroup = False  # a new worker does not know of a requested stop: all poll for it again
+        if generation.source is None:
+            self.state = resume(self.components, generation.collectives, self._warn)
             self._agreed = self.saver.step = self.state.progress.step
         else:
-            self._compare(found.collectives)
-            self.state = sync_from_peer(self.components, self.state, found)
-        self._begun, self.context.activity.step = True, self.state.progress.step
-        if not self._rendezvous.lasting:  # now that all have one state: DDP would give them that of worker 0
-            self.components = regroup(self.components, found.collectives)
+            self._compare(generation.collectives)
+            self.state = sync_from_peer(self.components, self.state, generation)
+        self._has_state, self.context.activity.step = True, self.state.progress.step
+        if not self._rendezvous.lasting:  # after the sync: DDP would give every worker the weights of worker 0
+            self.components = regroup(self.components, generation.collectives)
         if self.records:
-            progress = self.state.progress
-            self._emit(
-                StartEvent(
-                    step=progress.step,
-                    epoch=progress.epoch,
-                    images_in_epoch=progress.images_in_epoch,
-                    num_workers=self.context.collectives.num_workers,
-                    epochs=self.spec.recipe.epochs,
-                    terms=self.components.loss.names,
-                    regrouped=found.source is not None,
-                )
-            )
-            if self.state.last_epoch:  # its event may have been lost on the way when a worker died
-                self._emit(self.state.last_epoch)
-        if self.state is before:  # its own, between the same two steps
-            self.timer.go_on()
+            self._emit_start(regrouped=generation.source is not None)
+        if self.state is before:  # this worker's own state, between the same two steps
+            self.timer.resume()
         else:
-            self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
-        self._count_anew()
-        self.stopped_early = self._has_stalled()
+            self._start_timer()
+        self._forget_best_before_change()
+        self.stopped_early = self._patience_is_over()
 
-    def _train(self, poll_controls: Callable[[], ControlFlags]) -> None:
-        """Train until the end, or until somebody waits to join. Collective."""
-        self._regroup = False
-        while not (self.is_over or self._regroup):
-            self.follow_changes()
-            train(self.components, self.state, self.after_step, self.after_epoch, poll_controls)
+    def _emit_start(self, *, regrouped: bool) -> None:
+        """Record the start of a generation, and the last epoch again: its event may be lost with a worker."""
+        progress = self.state.progress
+        self._emit(StartEvent(
+            step=progress.step, epoch=progress.epoch, images_in_epoch=progress.images_in_epoch,
+            num_workers=self.context.collectives.num_workers, epochs=self.spec.recipe.epochs,
+            terms=self.components.loss.names, regrouped=regrouped))
+        if self.state.last_epoch:
+            self._emit(self.state.last_epoch)
 
-    def _rescue(self) -> None:
-        """Give up the step in hand, and have one of those who are left save the last finished one."""
+    def _start_timer(self) -> None:
+        self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
+
+    def _abandon_step(self) -> None:
+        """Abandon the step in progress. One of the remaining workers saves the last completed one."""
         self.components.optimizer.zero_grad(set_to_none=True)
-        step = self.state.progress.step
-        if self._begun and step > self.saver.step and not self.placement.nosave and self._rendezvous.elect_saver():
+        unsaved = self._has_state and self.state.progress.step > self.saver.step
+        if unsaved and not self.placement.nosave and self._rendezvous.elect_saver():
             self._save()
 
     def _end(self) -> None:
-        """If training is over: save and announce the end as the recording worker. Others return to `join` for it.
+        """If training is over, save and announce the end as the recording worker. Others wait for it in `join`.
 
         Raises:
-            TrainingError: if all that training did was to skip steps, or the last checkpoint cannot be written.
+            TrainingError: if every step was skipped, or the last checkpoint cannot be written.
         """
         state = self.state
         if self.done or not self.is_over:
@@ -263,7 +200,7 @@ class Session:
             self._await_saver(needed=not self.stopped)
         elif not self._rendezvous.lasting:
             return
-        self.ended, self.done = Summary(
+        self.summary, self.done = Summary(
             step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
             last_epoch=state.last_epoch), True
@@ -271,95 +208,89 @@ class Session:
             self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
                                 step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
-        self._rendezvous.finish(self.ended)
+        self._rendezvous.finish(self.summary)
 
     def close(self) -> None:
-        """Let go of what is held beside memory, when everything is on storage."""
-        with contextlib.suppress(TrainingError):  # it has been told as a warning, and is not why this ends
+        """Wait until everything is on storage, and release what is held outside of memory."""
+        with contextlib.suppress(TrainingError):  # already reported as a warning, and not the reason for this end
             self._await_saver()
         for store in self.components.stores:
             store.close()
 
-    def follow_changes(self) -> None:
-        """Train by the settings that hold now; see `Recipe.changes`."""
+    def apply_changes(self) -> None:
+        """Switch to the settings of the present epoch; see `Recipe.changes`."""
         if self.spec.recipe.changes:
             self.components = rebuild(self.components, self.spec.recipe.at(self.state.progress.epoch))
 
     def after_step(self, step: Step, rates: Rates, result: StepResult) -> None:
-        """Record a step, and save where that is due inside an epoch (its last step is saved with the epoch)."""
+        """Log a step, and save where that is due inside an epoch. The epoch's last step is saved by `after_epoch`."""
         progress, timer = self.state.progress, self.timer
-        self.context.activity.enter("computing")  # nobody is waited for any more
+        self.context.activity.enter("computing")  # no more exchange in this step
         seconds = timer.stop_step(result, len(step.images))
         if self.records and timer.should_log(progress.step, result):
             self._emit(timer.step_event(progress, step, rates, result, seconds))
         self.context.activity.finished(progress.step, seconds)
         self._lost = 0
         save_steps = self.placement.save_steps
-        inside = step.images.stop < len(self.spec.train)
+        inside_epoch = step.images.stop < len(self.spec.train)
         self.stopped, self._regroup, save = result.flags
         due = not self.placement.nosave and (
-            self.stopped or (inside and (save or (save_steps and progress.step % save_steps == 0))))
+            self.stopped or (inside_epoch and (save or (save_steps and progress.step % save_steps == 0))))
         if due or self._regroup or progress.step % STEPS_PER_COMPARISON == 0:
             self.compare_weights()
         if due:
             self._save_agreed()
 
     def after_epoch(self, epoch: int) -> bool:
-        """Validate, decide, record, save. Returns whether training is over, or goes on by other settings."""
-        recipe, state = self.spec.recipe, self.state
-        last = epoch + 1 == recipe.epochs
+        """Validate, record, save. Returns whether training is over or continues with other settings."""
+        recipe, state, plan = self.spec.recipe, self.state, self.components.plan
         self.timer.stop_training()
         self.compare_weights()
-        found = self.validate() if last or not recipe.noval else None
-        self._await_saver()  # so that the log tells of an epoch's checkpoint before the next epoch
+        evaluation = self.validate() if epoch + 1 == recipe.epochs or not recipe.noval else None
+        self._await_saver()  # the log has an epoch's checkpoint before the next epoch
         self._emit(self.timer.shard_event(state.progress, self.context.collectives.worker))
         if self.records and state.skipped:
             self._warn(f"epoch {epoch + 1}: {state.skipped} of its steps were skipped, the first at step "
                        f"{state.first_skipped}: loss or gradient was not finite")
         losses = state.close_epoch()
-        score = None if found is None else recipe.objective.fitness(found.summary)
-        best = score is not None and score > state.best_fitness
-        if found is not None:
-            state.class_maps = tuple(found.metrics.ap.mean(1).tolist())
-        if best and found is not None and score is not None:
-            state.best_fitness, state.best_epoch = score, epoch
-            self._keep_detections(found)
-        self._count_anew()
-        self.stopped_early = self._has_stalled()
-        plan = self.components.plan
+        fitness, best = self._rank(epoch, evaluation) if evaluation else (None, False)
+        self._forget_best_before_change()
+        self.stopped_early = self._patience_is_over()
         state.last_epoch = self.timer.epoch_event(
             epoch, state.progress.step, plan.rates(plan.steps(epoch)[-1], epoch), self.context.device,
-            train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=score, best=best,
-            **outcome(found, self.spec.val))
+            train=dict(zip(self.components.loss.names, losses, strict=True)), fitness=fitness, best=best,
+            **outcome(evaluation, self.spec.val))
         if self.records:
             self._emit(state.last_epoch)
         if not self.placement.nosave:
             self._save_agreed()
-        self.timer = StepTimer(len(self.components.plan.steps(self.state.progress.epoch)))
+        self._start_timer()
         return self.is_over or recipe.last_change(epoch + 1) == epoch + 1
+
+    def _rank(self, epoch: int, evaluation: Evaluation) -> tuple[float | None, bool]:
+        """Take an epoch's validation into the state. Returns its fitness, and whether that is the best so far."""
+        state = self.state
+        state.class_maps = tuple(evaluation.metrics.ap.mean(1).tolist())
+        fitness = self.spec.recipe.objective.fitness(evaluation.summary)
+        if fitness is None or fitness <= state.best_fitness:
+            return fitness, False
+        state.best_fitness, state.best_epoch = fitness, epoch
+        self._keep_detections(evaluation)
+        return fitness, True
 
     def validate(self) -> Evaluation:
         """Validate the moving average over all workers. Collective."""
-        components = self.components
-        components.context.activity.enter("validating")
-        return evaluate(
-            components.ema.model,
-            components.family,
-            components.loss,
-            components.val_batches,
-            self.spec.val,
-            self.spec.recipe.evaluate,
-            self.spec.recipe.precision,
-            self.context.collectives,
-            self.context.device,
-        )
+        components, recipe = self.components, self.spec.recipe
+        self.context.activity.enter("validating")
+        return evaluate(components.ema.model, components.family, components.loss, components.val_batches, self.spec.val,
+                        recipe.evaluate, recipe.precision, self.context.collectives, self.context.device)
 
     def compare_weights(self) -> None:
-        """Find out whether a worker has other weights than the rest: it computes wrongly. Collective.
+        """Check that all workers have equal weights; a worker that differs computes wrongly. Collective.
 
         Raises:
-            WrongWeightsError: on workers that do not belong to a majority. They are as good as lost.
-            PeerLostError: on the others, which have summed its gradients: they no longer have a state, and `join`
+            WrongWeightsError: on workers outside of a majority. They count as lost.
+            PeerLostError: on the others, which have summed its gradients. They no longer have a state, and `join`
                 restores the newest checkpoint whose weights were compared.
         """
         self.context.activity.enter("exchanging")
@@ -367,17 +298,17 @@ class Session:
         self.context.activity.enter("computing")
 
     def _compare(self, collectives: Collectives) -> None:
-        """The same among the workers of a group that have its newest state; all learn what was agreed. Collective."""
-        own = [self.state.progress.step if self._begun else -1, self._agreed, int(fingerprint(self.components))]
+        """`compare_weights` among those workers of a group that have its newest state. All learn `_agreed`."""
+        own = [self.state.progress.step if self._has_state else -1, self._agreed, int(fingerprint(self.components))]
         rows = collectives.gather(torch.tensor([own])).tolist()
         step, self._agreed = max(row[0] for row in rows), max(row[1] for row in rows)
         weights = [row[2] for row in rows if row[0] == step]
         if len(set(weights)) == 1:
             return
-        self._begun = False
+        self._has_state = False
         self._await_saver()
         with contextlib.suppress(PeerLostError), collective_errors():
-            # a worker that left earlier would look lost to one that does not know
+            # a barrier: a worker that left earlier would look lost to one that has not compared yet
             collectives.gather(torch.zeros(1, 1))
         if collectives.worker == 0:
             self._withdraw()
@@ -387,7 +318,7 @@ class Session:
         raise PeerLostError(f"a worker had other weights than the rest after step {step}")
 
     def _withdraw(self) -> None:
-        """Remove checkpoints whose weights were not compared, and which workers that were wrong have a part in."""
+        """Remove checkpoints whose weights were not compared: the faulty workers have contributed to them."""
         self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
                    "newest checkpoint on which they agreed")
         checkpoint.withdraw(self.spec.run_dir, self._agreed)
@@ -397,55 +328,117 @@ class Session:
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))
 
-    def _count_anew(self) -> None:
-        """Forget a best epoch from before the last change: what goes on is another training from there."""
+    def _forget_best_before_change(self) -> None:
+        """Forget a best epoch from before the last change of settings: its fitness is not comparable."""
         if self.state.best_epoch < self.spec.recipe.last_change(self.state.progress.epoch):
             self.state.best_fitness, self.state.best_epoch = -1.0, -1
 
-    def _has_stalled(self) -> bool:
-        """Whether the last epoch was the `patience`-th without a better fitness, and there are more."""
+    def _patience_is_over(self) -> bool:
+        """Whether the last epoch was the `patience`-th without a better fitness, and more would follow."""
         state, patience, epoch = self.state, self.spec.recipe.patience, self.state.progress.epoch
         return 0 < patience < epoch - state.best_epoch and state.best_epoch >= 0 and epoch < self.spec.recipe.epochs
 
-    def _wishes_to_save(self) -> bool:
-        """Whether too much would be lost now: the last save is long ago, or all workers are to leave (at once, and
-        again from time to time)."""
+    def _must_save(self) -> bool:
+        """Whether the recording worker requests a save: the last one is long ago, or all workers drain (at once, and
+        again after every `LEAVING_SECONDS`)."""
         now = time.monotonic()
-        leaving = self._rendezvous.all_draining() and now - self._wished >= LEAVING_SECONDS
+        leaving = self._rendezvous.all_draining() and now - self._save_requested >= LEAVING_SECONDS
         late = now - self._saved >= save_interval(self.placement.save_seconds, self.saver)
-        flags = self.records and (leaving or late)
-        if flags:  # on a GPU the next step asks before this one's save
-            self._wished = self._saved = now
-        return flags
+        requested = self.records and (leaving or late)
+        if requested:  # noted here, because on a GPU the next step polls before this save starts
+            self._save_requested = self._saved = now
+        return requested
 
     def _save_agreed(self) -> None:
-        """Have the training checkpointed by the recording worker, now that all workers agree on the weights."""
+        """Save on the recording worker, after all workers have compared their weights."""
         self._agreed = self.state.progress.step
         if self.records:
             self._save()
 
     def _save(self) -> None:
-        """Have the training checkpointed: between two epochs also as what the last one's end has made it."""
+        """Start to save the state; between two epochs also under the names that the last epoch has earned."""
         progress, period, kinds = self.state.progress, self.placement.save_period, ["last"]
-        if (ended := self.state.last_epoch) and not progress.images_in_epoch:
-            kinds += ["best"] * ended.best + [f"epoch{ended.epoch}"] * (period > 0 and progress.epoch % period == 0)
+        if (last_epoch := self.state.last_epoch) and not progress.images_in_epoch:
+            kinds += ["best"] * last_epoch.best
+            kinds += [f"epoch{last_epoch.epoch}"] * (period > 0 and progress.epoch % period == 0)
         self.context.activity.enter("saving")
         self._saved = time.monotonic()
         self.saver.save(capture(self.components, self.state, about(self.spec)), progress.step, progress.epoch, kinds)
 
     def _await_saver(self, *, needed: bool = False) -> None:
-        """Wait for what is being written, for as long as that may take."""
+        """Wait for the save in progress, as long as a save may take."""
         self.context.activity.enter("saving")
         self.saver.wait(needed=needed)
         self.context.activity.enter("computing")
 
-    def _keep_detections(self, found: Evaluation) -> None:
-        """Leave the best epoch's detections for the pictures that are drawn when training has ended."""
-        if self.records:
-            try:
-                path = self.spec.run_dir / DETECTIONS_FILE
-                np.save(path, found.detections, allow_pickle=False)
-                if self.context.stored:
-                    self.context.stored.put_file(path)
-            except OSError as error:
-                self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
+    def _keep_detections(self, evaluation: Evaluation) -> None:
+        """Store the best epoch's detections, from which plots are drawn at the end of training."""
+        if not self.records:
+            return
+        path = self.spec.run_dir / DETECTIONS_FILE
+        try:
+            np.save(path, evaluation.detections, allow_pickle=False)
+            if self.context.stored:
+                self.context.stored.put_file(path)
+        except OSError as error:
+            self._warn(f"{DETECTIONS_FILE} could not be written: {error}")
+
+
+@dataclass
+class StepTimer:
+    """Times and image counts of one epoch, or of what remains of it after a restart.
+
+    Args:
+        steps: in the whole epoch; about `STEP_EVENTS_PER_EPOCH` of them are logged.
+    """
+
+    steps: int
+    began: float = field(default_factory=time.perf_counter)
+    last: float = field(default_factory=time.perf_counter)  # end of the last step
+    trained: float = 0.0  # end of the epoch's last step
+    wait_seconds: float = 0.0
+    images: int = 0  # forwarded by this worker
+    step_images: int = 0  # forwarded by all workers
+
+    def stop_step(self, result: StepResult, images: int) -> float:
+        """Record the end of a step of `images` images. Returns its seconds."""
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        self.wait_seconds += result.wait_seconds
+        self.images += result.images
+        self.step_images += images
+        return seconds
+
+    def resume(self) -> None:
+        """Exclude the time since the last step, in which nothing was trained."""
+        now = time.perf_counter()
+        self.began, self.last = self.began + now - self.last, now
+
+    def stop_training(self) -> None:
+        """Record the end of the epoch's last step."""
+        self.trained = time.perf_counter()
+
+    def should_log(self, step: int, result: StepResult) -> bool:
+        """Whether to log a step: at regular intervals, and if it was skipped."""
+        return step % -(-self.steps // STEP_EVENTS_PER_EPOCH) == 0 or result.skipped
+
+    def step_event(self, progress: Progress, step: Step, rates: Rates, result: StepResult, seconds: float) -> StepEvent:
+        """The event of the step that has just ended."""
+        return StepEvent(
+            step=progress.step, epoch=progress.epoch, batch=step.batch, loss=result.losses.tolist(), lr=rates.lr,
+            images=len(step.images), images_per_second=len(step.images) / seconds, seconds=seconds,
+            wait_seconds=result.wait_seconds, gradient_norm=result.gradient_norm, skipped=result.skipped)
+
+    def shard_event(self, progress: Progress, worker: int) -> ShardEvent:
+        """The event of this worker's share of the epoch."""
+        return ShardEvent(worker=worker, epoch=progress.epoch, step=progress.step, images=self.images,
+                          wait_seconds=self.wait_seconds, seconds=self.trained - self.began,
+                          node=socket.gethostname(), pid=os.getpid())
+
+    def epoch_event(self, epoch: int, step: int, rates: Rates, device: torch.device, **measured: Any) -> EpochEvent:
+        """The event of the epoch; `measured` are further fields of it."""
+        seconds = self.trained - self.began
+        return EpochEvent(
+            epoch=epoch, step=step, lr=rates.lr, images_per_second=self.step_images / seconds,
+            wait_share=self.wait_seconds / seconds, seconds=time.perf_counter() - self.began,
+            memory_gb=torch.cuda.max_memory_reserved() / 1e9 if device.type == "cuda" else 0.0, **measured)

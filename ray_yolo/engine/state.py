@@ -1,6 +1,6 @@
-"""What a training is between two optimiser steps, as plain tensors and JSON, and back again.
+"""The state of a training between two optimiser steps, and its conversion to and from plain tensors and JSON.
 
-No random state is in it: every draw is keyed (ops.seeding), so progress is enough to continue.
+It has no random state: every draw is keyed (ops.seeding), so the progress is enough to continue.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ START = Progress(0, 0, 0)
 
 @dataclass
 class TrainState:
-    """Progress, and the few things that are remembered rather than computed."""
+    """Progress, and the few values that cannot be recomputed from it."""
 
     progress: Progress = START
     best_fitness: float = -1.0
     best_epoch: int = -1
     class_maps: tuple[float, ...] = ()  # mAP50-95 per class of the last validation; drives image weights
     skipped_in_row: int = 0
-    epoch_sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0)  # terms of the loss times images; images
-    last_epoch: EpochEvent | None = None  # of the last finished epoch, to be repeated if it got lost
+    epoch_sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0)  # loss terms times images; images
+    last_epoch: EpochEvent | None = None  # of the last completed epoch, to be emitted again if it was lost
     skipped: int = 0  # steps of this epoch
-    first_skipped: int = 0  # the number of the first of them
-    moved: bool = False  # some step has changed the weights
+    first_skipped: int = 0  # number of the first of them
+    moved: bool = False  # a step has changed the weights
 
     def count(self, losses: Tensor, num_images: int, skipped: bool) -> None:
-        """Add the step just taken to the epoch's mean losses, or to those that were skipped."""
+        """Add the step that has just ended to the epoch's losses, or to the skipped steps."""
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         if skipped:
             self.first_skipped = self.first_skipped if self.skipped else self.progress.step
@@ -54,7 +54,7 @@ class TrainState:
             self.epoch_sums = tuple(old + more for old, more in zip(self.epoch_sums, new, strict=True))
 
     def close_epoch(self) -> tuple[float, ...]:
-        """Go to the next epoch. Returns the mean of each term of the loss per image of this one, NaN of no image."""
+        """Advance to the next epoch. Returns this epoch's mean of each loss term per image; NaN without images."""
         *sums, images = self.epoch_sums
         self.progress = Progress(self.progress.epoch + 1, 0, self.progress.step)
         self.epoch_sums, self.skipped = (0.0,) * len(self.epoch_sums), 0
@@ -62,11 +62,11 @@ class TrainState:
 
 
 TRAINED = ("meta", "ema")
-"""The parts of a captured state that whoever uses the weights needs."""
+"""The entries of a captured state that inference needs."""
 
 
 def capture(components: TrainComponents, state: TrainState, about: dict[str, Any]) -> dict[str, Any]:
-    """Everything needed to continue: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
+    """The complete state: tensors by name, and JSON text `meta` with `about` (recipe, names, ...)."""
     optimizer = components.optimizer.state_dict()
     meta = {**about, "progress": list(state.progress), "best_fitness": state.best_fitness,
             "best_epoch": state.best_epoch, "class_maps": list(state.class_maps),
@@ -83,7 +83,7 @@ def capture(components: TrainComponents, state: TrainState, about: dict[str, Any
 
 
 def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
-    """Put a captured state into freshly built parts.
+    """Load a captured state into newly built components.
 
     Raises:
         CheckpointError: if the tensors do not fit the model.
@@ -95,8 +95,8 @@ def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
     except RuntimeError as error:
         raise CheckpointError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
     optimizer = components.optimizer.state_dict()
-    # load_state_dict keeps the very tensors it is given: copy, or the caller's dict would be trained along; and a fused
-    # optimiser walks through memory: what belongs to a parameter has to lie as it does
+    # load_state_dict keeps references to its tensors: without copies the caller's dict would be trained too. A fused
+    # optimiser needs each state tensor in its parameter's memory layout
     trained = [p for group in components.optimizer.param_groups for p in group["params"]]
     optimizer["state"] = {int(number): {name: torch.empty_like(trained[int(number)]).copy_(value) if value.dim()
                                         else value.clone() for name, value in entry.items()}
@@ -112,10 +112,10 @@ def restore(components: TrainComponents, saved: dict[str, Any]) -> TrainState:
 
 
 def fingerprint(components: TrainComponents) -> Tensor:
-    """() int64 that any flipped bit of the weights, statistics or their average changes."""
+    """() int64 hash that changes with any flipped bit of the weights, the statistics or their moving average."""
     tensors = [*components.model.state_dict().values(), *components.ema.model.state_dict().values()]
     sums = torch.stack([tensor.view(torch.int32).sum() for tensor in tensors if tensor.is_floating_point()])
-    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # swapped tensors are told apart, too
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # odd weights detect swapped tensors
 
 
 def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
@@ -123,17 +123,17 @@ def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
-    """The state of the newest verified checkpoint, as the recording worker sees it, or a new one. Collective.
+    """The state of the newest verified checkpoint that the recording worker sees, or a new state. Collective.
 
     Raises:
-        CheckpointError: if there are checkpoints and none of them can be gone on from.
-        TrainingError: if it is not to be gone on from with these threads.
+        CheckpointError: if there are checkpoints and none of them can be resumed.
+        TrainingError: if the recipe is exact and the checkpoint was trained with another number of threads.
     """
     step, spec, stored = -1, components.spec, components.context.stored
     if collectives.worker == 0:
-        told = stored.download(spec.run_dir) if stored else []
+        download_problems = stored.download(spec.run_dir) if stored else []
         step, problems = checkpoint.recover(spec.run_dir, spec.digest)
-        for problem in (*told, *problems):
+        for problem in (*download_problems, *problems):
             warn(f"damaged checkpoint set aside: {problem}")
     chosen = int(collectives.gather(torch.tensor([[step]]))[0])
     if chosen < 0:
@@ -146,7 +146,7 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
 
 
 def _start_over(components: TrainComponents) -> TrainState:
-    """The state before the first step, where steps were taken that do not count."""
+    """The state before the first step, for components that have already trained."""
     context = replace(
         components.context,
         collectives=Collectives(),
@@ -158,17 +158,17 @@ def _start_over(components: TrainComponents) -> TrainState:
 
 
 def sync_from_peer(components: TrainComponents, state: TrainState, generation: Generation) -> TrainState:
-    """The state of the worker that is furthest, out of its memory; `state` where nobody is behind. Collective."""
+    """The state of the most advanced worker, from its memory; `state` if no worker is behind. Collective."""
     if not generation.behind:
         return state
     collectives, source = generation.collectives, cast(int, generation.source)
     own = capture(components, state, {}) if collectives.worker == source else None
-    given = collectives.share(own, source)
-    return state if own else restore(components, given)
+    shared = collectives.share(own, source)
+    return state if own else restore(components, shared)
 
 
 def about(spec: TrainSpec) -> dict[str, Any]:
-    """What a checkpoint says of itself beside tensors."""
+    """A checkpoint's description of itself, beside the tensors."""
     plugin = plugin_of(spec.recipe.model)
     return {"format": state_file.FORMAT, "recipe": spec.recipe.model_dump(mode="json"), "digest": spec.digest,
             "names": list(spec.names), "architecture": spec.architecture, "anchors": spec.anchors,
@@ -178,7 +178,7 @@ def about(spec: TrainSpec) -> dict[str, Any]:
 
 
 def _check_threads(spec: TrainSpec, meta: dict[str, Any]) -> None:
-    """Under exact, arithmetic threads are part of the result."""
+    """Under `exact` the number of arithmetic threads affects the result, so it must not change."""
     if spec.recipe.exact and meta["threads"] != torch.get_num_threads():
         raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
                             f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")

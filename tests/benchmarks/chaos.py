@@ -34,7 +34,7 @@ from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.run_log import only
 
 MENDED_SECONDS = 10.0  # how long the disk is full, and the tracker locked
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> None:
         epochs = Counter(event.epoch for event in only(EpochEvent, events))
         rows = (chaos.training.run_dir / "results.csv").read_text().splitlines()[1:]
         assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows))) == sorted(epochs)
-        check(chaos.training, calm_run(folder / "calm", max(event.step for event in only(StepEvent, events))))
+        check(chaos.training, uninterrupted_run(folder / "calm", max(event.step for event in only(StepEvent, events))))
         cost = measure_goodput(events)
         print(json.dumps({"benchmark": "chaos", "minutes": given.minutes, "faults": dict(chaos.faults),
                           "steps": chaos.training.step, "restarts": cost.restarts, "regroupings": cost.regroupings,

@@ -21,19 +21,19 @@ WORKER = """
 import socket, sys, time
 from pathlib import Path
 import torch
-from ray_yolo.engine.collectives import form_group, leave_group, offer_store
+from ray_yolo.engine.collectives import form_process_group, leave_process_group, serve_rendezvous_store
 
 worker, note = int(sys.argv[1]), Path(sys.argv[2])
 assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
-store = offer_store(f"10.77.0.{worker + 1}")
+store = serve_rendezvous_store(f"10.77.0.{worker + 1}")
 if worker == 0:
     note.with_suffix(".new").write_text(str(store.port))
     note.with_suffix(".new").rename(note)
 while not note.exists():
     time.sleep(0.1)
-replicas = form_group(store, ("10.77.0.1", int(note.read_text())), worker, 2, 60.0, torch.device("cpu"))
-print("rows", replicas.gather(torch.tensor([[float(worker)]])).flatten().tolist())
-leave_group()
+collectives = form_process_group(store, ("10.77.0.1", int(note.read_text())), worker, 2, 60.0, torch.device("cpu"))
+print("rows", collectives.gather(torch.tensor([[float(worker)]])).flatten().tolist())
+leave_process_group()
 """
 
 

@@ -1,4 +1,4 @@
-"""AutoBatch: the line through measured steps, and a step of the size it says on a real GPU."""
+"""AutoBatch: the line fitted to measured steps, and a step of the resulting size on a real GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray_yolo.engine.autobatch import LARGEST, auto_batch, images_that_fit
 CPU = torch.device("cpu")
 
 
-def test_the_line_through_the_measured_steps_says_how_many_images_fit() -> None:
+def test_the_line_through_the_measured_steps_gives_the_number_of_images() -> None:
     sizes, used = (1, 2, 4, 8, 16), [130, 160, 220, 340, 580]  # 100 + 30 n
     assert images_that_fit(sizes, used, 1000) == 30
     assert images_that_fit(sizes, used, 1030) == 31
@@ -25,7 +25,7 @@ def test_the_line_through_the_measured_steps_says_how_many_images_fit() -> None:
     ([130, 160], 110),  # not even one image
     ([130, 160], 100 + 30 * (LARGEST + 1)),
 ])
-def test_a_line_that_says_nothing_means_sixteen(used: list[int], room: float) -> None:
+def test_a_useless_line_gives_sixteen(used: list[int], room: float) -> None:
     assert images_that_fit((1, 2)[: len(used)], used, room) == 16
 
 
@@ -63,7 +63,7 @@ def test_a_given_batch_is_never_changed() -> None:
 
 
 @pytest.mark.gpu
-def test_a_step_of_the_size_it_says_stays_within_the_gpus_memory() -> None:
+def test_a_step_of_the_resulting_size_fits_into_the_gpus_memory() -> None:
     device = torch.device("cuda")
     recipe = resolve(Recipe(imgsz=320, batch_size=-1), 1, gpu=True)
     fits = auto_batch(recipe, "yolov5n", 80, device)

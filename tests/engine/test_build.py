@@ -1,4 +1,4 @@
-"""From a recipe to the objects that train it."""
+"""The components that are built from a recipe."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rectangular_training_keeps_the_order_and_one_shape_in_each_microbatch(t
 
 
 def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
-    """As Ray Train does: that of the start, and those of other groups; with our sampler, which it keeps."""
+    """As Ray Train does, at the start and after each regrouping. It keeps the package's sampler."""
     prepared: list[tuple[DataLoader, list[DataLoader]]] = []
 
     def prepare(loader: DataLoader) -> list[DataLoader]:
@@ -76,13 +76,13 @@ def test_the_host_prepares_each_training_loader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_batches_for_a_gpu_are_pinned_whoever_reads_them(tmp_path: Path, processes: int, device: str) -> None:
+def test_batches_for_a_gpu_are_pinned_with_any_loader_processes(tmp_path: Path, processes: int, device: str) -> None:
     index, context = make_index(tmp_path, 3), WorkerContext(device=torch.device(device), loader_processes=processes)
     assert val_loader(index, ImageStore(index, 64), 64, 32, 2, context).pin_memory is (device == "cuda")
 
 
-def test_a_group_that_was_never_whole_is_let_go_of_too(tmp_path: Path) -> None:
-    """Somebody is lost between two groups: all ask for the next one, without having had this one."""
+def test_a_group_that_was_never_complete_is_released_too(tmp_path: Path) -> None:
+    """If a worker is lost between two groups, the others release the group a second time."""
     components = build(make_spec(tmp_path), WorkerContext())
     model = components.model
     release_process_group(components)

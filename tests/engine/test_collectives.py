@@ -1,4 +1,4 @@
-"""What workers say to each other, played with real processes over gloo."""
+"""Collective operations of real processes over gloo."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_gathers_keep_worker_order_and_sums_are_differentiable() -> None:
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:4711",
     "Application timeout caused pair closure",  # of a peer whose network is cut; tests/cluster/test_cluster_real.py
     "NCCL communicator was aborted on rank 0."])
-def test_what_is_said_of_a_lost_peer_is_known(said: str) -> None:
+def test_errors_of_a_lost_peer_are_recognised(said: str) -> None:
     with pytest.raises(PeerLostError), collective_errors():
         raise RuntimeError(said)
 
@@ -64,8 +64,8 @@ def test_other_errors_are_not_a_lost_peer() -> None:
         raise RuntimeError("shape mismatch")
 
 
-def wait_in_vain(collectives: Collectives) -> dict[str, float]:
-    """Worker 0 waits for the other one, who does not come and does not close his connections either."""
+def wait_for_an_absent_peer(collectives: Collectives) -> dict[str, float]:
+    """Worker 0 waits for the other one, which neither comes nor closes its connections."""
     store = serve_rendezvous_store("127.0.0.1")
     port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
     leave_process_group()
@@ -80,12 +80,12 @@ def wait_in_vain(collectives: Collectives) -> dict[str, float]:
     return {"seconds": time.monotonic() - began}
 
 
-def test_a_collective_that_waits_in_vain_is_ended_from_another_thread() -> None:
-    assert 1.0 <= run_workers(2, wait_in_vain)[0]["seconds"] < 6.0
+def test_another_thread_can_abort_a_collective_that_waits_for_an_absent_peer() -> None:
+    assert 1.0 <= run_workers(2, wait_for_an_absent_peer)[0]["seconds"] < 6.0
 
 
 def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
-    """Both live and wait, as after a failure of the network between two GPUs, until each one's group is cut."""
+    """Both workers wait, as after a network failure between two GPUs, until each aborts its group."""
     stores = [serve_rendezvous_store("127.0.0.1") for _ in range(2)]
     ports = [int(collectives.gather(torch.tensor([[float(store.port)]]))[0]) for store in stores]
     leave_process_group()
@@ -102,16 +102,16 @@ def wait_for_each_other(collectives: Collectives) -> dict[str, Any]:
     return {"seconds": seconds, "aborted": group.aborted, "then": quorum.gather(torch.ones(1, 1))}
 
 
-def test_workers_that_wait_for_each_other_are_cut_and_form_another_group() -> None:
+def test_workers_that_wait_for_each_other_abort_and_form_another_group() -> None:
     """With a stand-in for NCCL beside gloo."""
-    for found in run_workers(2, wait_for_each_other):
-        assert 0.9 <= found["seconds"] < 10.0
-        assert found["aborted"]
-        assert found["then"].tolist() == [[1], [1]]
+    for result in run_workers(2, wait_for_each_other):
+        assert 0.9 <= result["seconds"] < 10.0
+        assert result["aborted"]
+        assert result["then"].tolist() == [[1], [1]]
 
 
 def die_before_the_mesh(collectives: Collectives) -> dict[str, float]:
-    """Worker 1 comes to the meeting, and ends."""
+    """Worker 1 comes to the store, and exits."""
     module._MEETING_SECONDS = 3.0
     store = serve_rendezvous_store("127.0.0.1")
     port = int(collectives.gather(torch.tensor([[float(store.port)]]))[0])
@@ -143,11 +143,11 @@ def slow_gather(collectives: Collectives) -> dict[str, Tensor]:
 
 
 def test_a_collective_may_take_longer_than_the_meeting() -> None:
-    assert [found["rows"].tolist() for found in run_workers(2, slow_gather)] == [[[1], [1]]] * 2
+    assert [result["rows"].tolist() for result in run_workers(2, slow_gather)] == [[[1], [1]]] * 2
 
 
 def listening(port: int) -> list[str]:
-    """The addresses at which this machine listens at a port, in hexadecimal as the kernel writes them."""
+    """The addresses at which this machine listens on a port, in the kernel's hexadecimal form."""
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and int(row[1].partition(":")[2], 16) == port]
 
@@ -169,7 +169,7 @@ def test_the_interface_is_that_of_the_address_unless_the_user_chose_one(
 
 
 class Group:
-    """Stands for one of NCCL's: how long it takes to abort is its matter."""
+    """A stand-in for an NCCL process group, which takes `seconds` to abort."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self.aborted = seconds, False
@@ -195,14 +195,14 @@ VALUES = torch.tensor([[0.5, 0.0, -0.0, math.nan, math.inf, 1e-45], [1.0, 2.0, 3
 
 
 def sent(worker: int, step: int, values: Tensor, patch: pytest.MonkeyPatch) -> Tensor:
-    """What a worker hands to NCCL for a step."""
+    """The rows that a worker passes to NCCL for a step."""
     rows: list[Tensor] = []
-    patch.setattr(module.dist, "all_gather_into_tensor", lambda received, mine: rows.append(mine.clone()))
+    patch.setattr(module.dist, "all_gather_into_tensor", lambda received, own: rows.append(own.clone()))
     Collectives(worker, 3).gather_step(values, step)
     return rows[0]
 
 
-# What is left in the place of worker 1's row, given what it sends for this step and what it sent for the one before
+# The received row of worker 1, from the row that it sends for this step and the row of the previous step
 LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the row": lambda new, old: new,
     "zeros": lambda new, old: torch.zeros_like(new),
@@ -216,28 +216,29 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("left", LEFT)
-def test_only_rows_of_the_step_are_whole(monkeypatch: pytest.MonkeyPatch, left: str, equal: bool) -> None:
-    """Whatever an aborted gather has left of them, also where the step before had the same numbers."""
+def test_only_rows_of_the_step_are_complete(monkeypatch: pytest.MonkeyPatch, left: str, equal: bool) -> None:
+    """For any values that an aborted gather leaves, also if the previous step had the same numbers."""
     before = VALUES if equal else VALUES * 0.75 + 1
     old, new = ([sent(worker, step, values[worker], monkeypatch) for worker in range(3)]
                 for step, values in ((6, before), (7, VALUES)))
     rows = torch.cat([new[0], LEFT[left](new[1], old[1]), new[2]])
     monkeypatch.setattr(module.dist, "all_gather_into_tensor", lambda received, mine: received.copy_(rows))
-    found, whole = Collectives(0, 3).gather_step(VALUES[0], 7)
-    assert bool(whole) is (left == "the row" or (equal and left == "seals without values"))  # then it is the row, too
-    if whole:
-        assert torch.equal(found.view(torch.int32), VALUES.view(torch.int32))
-    found, whole = Collectives().gather_step(VALUES[0], 7)  # alone
-    assert bool(whole)
-    assert torch.equal(found.view(torch.int32), VALUES[:1].view(torch.int32))
+    received, complete = Collectives(0, 3).gather_step(VALUES[0], 7)
+    same = left == "the row" or (equal and left == "seals without values")  # which then equals the row
+    assert bool(complete) is same
+    if complete:
+        assert torch.equal(received.view(torch.int32), VALUES.view(torch.int32))
+    received, complete = Collectives().gather_step(VALUES[0], 7)  # alone
+    assert bool(complete)
+    assert torch.equal(received.view(torch.int32), VALUES[:1].view(torch.int32))
 
 
-def test_a_cut_is_seen_by_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_after_an_abort_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(module, "_group", module._Group(cut=torch.zeros(())))
     before = Collectives(0, 2).was_cut(cpu)
     abort_process_group()
     assert (before, Collectives(0, 2).was_cut(cpu), Collectives().was_cut(cpu)) == (0, 1, 0)
-    monkeypatch.setattr(module, "_group", module._Group())  # of Ray's making
+    monkeypatch.setattr(module, "_group", module._Group())  # formed by Ray
     abort_process_group()
     assert Collectives(0, 2).was_cut(cpu) == 0

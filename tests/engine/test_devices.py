@@ -1,8 +1,8 @@
-"""Code for GPUs, checked without one: what a step does to a device whose tensors have no values, and where they lie.
+"""Code for GPUs, checked without one: the operations of a step on tensors without values, and their devices.
 
-On `meta` tensors runs a whole step, backward too; on fake CUDA tensors (for which torch can run no backward without a
-driver) everything else. Neither has numbers to give to the host, so what asks for one fails, as does what mixes
-devices. Fake tensors let copies pass; that none of them makes the host wait is for `Watch` to say.
+A complete step with backward runs on `meta` tensors. On fake CUDA tensors everything but backward runs, for which torch
+needs a driver. Neither has values for the host, so reading one fails, as does mixing devices. Fake tensors allow
+copies; `Watch` checks that no copy makes the host wait.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class WaitError(Exception):
 
 
 class Watch(TorchDispatchMode):
-    """Raises at what copies between devices and is not told not to wait, or brings along tensors of two devices."""
+    """Raises for a blocking copy between devices, and for an operation on tensors of two devices."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         inputs, outputs = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
                            for tree in ((args, kwargs), result))
         copies = function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-        found = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() or copies}
+        devices = {tensor.device.type for tensor in (*inputs, *outputs) if tensor.dim() or copies}
         waits = not (copies and ((kwargs or {}).get("non_blocking") or args[2:] == (True,)))
-        if len(found) > 1 and waits:
-            raise WaitError(f"{function} of {sorted(found)}")
+        if len(devices) > 1 and waits:
+            raise WaitError(f"{function} of {sorted(devices)}")
         return result
 
 
 def moved(model: nn.Module, device: str) -> nn.Module:
-    """The model with tensors of that device in the place of its own."""
+    """The model with its tensors replaced by tensors of that device."""
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
@@ -67,7 +67,7 @@ def moved(model: nn.Module, device: str) -> nn.Module:
 
 
 def fused_step(*tensors: Any, found_inf: Tensor, **_: Any) -> None:
-    """In the place of the optimiser's kernel, which neither kind of device has."""
+    """Replaces the optimiser's kernel, which neither device has."""
     parameters, *others = tensors
     for tensor in (*(tensor for each in others for tensor in each), found_inf):
         assert tensor.device == parameters[0].device
@@ -80,7 +80,7 @@ def fake_backward(loss: Tensor, components: TrainComponents) -> None:
 
 
 class Answers(TorchDispatchMode):
-    """Says of what depends on values that it is every second one, so that the host can go on."""
+    """Lets operations whose shapes depend on values return every second element, so that the host can continue."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten.nonzero.default:
@@ -95,7 +95,7 @@ class Answers(TorchDispatchMode):
 
 @pytest.fixture(params=["meta", "cuda"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device without values, and what stands there for what it lacks."""
+    """A device without values, and replacements for what it lacks."""
     monkeypatch.setattr(torch, "_fused_sgd_", fused_step)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(loop, "runs_ahead", lambda device: True)
@@ -116,9 +116,9 @@ Plant = Callable[[TrainComponents, Tensor], Tensor]
 
 def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.MonkeyPatch, plant: Plant | None = None,
                **recipe: Any) -> list[str]:
-    """What happens in the two steps of an epoch, in order; `plant` is done to each microbatch's loss terms."""
+    """The actions in the two steps of an epoch, in order; `plant` changes each microbatch's loss terms."""
 
-    def prepare_model(model: nn.Module) -> nn.Module:  # from here on all that training makes is on the device
+    def prepare_model(model: nn.Module) -> nn.Module:  # from here on all new tensors are on the device
         if device == "cuda":
             stack.enter_context(FakeTensorMode())
         return moved(model, device)
@@ -126,20 +126,20 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     spec = make_spec(folder, 8, **{**SMALL, **recipe})
     spec = replace(spec, architecture=None) if "model" in recipe else spec
     components = build(spec, WorkerContext(device=torch.device(device), prepare_model=prepare_model))
-    moved(components.ema.model, device)  # a copied fake tensor brings a mode of its own
+    moved(components.ema.model, device)  # a copied fake tensor has a mode of its own
     vars(components.optimizer)["_need_device_dtype_check_for_fused"] = False
-    terms, happened = components.loss.terms, []
+    terms, actions = components.loss.terms, []
     if plant is not None:
         patch.setattr(components.loss, "terms", lambda *args: plant(components, terms(*args)))
     if device == "cuda":
         patch.setattr(Tensor, "backward", lambda loss: fake_backward(loss, components))
 
     def send(numbers: Tensor) -> Callable[[], list[float]]:
-        happened.append("sent")
-        return lambda: happened.append("read") or [0.0] * (len(numbers) - 5) + [1.0, 1.0, 0.0, 0.0, 0.0]
+        actions.append("sent")
+        return lambda: actions.append("read") or [0.0] * (len(numbers) - 5) + [1.0, 1.0, 0.0, 0.0, 0.0]
 
     patch.setattr(loop, "send_to_host", send)
-    patch.setattr(loop, "forward_backward", telling(happened, loop.forward_backward))
+    patch.setattr(loop, "sum_microbatches", recording(actions, loop.sum_microbatches))
     images = components.plan.loader_batch(1, 0)
     batch = {"images": torch.zeros(images, 3, 64, 64, dtype=torch.uint8, device=device),
              "targets": torch.tensor(LABELS).to(device, non_blocking=True)}
@@ -148,13 +148,13 @@ def take_steps(folder: Path, device: str, stack: ExitStack, patch: pytest.Monkey
     components.loader = [batch] * 4
     for launched in loop.launch_steps(components, Progress(), loop.ControlFlags):
         assert not loop.finish_step(components, launched).skipped
-    components.gradients.backward_of_nothing(loop.blank_loss(components))
-    return happened
+    loop.blank_loss(components).backward()
+    return actions
 
 
-def telling(happened: list[str], function: Any) -> Any:
+def recording(actions: list[str], function: Any) -> Any:
     def call(*args: Any) -> Any:
-        happened.append("forward and backward")
+        actions.append("forward and backward")
         return function(*args)
     return call
 
@@ -162,8 +162,8 @@ def telling(happened: list[str], function: Any) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_in_a_step_the_host_waits_for_the_device_once_when_the_next_one_is_queued(
         tmp_path: Path, device: str, surroundings: ExitStack, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    happened = take_steps(tmp_path, device, surroundings, monkeypatch, **CASES[case])
-    assert happened == ["forward and backward", "sent", "forward and backward", "read", "sent", "read"]
+    actions = take_steps(tmp_path, device, surroundings, monkeypatch, **CASES[case])
+    assert actions == ["forward and backward", "sent", "forward and backward", "read", "sent", "read"]
 
 
 PLANTS: dict[str, Plant] = {
@@ -177,7 +177,7 @@ PLANTS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_waits_for_the_device_or_lies_elsewhere_is_noticed(
+def test_code_that_waits_for_the_device_or_mixes_devices_fails(
         tmp_path: Path, device: str, surroundings: ExitStack, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
     """Negative controls."""
     with pytest.raises((RuntimeError, WaitError)):
@@ -186,11 +186,11 @@ def test_what_waits_for_the_device_or_lies_elsewhere_is_noticed(
 
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("name", ["yolov5n", "yolov8n"])
-def test_predictions_and_detections_lie_where_the_images_are(
+def test_predictions_and_detections_are_on_the_images_device(
         monkeypatch: pytest.MonkeyPatch, name: str, multi_label: bool) -> None:
     monkeypatch.setattr(nms, "MAX_CANDIDATES", 10)
-    found = detect(name, "cuda", multi_label)
-    assert [(tuple(each.shape), each.device.type) for each in found] == [((5, 6), "cuda")] * 2
+    detections = detect(name, "cuda", multi_label)
+    assert [(tuple(each.shape), each.device.type) for each in detections] == [((5, 6), "cuda")] * 2
     with pytest.raises((RuntimeError, TypeError)):  # negative control
         detect(name, "cpu", multi_label)
 

@@ -1,4 +1,4 @@
-"""What a session decides at the end of an epoch: which was the best, what is kept, and by what settings it goes on."""
+"""A session's decisions at the end of an epoch: the best epoch, the kept weights, and the next settings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def train(spec: TrainSpec, placement: Placement) -> list[EpochEvent]:
 
 
 def saved(spec: TrainSpec, name: str) -> dict[str, Any]:
-    """What weights/<name>.pt holds, with its text read."""
+    """The content of weights/<name>.pt, with its JSON parsed."""
     state = torch.load(spec.run_dir / "weights" / f"{name}.pt", weights_only=True)
     return {**state, **json.loads(state["meta"])}
 
 
 def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the epochs' validations find these average precisions, (classes, 10) each."""
+    """Replace the epochs' validations by these average precisions, (classes, 10) each."""
     waiting = iter(precisions)
 
     def found(session: Session) -> Evaluation:
@@ -53,9 +53,9 @@ def validate_as(precisions: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -
 def test_the_first_of_equally_good_epochs_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validate_as([np.full((2, 10), value) for value in (0.1, 0.3, 0.3, 0.2)], monkeypatch)
     spec = make_spec(tmp_path, **VALIDATED)
-    told = [(event.fitness, event.best) for event in train(spec, Placement())]
-    assert told == [(pytest.approx(0.1), True), (pytest.approx(0.3), True), (pytest.approx(0.3), False),
-                    (pytest.approx(0.2), False)]
+    epochs = [(event.fitness, event.best) for event in train(spec, Placement())]
+    assert epochs == [(pytest.approx(0.1), True), (pytest.approx(0.3), True), (pytest.approx(0.3), False),
+                      (pytest.approx(0.2), False)]
     assert (saved(spec, "best")["progress"][0], saved(spec, "last")["progress"][0]) == (2, 4)
     assert (saved(spec, "last")["best_epoch"], saved(spec, "last")["best_fitness"]) == (1, pytest.approx(0.3))
 
@@ -70,7 +70,7 @@ def test_fitness_and_what_drives_image_weights_come_from_all_thresholds(
     assert saved(spec, "last")["class_maps"] == pytest.approx([0.45, 0.05])
 
 
-def test_every_so_many_epochs_are_kept(tmp_path: Path) -> None:
+def test_weights_are_kept_at_the_save_period(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, epochs=5)
     train(spec, Placement(save_period=2))
     assert {path.stem for path in (spec.run_dir / "weights").glob("epoch*.pt")} == {"epoch1", "epoch3"}
@@ -78,7 +78,7 @@ def test_every_so_many_epochs_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) -> None:
-    """Validated anew from the file; the weights that were trained themselves have others."""
+    """Validated again from the file; the trained weights themselves have other numbers."""
     spec = make_spec(tmp_path, **VALIDATED)
     train(spec, Placement(save_period=1))
     for epoch in (0, 3):
@@ -86,7 +86,7 @@ def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) 
         for part in ("ema", "model"):
             components = build(spec, WorkerContext())
             components.ema.model.load_state_dict(state[part])
-            found = evaluate(
+            evaluation = evaluate(
                 components.ema.model,
                 components.family,
                 components.loss,
@@ -97,8 +97,8 @@ def test_the_numbers_of_an_epoch_are_those_of_its_saved_average(tmp_path: Path) 
                 Collectives(),
                 torch.device("cpu"),
             )
-            told = state["last_epoch"]
-            same = told["val"] == found.losses and told["metrics"] == found.summary
+            recorded = state["last_epoch"]
+            same = recorded["val"] == evaluation.losses and recorded["metrics"] == evaluation.summary
             assert same == (part == "ema"), (epoch, part)
 
 
@@ -116,4 +116,4 @@ def test_an_average_whose_settings_change_follows_by_the_new_ones(tmp_path: Path
             expected = decay * before[name] + (1 - decay) * after["model"][name]
             torch.testing.assert_close(after["ema"][name], expected, rtol=1e-5, atol=1e-6)
     moved = (first["ema"]["model.0.conv.weight"] - second["ema"]["model.0.conv.weight"]).abs().max()
-    assert moved > 1e-4  # more than what is let pass above
+    assert moved > 1e-4  # more than the tolerance above

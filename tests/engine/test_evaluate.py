@@ -1,4 +1,4 @@
-"""Validation of a detector whose findings are written by hand, so that its numbers are known."""
+"""Validation of a detector with hand-written detections, so that its metrics are known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Found = tuple[float, float, float, float, float, int]  # x1, y1, x2, y2, score, 
 
 @dataclass(frozen=True)
 class Scene:
-    """One image: its form, its labels (x1, y1, x2, y2, class), and what the detector finds."""
+    """One image: its shape, its labels (x1, y1, x2, y2, class), and its detections."""
 
     form: str
     labels: tuple[tuple[float, float, float, float, int], ...] = ()
@@ -65,7 +65,7 @@ class Scenes:
 
 
 class Seer(nn.Module):
-    """Knows an image by its grey in the middle and finds what its scene says, in pixels of the network input."""
+    """Recognises an image by its grey and returns its scene's detections, in pixels of the network input."""
 
     def __init__(self, scenes: Scenes) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_every_image_is_in_one_batch_of_one_worker(five: Scenes, workers: int, b
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_found_is_given_in_the_images_own_pixels(five: Scenes) -> None:
+def test_detections_are_in_the_original_images_pixels(five: Scenes) -> None:
     found = run(Collectives(), five)
     expected = [[image, *found] for image, scene in enumerate(FIVE_IMAGES) for found in
                 sorted(scene.found, key=lambda found: -found[4])]
@@ -209,6 +209,6 @@ def test_a_box_may_be_of_several_classes(five: Scenes) -> None:
     ({"iou": 0.6}, [0.9, 0.8, 0.6, 0.3]), ({"iou": 0.45}, [0.9, 0.6, 0.3]), ({"iou": 0.9}, [0.9, 0.8, 0.7, 0.6, 0.3]),
     ({"confidence": 0.65}, [0.9, 0.8]), ({"max_detections": 2}, [0.9, 0.8]),
 ], ids=["iou 0.6", "iou 0.45", "iou 0.9", "confidence", "max_detections"])
-def test_detections_are_chosen_as_the_recipe_says(tmp_path: Path, config: dict[str, float], kept: list[float]) -> None:
+def test_detections_are_selected_by_the_recipe(tmp_path: Path, config: dict[str, float], kept: list[float]) -> None:
     found = run(Collectives(), write(tmp_path, (CROWDED,), **config))
     assert found.detections[:, 5].tolist() == pytest.approx(kept)

@@ -1,5 +1,5 @@
-"""A training whose numbers are written down. The law: a commit that changes what is computed moves tests/golden/ too
-and says why in its message; no other commit does. To write the numbers anew:
+"""Trainings with recorded numbers. A commit that changes the computation changes tests/golden/ too and says why in its
+message; no other commit does. To record the numbers again:
 
     RAY_YOLO_RENEW_GOLDEN=1 .venv/bin/python -m pytest tests/engine/test_golden.py
 """
@@ -30,8 +30,8 @@ from ray_yolo.engine.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = ("yolov5n", "yolov5nu", "yolov5n6", "yolo11n", "yolo26n")  # one of each family
-# Small steps, because kinds of processors differ in the last bits of a sum: at YOLOv5's own rates these decide what a
-# gradient is ten steps later (measured: nearly all of its norm).
+# Small steps, because processor types differ in the last bits of a sum: at YOLOv5's own rates these bits dominate the
+# gradient ten steps later (measured: nearly all of its norm).
 RECIPE = {"data": "shapes8", "imgsz": 64, "batch_size": 8, "microbatch": 4, "epochs": 20,
           "precision": "fp32", "threads": 1, "noval": True,
           "optimizer": {"nominal_batch": 8, "lr0": 3e-4, "clip_norm": 0.3},
@@ -42,7 +42,7 @@ SAME, SAME_NORM = 1e-4, 2e-3
 
 
 def trained(model: str, folder: Path) -> dict[str, Any]:
-    """What each step told, how far weights and statistics came, and the losses of the average on other images."""
+    """The results of each step, the distances of weights and statistics, and the validation losses of the average."""
     recipe = resolve(
         Recipe.model_validate({**RECIPE, "model": model, "imgsz": 2 * MODEL_FACTS[model].grid}), 1, gpu=False
     )
@@ -63,7 +63,7 @@ def trained(model: str, folder: Path) -> dict[str, Any]:
 
 
 def distance(state: dict[str, Tensor], start: dict[str, Tensor], kind: str) -> float:
-    """How far the tensors of a kind are from where they started."""
+    """The distance of the tensors of a kind from their start."""
     return math.hypot(*((value - start[name]).norm().item() for name, value in state.items() if kind in name))
 
 
@@ -76,7 +76,7 @@ def flat(tree: Any, path: str = "") -> dict[str, float]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_twenty_steps_give_the_numbers_that_are_written_down(
+def test_twenty_steps_give_the_recorded_numbers(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "cache"))
     threads = torch.get_num_threads()

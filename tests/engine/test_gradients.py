@@ -1,4 +1,4 @@
-"""A step's gradient has the same bits whoever computes which part of it, and what travels for it does not grow."""
+"""A step's gradient has the same bits for any sharing of its microbatches, and its exchange does not grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW = 5
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the workers have."""
+    """The number of threads of the workers."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Small(nn.Module):
-    """Convolutions whose weights lie channels last, and a layer that fills a bucket alone."""
+    """Convolutions with channels-last weights, and a layer that fills a bucket alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,20 +60,22 @@ def summed(collectives: Collectives, count: int) -> Tensor:
     """Every step's gradient and row, (steps, numbers), by a worker's shard of the microbatches."""
     model, replica = build(collectives)
     tree = GradientTree(replica, collectives, ROW)
-    found = []
+    sums = []
     for step in range(STEPS):
-        inputs, mine = data(count, step), shard(count, collectives.worker, collectives.num_workers)
+        inputs, own = data(count, step), shard(count, collectives.worker, collectives.num_workers)
         tree.start([len(shard(count, worker, collectives.num_workers)) for worker in range(collectives.num_workers)])
-        for number in mine:
-            last = number == mine[-1]
+        for number in own:
+            last = number == own[-1]
             with tree.microbatch(last=last):
-                tree.backward(replica(inputs[number]).square().sum(), inputs[number].flatten()[:ROW], last=last)
-        if not mine:
-            tree.backward_of_nothing(replica(torch.ones(1, 3, 6, 6)).sum() * 0)
+                loss = replica(inputs[number]).square().sum()
+                tree.attach_row(inputs[number].flatten()[:ROW])
+                loss.backward()
+        if not own:
+            (replica(torch.ones(1, 3, 6, 6)).sum() * 0).backward()
         row = tree.finish()
-        found.append(torch.cat([*(p.grad.flatten() for p in model.parameters() if p.grad is not None), row]))
+        sums.append(torch.cat([*(p.grad.flatten() for p in model.parameters() if p.grad is not None), row]))
         model.zero_grad(set_to_none=True)
-    return torch.stack(found)
+    return torch.stack(sums)
 
 
 def summed_of_all(collectives: Collectives, counts: list[int]) -> list[Tensor]:
@@ -82,13 +84,13 @@ def summed_of_all(collectives: Collectives, counts: list[int]) -> list[Tensor]:
 
 def test_the_sum_is_that_of_all_microbatches() -> None:
     model, _ = build(Collectives())
-    for step, found in enumerate(summed(Collectives(), 5)):
+    for step, total in enumerate(summed(Collectives(), 5)):
         inputs = data(5, step)
         model.zero_grad()
         torch.stack([model(batch).square().sum() for batch in inputs]).sum().backward()
         expected = torch.cat([p.grad.flatten() for p in model.parameters()])
-        assert torch.allclose(found[:-ROW], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-        assert torch.allclose(found[-ROW:], inputs.flatten(1)[:, :ROW].sum(0), rtol=1e-5)
+        assert torch.allclose(total[:-ROW], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        assert torch.allclose(total[-ROW:], inputs.flatten(1)[:, :ROW].sum(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -96,13 +98,13 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     counts = [1, 2, 5, 8]  # a worker without a microbatch, uneven shards, shards that are not aligned
     uninterrupted = summed_of_all(Collectives(), counts)
     for result in run_workers(workers, summed_of_all, counts):
-        assert all(torch.equal(mine, other) for mine, other in zip(result, uninterrupted, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(result, uninterrupted, strict=True))
 
 
 def summed_by_worker(collectives: Collectives, count: int) -> Tensor:
-    """The same, but each worker adds up what it has before the sums are added: what a reduction does."""
+    """The same, but each worker sums its own microbatches before the workers' sums are added, as in a reduction."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradients, "parent", lambda left, right: left)  # fold whatever comes
+        patch.setattr(gradients, "parent", lambda left, right: left)  # fold any two nodes
         patch.setattr(gradients, "aligned_nodes", lambda part: [gradients.TreeNode(part.start, 1)] if part else [])
         patch.setattr(gradients, "_fold", lambda root, values, count: [sum(value[0] for value in values.values())])
         return summed(collectives, count)
@@ -117,20 +119,20 @@ def test_without_the_tree_the_bits_depend_on_the_number_of_workers() -> None:
 
 
 def bytes_sent(collectives: Collectives, counts: list[int]) -> list[float]:
-    """Bytes that leave this worker in a step, in units of the gradient's, by number of microbatches."""
-    found = []
+    """Bytes that this worker sends in a step, in units of the gradient's size, by number of microbatches."""
+    ratios = []
     for count in counts:
         sent = [0]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "all_to_all_single", counting(dist.all_to_all_single, sent, collectives, 1))
             patch.setattr(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor, sent, collectives, 0))
             gradient = summed(collectives, count)
-        found.append(sent[0] / STEPS / gradient[0].numel())
-    return found
+        ratios.append(sent[0] / STEPS / gradient[0].numel())
+    return ratios
 
 
 def counting(function, sent: list[int], collectives: Collectives, argument: int):
-    """The collective, which adds up what all but its own part of a tensor holds."""
+    """The collective; it also counts the numbers that are sent to other workers."""
     def call(*args, **options):
         sent[0] += args[argument].numel() * (collectives.num_workers - 1) // collectives.num_workers
         return function(*args, **options)

@@ -1,5 +1,6 @@
-"""The loop, worked by hand: a line y = w x + b, whose loss is the mean of y, so that the gradient of a step is (sum of
-x, number of images) whatever the weights. A norm stands beside it and only records what it is shown.
+"""The loop, worked by hand, on a line y = w x + b whose loss is the mean of y.
+
+The gradient of a step is then (sum of x, number of images) for any weights. A norm beside it only records its input.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ X = [grey / 255 for grey in GREYS]
 class Line(nn.Module):
     """y = w x + b of an image's grey."""
 
+    grid = 32
+
     def __init__(self) -> None:
         super().__init__()
         self.line, self.norm = nn.Conv2d(1, 1, 1), BatchNorm(1)
@@ -57,7 +60,7 @@ class MeanLoss:
         y = levels[0].flatten()
         return LossSums(torch.stack([y.sum(), 0 * y.sum(), 0 * y.sum()])[:, None], torch.full((3, 1), float(len(y))))
 
-    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
+    def terms(self, numerators: Tensor, counts: Tensor, trained: float = 0.0) -> Tensor:
         return (numerators / counts.clamp(min=1)).sum(1)
 
 
@@ -93,7 +96,7 @@ def make_line(folder: Path, num_images: int = 8, *, optimizer: dict[str, Any] | 
 
 @pytest.fixture(autouse=True, params=["at once", "ahead"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every law holds in both orders: each step is read when it is launched, or when the next one's backward is."""
+    """Every law holds in both orders: a step is read when it is launched, or after the next step's backward."""
     monkeypatch.setattr(loop, "runs_ahead", lambda device: request.param == "ahead")
 
 
@@ -107,7 +110,7 @@ def train(
     ends: list[tuple[float, ...]] | None = None,
     poll_controls: loop.PollControls = loop.ControlFlags,
 ) -> TrainState:
-    """`ends` takes the mean losses of each epoch."""
+    """Appends the mean losses of each epoch to `ends`."""
     state, ends = state or TrainState(), [] if ends is None else ends
     loop.train(components, state, after_step, lambda _: bool(ends.append(state.close_epoch())), poll_controls)
     return state
@@ -118,13 +121,13 @@ def weights(model: nn.Module) -> tuple[float, float]:
 
 
 def recorded(components: TrainComponents, look: Callable[[], Any]) -> list[Any]:
-    """What there is to be seen after each step of a whole training."""
+    """The results of `look` after each step of a complete training."""
     seen: list[Any] = []
     train(components, lambda *_: seen.append(look()))
     return seen
 
 
-def test_a_step_goes_down_the_sum_of_its_images_gradients(tmp_path: Path) -> None:
+def test_a_step_descends_the_sum_of_its_images_gradients(tmp_path: Path) -> None:
     components = make_line(tmp_path)
     first, second = recorded(components, lambda: weights(components.model))
     w, b = W - 0.1 * sum(X[:4]), B - 0.1 * 4  # of four images, not of their mean
@@ -164,7 +167,7 @@ def test_microbatches_and_batches_that_accumulate_make_the_same_step(
     assert accumulated == pytest.approx((W - 0.1 * sum(X), B - 0.1 * 8))
 
 
-def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_told_as_it_was(tmp_path: Path) -> None:
+def test_a_gradient_longer_than_the_limit_is_scaled_to_it_and_its_norm_reported_before(tmp_path: Path) -> None:
     components, norms = make_line(tmp_path, 4, optimizer={"clip_norm": 0.5}), []
     train(components, lambda step, rates, result: norms.append(result.gradient_norm))
     norm = math.hypot(sum(X[:4]), 4)
@@ -210,7 +213,7 @@ def test_in_warm_up_a_step_has_the_rates_of_its_last_batch(tmp_path: Path) -> No
 
 
 def everything(components: TrainComponents) -> dict[str, Any]:
-    """All that a step may change, as it is now."""
+    """A copy of everything that a step may change."""
     return copy.deepcopy({"model": components.model.state_dict(), "average": components.ema.model.state_dict(),
                           "optimizer": components.optimizer.state_dict()["state"]})
 
@@ -226,7 +229,7 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("broken", ["loss", "loss alone", "gradient"])
 def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, broken: str) -> None:
-    """In the last microbatch of the second of three steps; the third goes on as if nothing had been."""
+    """In the last microbatch of the second of three steps. The third is unaffected."""
     components = make_line(tmp_path, 12, optimizer={"momentum": 0.5, "weight_decay": 0.01})
     measure, calls = components.loss.measure, []
 
@@ -253,19 +256,19 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(tmp_path: Path, b
     assert states[2]["model"]["line.bias"] < states[1]["model"]["line.bias"]
     assert states[2]["model"]["norm.num_batches_tracked"] == 4
     assert state.skipped_in_row == 0
-    told = [result.losses[0].item() for result in results]
-    assert ends[0][0] == pytest.approx((told[0] + told[2]) / 2)  # the skipped step's images do not count
+    losses = [result.losses[0].item() for result in results]
+    assert ends[0][0] == pytest.approx((losses[0] + losses[2]) / 2)  # the skipped step's images do not count
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_a_first_step_that_is_skipped_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
-    """No momentum of its own, whatever the memory held in which it would have begun."""
+def test_a_skipped_first_step_changes_nothing(tmp_path: Path, name: str) -> None:
+    """Its momentum does not start from uninitialised memory."""
     settings = {"name": name, "momentum": 0.5, "weight_decay": 0.01}
     uninterrupted, broken = (make_line(tmp_path / folder, 8, optimizer=settings) for folder in "ab")
     terms, calls = broken.loss.terms, []
     broken.loss.terms = lambda *args: terms(*args) * (math.inf if calls.append(None) or len(calls) <= 2 else 1)
-    calm_state = TrainState(Progress(0, 4, 1))
-    train(uninterrupted, state=calm_state)
+    second_step = TrainState(Progress(0, 4, 1))
+    train(uninterrupted, state=second_step)
     train(broken)
     assert_equal(everything(broken), everything(uninterrupted))
 
@@ -281,7 +284,7 @@ def test_ten_steps_in_a_row_that_are_not_finite_end_the_training(tmp_path: Path)
     assert_equal(everything(components), before)
 
 
-def test_a_training_goes_on_from_the_step_and_inside_the_epoch_where_it_stopped(tmp_path: Path) -> None:
+def test_a_training_continues_from_the_step_and_inside_the_epoch_where_it_stopped(tmp_path: Path) -> None:
     uninterrupted, stopped = (make_line(tmp_path / name, epochs=2, optimizer={"momentum": 0.9}) for name in "ab")
     train(uninterrupted)
     state, asked = TrainState(), []
@@ -292,7 +295,7 @@ def test_a_training_goes_on_from_the_step_and_inside_the_epoch_where_it_stopped(
     assert_equal(everything(stopped), everything(uninterrupted))
 
 
-def test_training_ends_where_the_epochs_hook_says_so(tmp_path: Path) -> None:
+def test_training_ends_when_the_epoch_hook_returns_true(tmp_path: Path) -> None:
     components, state, epochs = make_line(tmp_path, epochs=5), TrainState(), []
     loop.train(components, state, lambda *_: None, lambda epoch: bool(state.close_epoch() and epochs.append(epoch))
                or epoch == 2)

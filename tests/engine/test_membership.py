@@ -1,4 +1,4 @@
-"""What a worker says of itself, and the group that never changes."""
+"""A worker's activity, and the fixed group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_yolo.engine.membership import Activity, FixedRendezvous, Generation
     (0.0, [4.0, 5.0, 6.0], "validating", 500.0),
     (0.0, [], "loading", 300.0),  # the first step takes its time
     (7.0, [4.0], "computing", 7.0),
-    (7.0, [4.0], "saving", 607.0),  # the saver gives a save up after 600
+    (7.0, [4.0], "saving", 607.0),  # the saver abandons a save after 600
     (0.0, [0.1], "saving", 630.0),
 ])
 def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str, limit: float) -> None:
@@ -30,7 +30,7 @@ def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str,
     assert time.monotonic() - activity.since < 60
 
 
-def test_a_fixed_group_is_what_it_was_given_and_has_no_next_one() -> None:
+def test_a_fixed_group_never_changes() -> None:
     collectives = Collectives(1, 2)
     members = FixedRendezvous(collectives)
     assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(collectives, None, False)

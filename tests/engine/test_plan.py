@@ -1,4 +1,4 @@
-"""The plan of an epoch: nothing dropped, nothing twice, for any number of workers."""
+"""The plan of an epoch: no image is dropped or repeated, for any number of workers."""
 
 import itertools
 

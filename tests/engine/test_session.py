@@ -1,4 +1,4 @@
-"""Interrupted trainings end with the bits of the calm one, whoever continues them."""
+"""Interrupted trainings end with the bits of an uninterrupted one, whichever workers continue them."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ EVERY_STEP = Placement(save_steps=1, keep_checkpoints=3)
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing below catches it."""
+    """Simulates kill -9: the code under test does not catch it."""
 
 
 def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_at: int = -1, stop_at: int = -1,
-          told: int = -1) -> dict[str, Any]:
-    """Train `job`, or die right after step `die_at`, or have worker `told` (-1: the last one) told to stop at the
+          asked_worker: int = -1) -> dict[str, Any]:
+    """Train `spec`, or die right after step `die_at`, or ask worker `asked_worker` (-1: the last one) to stop at the
     `stop_at`-th step from here.
 
-    Returns what is in the last checkpoint, and the events.
+    Returns the content of the last checkpoint, and the events.
     """
     events: list[Event] = []
 
@@ -75,10 +75,12 @@ def train(collectives: Collectives, spec: TrainSpec, placement: Placement, die_a
             raise Killed
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
-    def stop_requested() -> bool:
-        return collectives.worker == told % collectives.num_workers and len(asked.append(None) or asked) == stop_at
 
-    asked: list[None] = []
+    def stop_requested() -> bool:
+        asked = collectives.worker == asked_worker % collectives.num_workers
+        return asked and len(calls.append(None) or calls) == stop_at
+
+    calls: list[None] = []
     with contextlib.suppress(Killed):
         run_session(spec, context, placement, emit, stop_requested=stop_requested)
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events]}
@@ -90,10 +92,10 @@ def last_state(spec: TrainSpec) -> dict[str, Any]:
 
 
 def steps(result: dict[str, Any]) -> list[int]:
-    return [event.step for event in told(result, StepEvent)]
+    return [event.step for event in events_of(result, StepEvent)]
 
 
-def told(result: dict[str, Any], kind: type[run_log.Kind]) -> list[run_log.Kind]:
+def events_of(result: dict[str, Any], kind: type[run_log.Kind]) -> list[run_log.Kind]:
     events = (parse_event(line.encode()) for line in result["events"])
     return run_log.only(kind, filter(None, events))
 
@@ -117,7 +119,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return train(Collectives(), make_spec(tmp_path_factory.mktemp("calm"), **EXACT), Placement())
+    return train(Collectives(), make_spec(tmp_path_factory.mktemp("uninterrupted"), **EXACT), Placement())
 
 
 def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
@@ -138,7 +140,7 @@ ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_ear
 
 
 class Scripted(FixedRendezvous):
-    """Worker 1 trains two steps alone; then worker 0, which has no state, trains with it."""
+    """Worker 1 trains two steps alone. Then worker 0, which has no state, joins it."""
 
     lasting = False
 
@@ -164,26 +166,25 @@ class Scripted(FixedRendezvous):
 
 
 def train_with_a_newcomer(collectives: Collectives, spec: TrainSpec) -> dict[str, Any]:
-    rendezvous, events, told = Scripted(collectives), [], []
+    rendezvous, events, reported = Scripted(collectives), [], []
     context = WorkerContext(prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     run_session(spec, context, Placement(save_steps=1), events.append, rendezvous,
-                lambda: bool(told.append(context.activity.step)))
+                lambda: bool(reported.append(context.activity.step)))
     return {"state": last_state(spec), "events": [event.model_dump_json() for event in events],
-            "joins": rendezvous.joins,
-            "told": told}
+            "joins": rendezvous.joins, "reported": reported}
 
 
 def test_a_newcomer_takes_over_the_state_even_as_worker_0(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    """Whose weights DDP gives to all."""
+    """DDP gives all workers the weights of worker 0."""
     first, second = run_workers(2, train_with_a_newcomer, make_spec(tmp_path, **EXACT))
     assert_same(first["state"], uninterrupted["state"])
     assert (steps(second), steps(first)) == ([1, 2], [3, 4, 5, 6, 7, 8])
     assert (second["joins"], first["joins"]) == (3, 1)  # the last time to wait for the end
-    assert first["told"] == [2, 3, 4, 5, 6, 7]  # between which steps it says that it is
+    assert first["reported"] == [2, 3, 4, 5, 6, 7]  # the steps of its activity
 
 
 class Parting(FixedRendezvous):
-    """Two workers train two steps together; then worker 0 leaves, and the other goes on alone."""
+    """Two workers train two steps together. Then worker 0 leaves, and the other continues alone."""
 
     lasting = False
 
@@ -215,7 +216,7 @@ def train_with_a_leaver(collectives: Collectives, spec: TrainSpec) -> dict[str, 
 
 def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_continue(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    """Though it was worker 0, which keeps the records."""
+    """Even if it was worker 0, which records."""
     first, second = run_workers(2, train_with_a_leaver, make_spec(tmp_path, **EXACT))
     assert first["ended"] is None
     assert second["ended"] == 8
@@ -224,7 +225,7 @@ def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_contin
 
 
 class Abandoned(FixedRendezvous):
-    """Told after the second step that its node goes, and that nobody else is there."""
+    """After the second step all workers drain."""
 
     def __init__(self, collectives: Collectives, steps: Callable[[], int]) -> None:
         super().__init__(collectives)
@@ -248,7 +249,7 @@ def train_abandoned(collectives: Collectives, spec: TrainSpec, nosave: bool, sec
 
 @pytest.mark.parametrize(("nosave", "seconds", "saved"), [
     (False, 0.0, [2, 3, 4, 5, 6]), (False, 1e6, [2, 3, 4, 6]), (True, 0.0, [6])])
-def test_where_nobody_stays_workers_who_are_to_leave_save_at_once_and_train_on(
+def test_if_all_workers_drain_they_save_at_once_and_continue_to_train(
         tmp_path: Path, nosave: bool, seconds: float, saved: list[int]) -> None:
     spec = make_spec(tmp_path, **{**EXACT, "epochs": 3})
     first, second = run_workers(2, train_abandoned, spec, nosave, seconds)
@@ -256,8 +257,8 @@ def test_where_nobody_stays_workers_who_are_to_leave_save_at_once_and_train_on(
     assert second == {"saved": [], "steps": []}
 
 
-def held() -> tuple[int, int, set[str]]:
-    """What this process holds: threads, open files, child processes (but for those that make others)."""
+def held_resources() -> tuple[int, int, set[str]]:
+    """This process's numbers of threads and open files, and its child processes except for process servers."""
     gc.collect()
     pids = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     children = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
@@ -268,24 +269,24 @@ def held() -> tuple[int, int, set[str]]:
 def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(
     uninterrupted: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A crew's worker trains one after the other: bits, threads, files and processes are as if it were the first."""
+    """A pool's worker trains one job after another: bits, threads, files and processes are those of a first job."""
     others = [{"seed": 5, "exact": True, "threads": 2, "optimizer": {"name": "AdamW"}, "image_weights": True},
               {"seed": 6, "precision": "bf16", "multi_scale": True}]
     before = None
     for number, recipe in enumerate(others):
         spec = make_spec(tmp_path / str(number), **{"epochs": 1, **recipe})
         run_session(spec, WorkerContext(loader_processes=1, cache="ram"), Placement(), lambda event: None)
-        before = before or held()
-    assert held() == before
+        before = before or held_resources()
+    assert held_resources() == before
     spec = make_spec(tmp_path / "last", **EXACT)
     assert_same(train(Collectives(), spec, Placement())["state"], uninterrupted["state"])
 
 
 class Aborted(FixedRendezvous):
-    """Two workers train; in the `at`-th step the second is lost, and the first one's group is aborted as NCCL's is.
+    """Two workers train. In the `at`-th step the second is lost, and the first one's group is aborted as NCCL's is.
 
-    `silent`, the exchanges of that step are under way: nothing fails, they end, and leave anything behind. Who asks for
-    another one is told.
+    With `silent` the exchanges of that step are in progress: they do not fail, but end and leave arbitrary values. The
+    next exchange fails.
     """
 
     lasting = False
@@ -299,16 +300,16 @@ class Aborted(FixedRendezvous):
         for name in self._originals:
             patch.setattr(dist, name, partial(self.exchange, name))
 
-    def exchange(self, name: str, found: Tensor, *args: Any, **how: Any) -> Any:
+    def exchange(self, name: str, received: Tensor, *args: Any, **options: Any) -> Any:
         if self.aborted and (self.asked > self.at or not self.silent):
             raise RuntimeError("NCCL communicator was aborted on rank 0.")
         if not self.aborted:
-            work = self._originals[name](found, *args, **how)
-            self.aborted = self.asked == self.at - 1 and not how  # the gather is the last exchange of the step before
+            work = self._originals[name](received, *args, **options)
+            self.aborted = self.asked == self.at - 1 and not options  # the previous step's gather
             module._group.cut.fill_(self.aborted)
             return work
-        if how:  # of gradients: some numbers
-            found.fill_(7.0)
+        if options:  # of gradients: arbitrary numbers
+            received.fill_(7.0)
         return SimpleNamespace(wait=lambda: None)
 
     def join(self, progress: Progress | None) -> Generation:
@@ -345,18 +346,18 @@ def train_beside_an_abort(collectives: Collectives, spec: TrainSpec, at: int, si
 @pytest.mark.parametrize(("at", "silent"), [(4, True), (8, True), (4, False)])
 def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_step_is_lost(
         tmp_path: Path, at: int, silent: bool) -> None:
-    """The step before it was still under way on the device; the 8th is the last one, after which nothing is asked."""
+    """The device was still computing the previous step. The 8th step is the last one: no exchange follows it."""
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}}
-    uninterrupted = train(Collectives(), make_spec(tmp_path / "calm", 32, **recipe), Placement())
-    found, nothing = run_workers(2, train_beside_an_abort, make_spec(tmp_path / "cut", 32, **recipe), at, silent)
+    uninterrupted = train(Collectives(), make_spec(tmp_path / "uninterrupted", 32, **recipe), Placement())
+    survivor, nothing = run_workers(2, train_beside_an_abort, make_spec(tmp_path / "cut", 32, **recipe), at, silent)
     assert nothing == {}
-    assert steps(uninterrupted) == steps(found) == list(range(1, 9))
-    assert found["rescued"] == 1
-    assert_same(found["state"], uninterrupted["state"])
+    assert steps(uninterrupted) == steps(survivor) == list(range(1, 9))
+    assert survivor["rescued"] == 1
+    assert_same(survivor["state"], uninterrupted["state"])
 
 
 class Garbled(FixedRendezvous):
-    """Workers train; all but the last are lost before the third step's gather, which leaves `left` of their rows."""
+    """Workers train. All but the last are lost before the third step's gather, which leaves `left` of their rows."""
 
     lasting = False
 
@@ -367,18 +368,19 @@ class Garbled(FixedRendezvous):
         self._gather = dist.all_gather_into_tensor
         patch.setattr(dist, "all_gather_into_tensor", self.gather)
 
-    def gather(self, found: Tensor, mine: Tensor, **how: Any) -> Any:
-        if how:  # of gradients: garbage in the third step
-            work = self._gather(found, mine, **how)
+    def gather(self, received: Tensor, own: Tensor, **options: Any) -> Any:
+        if options:  # of gradients: garbage in the third step
+            work = self._gather(received, own, **options)
             work.wait()
-            return SimpleNamespace(wait=lambda: found.fill_(torch.inf) if self.asked == 2 and self.last else None)
+            return SimpleNamespace(wait=lambda: received.fill_(torch.inf) if self.asked == 2 and self.last else None)
         if self.asked != 3:
-            self._gather(found, mine)
-            self.stale = found.clone()
+            self._gather(received, own)
+            self.stale = received.clone()
             return None
-        found.view(torch.float32).copy_({"zeros": torch.zeros(found.shape), "a number": torch.full(found.shape, 7.0),
-                                         "the rows before": self.stale.view(torch.float32)}[self.left])
-        return found[-len(mine):].copy_(mine)
+        shape = received.shape
+        received.view(torch.float32).copy_({"zeros": torch.zeros(shape), "a number": torch.full(shape, 7.0),
+                                            "the rows before": self.stale.view(torch.float32)}[self.left])
+        return received[-len(own):].copy_(own)
 
     def join(self, progress: Progress | None) -> Generation:
         self.joins += 1
@@ -410,23 +412,23 @@ def train_beside_garbage(collectives: Collectives, spec: TrainSpec, left: str) -
     ("a number", 32, {"sync_bn": True, "exact": False})])
 def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
         tmp_path: Path, left: str, images: int, recipe: dict[str, Any]) -> None:
-    """The survivor saves the state after the second step. Of 10 images the third step has one microbatch, its own."""
+    """The survivor saves the state after the second step. With 10 images the third step has one microbatch, its own."""
     recipe = {**EXACT, "epochs": 1, "batch_size": 4, "microbatch": 2, "optimizer": {"nominal_batch": 4}, **recipe}
-    uninterrupted, cut = (make_spec(tmp_path / name, images, **recipe) for name in ("calm", "cut"))
+    uninterrupted, cut = (make_spec(tmp_path / name, images, **recipe) for name in ("uninterrupted", "cut"))
     run_workers(2, train, uninterrupted, Placement(), -1, 2)
     run_workers(2, train_beside_garbage, cut, left)
-    expected, found = last_state(uninterrupted), last_state(cut)
+    expected, survivor = last_state(uninterrupted), last_state(cut)
     for part in ("model", "ema", "optimizer"):
-        for (name, a), (_, b) in zip(flat(expected[part]), flat(found[part]), strict=True):
+        for (name, a), (_, b) in zip(flat(expected[part]), flat(survivor[part]), strict=True):
             assert torch.equal(a, b), (part, name)
-    metas = [json.loads(state["meta"]) for state in (expected, found)]
+    metas = [json.loads(state["meta"]) for state in (expected, survivor)]
     assert metas[0]["progress"] == metas[1]["progress"]
     assert metas[0]["scaler"] == metas[1]["scaler"]
     assert metas[0]["progress"][2] == 2
 
 
 class Losing(FixedRendezvous):
-    """The next collective operations fail as if a peer had gone; then this worker goes on alone."""
+    """The next collective operations fail as if a peer were lost. Then this worker continues alone."""
 
     lasting = False
 
@@ -452,9 +454,9 @@ class Losing(FixedRendezvous):
 
 
 @pytest.mark.parametrize("where", ["train", "evaluate"])
-def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
+def test_a_worker_that_loses_a_peer_saves_the_last_step_and_continues_with_the_next(
         uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """Also in the validation, which is then done once more."""
+    """Also in a validation, which is then repeated."""
     spec, events = make_spec(tmp_path, **EXACT), []
     rendezvous = Losing(spec, monkeypatch, 1, where)
     poll_controls = iter([False, False, True])  # leaves the loop after its third step
@@ -468,14 +470,14 @@ def test_who_loses_a_peer_saves_the_last_step_and_goes_on_with_the_next(
     assert [event.images for event in run_log.only(ShardEvent, events)] == [len(spec.train)] * 4
 
 
-def test_peers_that_are_lost_without_end_are_not_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_fails_if_peers_are_lost_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path, **EXACT)
     with pytest.raises(PeerLostError, match="Connection reset by peer"):
         run_session(spec, WorkerContext(), Placement(), lambda event: None, Losing(spec, monkeypatch, 100, "evaluate"))
 
 
 def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: int) -> str:
-    """Worker `broken` has another sign of one weight after the second step. Returns what ended this worker."""
+    """One weight of worker `broken` changes its sign after the second step. Returns what ended this worker."""
     components: list[Any] = []
 
     def flip() -> bool:
@@ -487,16 +489,16 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, FixedRendezvous(collectives))
     try:
-        made.train_with_others(flip)
+        made.train(flip)
     except (WrongWeightsError, PeerLostError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
 class Together(FixedRendezvous):
-    """The first group, then, as a roster has it, that of those who are left; `folder` is what they know of each other.
+    """The first group, then a group of the remaining workers; `folder` replaces the coordinator.
 
-    Worker 0 begins its last save and, as `fate` says, takes a second for it or is killed in it.
+    During its last save worker 0 takes a second or is killed, by `fate`.
     """
 
     lasting = False
@@ -532,36 +534,36 @@ def train_to_a_last_save(collectives: Collectives, spec: TrainSpec, fate: str) -
         return write(run_dir, state, step, *rest)
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(checkpoint, "save_checkpoint", save)
         summary = run_session(spec, context, Placement(), events.append, rendezvous)
-        found = {"step": summary and summary.step, "saved": checkpoint.steps_of_weights(spec.run_dir),
-                 "state": last_state(spec)}
-    if not found:
+        result = {"step": summary and summary.step, "saved": checkpoint.steps_of_weights(spec.run_dir),
+                  "state": last_state(spec)}
+    if not result:
         rendezvous.lost.touch()
-    return {**found, "events": [event.model_dump_json() for event in events]}
+    return {**result, "events": [event.model_dump_json() for event in events]}
 
 
 @pytest.mark.parametrize("fate", ["slow", "killed"])
 def test_no_worker_says_that_training_has_ended_before_its_last_checkpoint_is_there(
         uninterrupted: dict[str, Any], tmp_path: Path, fate: str) -> None:
-    """Where the worker that writes it is killed, the other one, which has the same state, does it in its place."""
+    """If the worker that writes it is killed, the other one, which has the same state, writes it."""
     spec = make_spec(tmp_path, **EXACT)
     first, second = run_workers(2, train_to_a_last_save, spec, fate)
     assert (second["step"], second["saved"]["last"]) == (STEPS, STEPS)
     assert second["saved"] == checkpoint.steps_of_weights(spec.run_dir)
     checkpoint.check_weights(spec.run_dir, STEPS)
     assert_same(second["state"], uninterrupted["state"])
-    [end] = [event for found in (first, second) for event in told(found, EndEvent)]
+    [end] = [event for result in (first, second) for event in events_of(result, EndEvent)]
     assert (end.status, end.step) == ("done", STEPS)
     if fate == "killed":
-        [_, start] = [event for found in (first, second) for event in told(found, StartEvent)]
+        [_, start] = [event for result in (first, second) for event in events_of(result, StartEvent)]
         assert (start.step, start.regrouped, start.num_workers) == (STEPS, True, 1)
 
 
 class Outvoted(Together):
-    """Three workers of which the second leaves: the others form a group of two, without a state."""
+    """Three workers, of which the second leaves. The others form a group of two, without a state."""
 
     def __init__(self, collectives: Collectives, folder: Path) -> None:
         super().__init__(collectives, folder)
@@ -581,7 +583,7 @@ class Outvoted(Together):
 
 
 def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placement: Placement) -> dict[str, Any]:
-    """Worker 1 has another sign of one weight from after the third step on, and is found out after the fourth."""
+    """One weight of worker 1 changes its sign after the third step, which is detected after the fourth."""
     rendezvous, events, components = Outvoted(collectives, spec.run_dir.parent), list[Event](), list[Any]()
 
     def flip() -> bool:
@@ -592,10 +594,10 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, rendezvous.joined))
     made = session.Session(spec, context, placement, events.append, rendezvous)
     with contextlib.suppress(WrongWeightsError):
-        made.train_with_others(flip)
+        made.train(flip)
     made.close()
     return {
-        "step": made.ended and made.ended.step,
+        "step": made.summary and made.summary.step,
         "state": last_state(spec),
         "joined": [*map(bool, rendezvous.progress)],
         "events": [event.model_dump_json() for event in events],
@@ -603,21 +605,21 @@ def train_beside_a_flipped_bit(collectives: Collectives, spec: TrainSpec, placem
 
 
 @pytest.mark.parametrize("placement", [BY_EPOCH, Placement(nosave=True)], ids=["saved", "unsaved"])
-def test_the_steps_that_a_wrong_worker_had_a_part_in_are_undone(
+def test_the_steps_to_which_a_wrong_worker_contributed_are_undone(
         uninterrupted: dict[str, Any], tmp_path: Path, placement: Placement) -> None:
-    """Back to the newest checkpoint, which all agreed on; without one to the first step."""
+    """Training returns to the newest checkpoint on which all agreed; without one to the first step."""
     first, wrong, third = run_workers(3, train_beside_a_flipped_bit, make_spec(tmp_path, **EXACT), placement)
     assert (first["step"], wrong["step"], third["step"]) == (STEPS, None, STEPS)
     assert first["joined"] == [False, False]
     assert third["joined"] == [False, False, True]  # the last time to wait for the end
-    assert [event.step for event in told(first, StartEvent)] == [0, 0 if placement.nosave else 2]
+    assert [event.step for event in events_of(first, StartEvent)] == [0, 0 if placement.nosave else 2]
     assert ("the workers' weights differ after step 4: training goes back to the newest checkpoint on which they agreed"
-            in [event.message for event in told(first, WarningEvent)])
+            in [event.message for event in events_of(first, WarningEvent)])
     assert_same(first["state"], uninterrupted["state"])
 
 
 class Parted(FixedRendezvous):
-    """Joins workers that are at one step."""
+    """Joins workers that are at the same step."""
 
     def join(self, progress: Progress | None) -> Generation:
         return Generation(self._collectives, None if progress is None else 0, False)
@@ -635,9 +637,9 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
     made.state.progress = Progress(0, 32, 3)
     if collectives.worker == 0:
         for made.state.progress in (Progress(0, 16, 2), Progress(0, 32, 3)):
-            made._save()  # the second one because a peer was lost: nobody has compared it
+            made._save()  # the second one after a peer was lost: it was not compared
             made.saver.wait(needed=True)
-    made._agreed = 2 if collectives.worker < 2 else -1  # the last one has just come
+    made._agreed = 2 if collectives.worker < 2 else -1  # the last worker has just joined
     if collectives.worker == wrong:
         next(made.components.model.parameters()).data[0, 0, 0, 0] *= -1
     try:
@@ -648,26 +650,26 @@ def join_with_other_weights(collectives: Collectives, spec: TrainSpec, wrong: in
 
 
 def test_workers_that_lost_a_peer_compare_their_weights_when_they_join_again(tmp_path: Path) -> None:
-    """What one of them has saved meanwhile nobody has compared: it is removed."""
+    """A checkpoint that one of them saved meanwhile was not compared: it is removed."""
     spec = make_spec(tmp_path, **EXACT)
-    found = run_workers(3, join_with_other_weights, spec, 1)
-    assert [name for name, _ in found] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
-    assert found[0][1] == ["step-2"]
+    results = run_workers(3, join_with_other_weights, spec, 1)
+    assert [name for name, _ in results] == ["PeerLostError", "WrongWeightsError", "PeerLostError"]
+    assert results[0][1] == ["step-2"]
 
 
 def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placement, waited: float) -> dict[str, Any]:
-    """Each step takes 20 s by a clock of the test's, and training waits for each save as long as is given."""
+    """Each step takes 20 s on a fake clock, and training waits `waited` seconds for each save."""
     events, agreed, now = list[Event](), list[int](), [0.0]
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
         made = session.Session(spec, context, placement, events.append, FixedRendezvous(collectives))
         made.saver.waited = waited
         after_step, save = made.after_step, made._save_agreed
 
-        def pass_by(*given: Any) -> None:
+        def slow_after_step(*args: Any) -> None:
             now[0] += 20.0
-            after_step(*given)
+            after_step(*args)
 
         def note() -> None:
             agreed.append(made.state.progress.step)
@@ -675,9 +677,9 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
             made.saver.wait()
             made.saver.waited = waited
 
-        patch.setattr(made, "after_step", pass_by)
+        patch.setattr(made, "after_step", slow_after_step)
         patch.setattr(made, "_save_agreed", note)
-        made.train_with_others(lambda: False)
+        made.train(lambda: False)
     return {"saved": [event.step for event in run_log.only(CheckpointEvent, events)], "agreed": agreed}
 
 
@@ -697,7 +699,7 @@ def test_checkpoints_by_time_are_agreed_on_by_all_workers(
 @pytest.mark.parametrize("noval", [False, True])
 def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noval: bool) -> None:
-    """Others wait for it as long as a save may take, not only for as long as a step."""
+    """Others wait for it as long as a save may take, not only as long as a step."""
     context, phases, wait = WorkerContext(), list[str](), writer.Saver.wait
 
     def note(self: writer.Saver, **how: bool) -> None:
@@ -709,7 +711,7 @@ def test_a_worker_that_waits_for_its_saver_says_that_it_saves(
     assert set(phases) == {"saving"}
 
 
-def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
+def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, joins in ((0, 1), (5, 6)):
         rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 100, "evaluate")
@@ -725,32 +727,32 @@ def test_peers_that_are_lost_in_a_row_are_put_up_with_as_often_as_failures(
     (3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights", "WrongWeights"])])
 def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
         tmp_path: Path, workers: int, ended: list[str]) -> None:
-    """By the majority; of two it could be either."""
+    """The majority decides; of two workers either could be wrong."""
     spec = make_spec(tmp_path, **EXACT)
-    found = run_workers(workers, train_with_a_flipped_bit, spec, 1)
-    assert [text.partition("Error: ")[0] for text in found] == ended
-    assert "after step 3 are not those" in found[1]
-    # the others may have had the time to save what they agree on
+    results = run_workers(workers, train_with_a_flipped_bit, spec, 1)
+    assert [text.partition("Error: ")[0] for text in results] == ended
+    assert "after step 3 are not those" in results[1]
+    # the others may have saved the state on which they agree
     assert next(checkpoint.newest_first(spec.run_dir)).name in ("step-2", "step-3")[: workers - 1]
 
 
-def test_settings_that_change_on_the_way_are_followed_through_kills_and_by_other_workers(
+def test_scheduled_changes_of_settings_apply_through_kills_and_on_other_workers(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     changes = ["1: lr0=0.001 mosaic=0 box=0.2 schedule.ema_decay=0.9", "3: lr0=0.002 weight_decay=0.05"]
-    whole, killed = (make_spec(tmp_path / name, **EXACT, changes=changes) for name in ("whole", "killed"))
-    expected = train(Collectives(), whole, Placement())
+    undisturbed, killed = (make_spec(tmp_path / name, **EXACT, changes=changes) for name in ("undisturbed", "killed"))
+    expected = train(Collectives(), undisturbed, Placement())
     for step in range(1, steps(expected)[-1] + 1):  # at step 2 and step 6 between two settings
         train(Collectives(), killed, EVERY_STEP, die_at=step)
     recorder, *_ = run_workers(2, train, killed, EVERY_STEP)
     assert_same(recorder["state"], expected["state"])
-    rates = {event.epoch: event.lr[0] for event in told(expected, StepEvent)}
+    rates = {event.epoch: event.lr[0] for event in events_of(expected, StepEvent)}
     assert [rates[epoch] / (0.01 + 0.99 * (1 - epoch / 4)) for epoch in range(4)] == pytest.approx(
         [1e-2, 1e-3, 1e-3, 2e-3])
     with pytest.raises(AssertionError):
         assert_same(expected["state"], uninterrupted["state"])
 
 
-def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_same_bits(
+def test_stopped_after_every_step_a_training_repeats_none_and_ends_with_the_same_bits(
         uninterrupted: dict[str, Any], tmp_path: Path) -> None:
     spec, done = make_spec(tmp_path, **EXACT), []
     for number in range(steps(uninterrupted)[-1]):  # every second one is the last of its epoch
@@ -762,7 +764,7 @@ def test_told_to_stop_after_every_step_it_trains_none_twice_and_ends_with_the_sa
     assert done == steps(uninterrupted)
 
 
-def test_a_worker_that_never_has_a_microbatch_is_heard_when_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_stop_request_to_a_worker_that_never_has_a_microbatch_stops_all(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, num_images=12, **EXACT)  # one step of three microbatches an epoch
     plan = Plan(spec.recipe, len(spec.train))
     [step] = plan.steps(0)
@@ -779,13 +781,13 @@ def test_one_small_image_is_trained_at_every_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save_steps", [0, 2, 3])
-def test_no_more_is_repeated_than_the_interval_between_checkpoints(
+def test_at_most_the_interval_between_checkpoints_is_repeated(
         uninterrupted: dict[str, Any], tmp_path: Path, save_steps: int) -> None:
     spec, placement = make_spec(tmp_path, **EXACT), Placement(save_steps=save_steps, save_seconds=0)
     first = train(Collectives(), spec, placement, die_at=6)
     second = train(Collectives(), spec, placement)
     assert_same(second["state"], uninterrupted["state"])
-    saved = [event.step for event in told(first, CheckpointEvent)]
+    saved = [event.step for event in events_of(first, CheckpointEvent)]
     assert steps(second)[0] == max(saved) + 1
     assert len(steps(first)) + len(steps(second)) <= len(steps(uninterrupted)) + 2
 
@@ -805,7 +807,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(
     newest = next(checkpoint.newest_first(spec.run_dir))
     (newest / "state.pt").write_bytes(b"torn")
     result = train(Collectives(), spec, EVERY_STEP)
-    assert any("set aside" in event.message for event in told(result, WarningEvent))
+    assert any("set aside" in event.message for event in events_of(result, WarningEvent))
     assert_same(result["state"], uninterrupted["state"])
 
 
@@ -830,7 +832,7 @@ def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> Non
         train(Collectives(), make_spec(tmp_path, **{**EXACT, "seed": 1}), EVERY_STEP)
 
 
-def test_killed_before_weights_show_a_checkpoint_the_next_start_shows_it_without_training(
+def test_killed_before_a_checkpoint_is_published_the_next_start_publishes_it_without_training(
         uninterrupted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path, **EXACT)
     train(Collectives(), spec, EVERY_STEP, die_at=8)
@@ -854,19 +856,19 @@ def test_a_finished_training_is_not_trained_again(uninterrupted: dict[str, Any],
     train(Collectives(), spec, Placement())
     again = train(Collectives(), spec, Placement())
     assert steps(again) == []
-    assert told(again, Event)[-1].type == "end"
+    assert events_of(again, Event)[-1].type == "end"
 
 
 def test_early_stopping_ends_after_patience_epochs_without_improvement_also_after_a_restart(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                    schedule={"warmup_epochs": 0, "ema_decay": 0.0})
     result = train(Collectives(), spec, Placement())
-    [end] = told(result, EndEvent)
+    [end] = events_of(result, EndEvent)
     assert end.stopped_early
     assert end.epoch == end.best_epoch + 2
     again = train(Collectives(), spec, Placement())
     assert steps(again) == []
-    assert told(again, EndEvent)[-1].epoch == end.epoch
+    assert events_of(again, EndEvent)[-1].epoch == end.epoch
 
 
 def test_best_weights_and_patience_go_by_the_recipes_objective(
@@ -876,35 +878,35 @@ def test_best_weights_and_patience_go_by_the_recipes_objective(
     validate = session.Session.validate
 
     def measured(self: session.Session) -> Evaluation:
-        found = validate(self)
+        evaluation = validate(self)
         epoch = self.state.progress.epoch / 10
-        return replace(found, metrics=replace(found.metrics, recall=next(recall), map50=epoch, map=epoch))
+        return replace(evaluation, metrics=replace(evaluation.metrics, recall=next(recall), map50=epoch, map=epoch))
 
     monkeypatch.setattr(session.Session, "validate", measured)
     spec = make_spec(tmp_path, noval=False, patience=2, epochs=6, objective={"recall": 1, "map50": 0, "map50_95": 0})
     result = train(Collectives(), spec, Placement())
-    assert [event.fitness for event in told(result, EpochEvent)] == [0.1, 0.9, 0.8, 0.7]
-    assert [event.best for event in told(result, EpochEvent)] == [True, True, False, False]
-    [end] = told(result, EndEvent)
+    assert [event.fitness for event in events_of(result, EpochEvent)] == [0.1, 0.9, 0.8, 0.7]
+    assert [event.best for event in events_of(result, EpochEvent)] == [True, True, False, False]
+    [end] = events_of(result, EndEvent)
     assert (end.best_epoch, end.reason) == (1, "early stop")
     best = torch.load(spec.run_dir / "weights" / "best.pt", weights_only=True)
     assert json.loads(best["meta"])["progress"][0] == 2
 
 
-def test_best_and_patience_count_anew_from_a_change(tmp_path: Path) -> None:
+def test_best_epoch_and_patience_restart_at_a_change(tmp_path: Path) -> None:
     def end(name: str, **recipe: Any) -> EndEvent:
         spec = make_spec(tmp_path / name, noval=False, patience=2, epochs=20, optimizer={"lr0": 1e-6},
                        schedule={"warmup_epochs": 0, "ema_decay": 0.0}, **recipe)
-        return told(train(Collectives(), spec, Placement()), EndEvent)[-1]
+        return events_of(train(Collectives(), spec, Placement()), EndEvent)[-1]
 
-    uninterrupted = end("calm")
-    changed = end("changed", changes=[f"{uninterrupted.best_epoch + 1}:"])  # nothing but a new beginning
+    uninterrupted = end("uninterrupted")
+    changed = end("changed", changes=[f"{uninterrupted.best_epoch + 1}:"])  # a restart of the count alone
     assert changed.best_epoch > uninterrupted.best_epoch
     assert changed.epoch == changed.best_epoch + 2
 
 
 def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) -> None:
-    """Optimizer.load_state_dict keeps the tensors that it is given; restore must hand it copies."""
+    """Optimizer.load_state_dict keeps references to its tensors, so restore must pass copies."""
     from ray_yolo.engine.build import build
     from ray_yolo.engine.state import restore
 
@@ -921,7 +923,7 @@ def test_loading_an_optimiser_does_not_train_the_loaded_tensors(tmp_path: Path) 
     assert all(torch.equal(before[name], value) for name, value in flat(saved["optimizer"]))
 
 
-def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
+def test_full_storage_is_tolerated_for_a_while_then_training_fails_with_a_remedy(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
@@ -931,15 +933,15 @@ def test_full_storage_is_survived_for_a_while_then_ends_with_what_to_do(
     events: list[Event] = []
     with pytest.raises(TrainingError, match="free or repair the storage"):
         run_session(make_spec(tmp_path), WorkerContext(), Placement(), events.append)
-    told = [event.type for event in events if isinstance(event, (EpochEvent, WarningEvent, EndEvent))]
-    assert told == ["epoch", "warning"] * 3
+    types = [event.type for event in events if isinstance(event, (EpochEvent, WarningEvent, EndEvent))]
+    assert types == ["epoch", "warning"] * 3
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement(nosave=True)])
-def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_on_when_it_can(
+def test_a_training_whose_last_checkpoint_cannot_be_written_fails_and_continues_when_it_can(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement) -> None:
     spec = make_spec(tmp_path, **{**EXACT, "epochs": 2})
-    expected = train(Collectives(), make_spec(tmp_path / "calm", **{**EXACT, "epochs": 2}), Placement())
+    expected = train(Collectives(), make_spec(tmp_path / "uninterrupted", **{**EXACT, "epochs": 2}), Placement())
     save = checkpoint.save_checkpoint
 
     def refuse_the_last(run_dir: Path, state: dict[str, Any], step: int, *rest: Any) -> Path:
@@ -958,7 +960,7 @@ def test_a_training_whose_last_checkpoint_cannot_be_written_has_failed_and_goes_
 
 @pytest.mark.root
 def test_on_a_full_disk_a_training_fails_and_ends_with_the_same_bits_once_there_is_room(tmp_path: Path) -> None:
-    spec, uninterrupted = (make_spec(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "calm"))
+    spec, uninterrupted = (make_spec(tmp_path / name, **{**EXACT, "epochs": 2}) for name in ("full", "uninterrupted"))
     expected = train(Collectives(), uninterrupted, Placement())
     size = (uninterrupted.run_dir / "weights" / "last.pt").stat().st_size
     spec.run_dir.mkdir()

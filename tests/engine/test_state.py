@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: skipped, told, and never taken for a training."""
+"""Steps whose loss or gradient is not finite: they are skipped, reported, and do not count as training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.jobs import make_spec
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing below catches it."""
+    """Simulates kill -9: the code under test does not catch it."""
 
 
-class Spoilt:
-    """A session in which some steps' loss or gradient is not finite; its events are kept."""
+class SpoiltSession:
+    """A session in which the loss of some steps is not finite. It keeps the events."""
 
     def __init__(self, spec: TrainSpec, spoilt: range, die_at: int = -1) -> None:
         self.events: list[Event] = []
@@ -38,7 +38,7 @@ class Spoilt:
 
     @property
     def step(self) -> int:
-        """The one that is being taken."""
+        """The number of the current step."""
         return self.session.state.progress.step + 1
 
     def emit(self, event: Event) -> None:
@@ -53,44 +53,44 @@ class Spoilt:
             made._end()
         finally:
             made.close()
-        assert made.ended
-        return made.ended
+        assert made.summary
+        return made.summary
 
-    def told(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
+    def events_of(self, kind: type[run_log.Kind]) -> list[run_log.Kind]:
         return run_log.only(kind, self.events)
 
 
-def test_steps_that_are_skipped_are_told_once_an_epoch_also_after_a_restart_in_it(tmp_path: Path) -> None:
+def test_skipped_steps_are_reported_once_per_epoch_also_after_a_restart_in_it(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, epochs=2)  # of three steps
     with contextlib.suppress(Killed):
-        Spoilt(spec, range(2, 4), die_at=3).train()
-    second = Spoilt(spec, range(2, 4))
+        SpoiltSession(spec, range(2, 4), die_at=3).train()
+    second = SpoiltSession(spec, range(2, 4))
     second.train()
-    [warning] = second.told(WarningEvent)
+    [warning] = second.events_of(WarningEvent)
     assert warning.message == ("epoch 1: 2 of its steps were skipped, the first at step 2: loss or gradient was not "
                                "finite")
-    assert second.told(EndEvent)[-1].status == "done"
+    assert second.events_of(EndEvent)[-1].status == "done"
 
 
 def test_a_training_that_skipped_every_step_has_failed_and_shows_no_loss(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, epochs=2)
-    spoilt = Spoilt(spec, range(1, 7))
+    spoilt = SpoiltSession(spec, range(1, 7))
     with pytest.raises(TrainingError, match="not finite in any of the 6 steps: nothing was trained; lower"):
         spoilt.train()
-    assert ["3 of its steps" in event.message for event in spoilt.told(WarningEvent)] == [True, True]
-    assert all(math.isnan(loss) for event in spoilt.told(EpochEvent) for loss in event.train.values())
-    assert spoilt.told(EndEvent) == []
+    assert ["3 of its steps" in event.message for event in spoilt.events_of(WarningEvent)] == [True, True]
+    assert all(math.isnan(loss) for event in spoilt.events_of(EpochEvent) for loss in event.train.values())
+    assert spoilt.events_of(EndEvent) == []
     with pytest.raises(TrainingError, match="nothing was trained"):  # the same command does not call it done either
-        Spoilt(spec, range(0)).train()
+        SpoiltSession(spec, range(0)).train()
 
 
 @pytest.mark.parametrize(("epochs", "message"), [
-    (2, "not finite in any of the 6 steps"),  # the scaler's business, but nothing was trained
+    (2, "not finite in any of the 6 steps"),  # the scaler skips them, but nothing was trained
     (10, "step 27: loss or gradient not finite 10 times"),  # 2^16 halved 17 times is below 1
 ])
 def test_under_fp16_a_gradient_that_no_scale_makes_finite_ends_training(
         tmp_path: Path, epochs: int, message: str) -> None:
-    made = Spoilt(make_spec(tmp_path, epochs=epochs, precision="fp16"), range(0))
+    made = SpoiltSession(make_spec(tmp_path, epochs=epochs, precision="fp16"), range(0))
     next(made.session.components.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(TrainingError, match=message):
         made.train()

@@ -1,4 +1,4 @@
-"""The same training on any number of workers, and proof that each guard is needed for it.
+"""A training gives the same result on any number of workers, and each guard is needed for that.
 
 The default suite has a short training of a tiny model on up to three workers. The long ones, four workers and the real
 models at YOLOv5's own learning rate have the mark `slow`:
@@ -34,13 +34,13 @@ from tests.support import run_log
 from tests.support.jobs import make_spec
 from tests.support.workers import run_workers, wrap_model
 
-pytestmark = pytest.mark.timeout(900)  # the first to ask for a result trains it, in two to four processes
+pytestmark = pytest.mark.timeout(900)  # the first use of a result trains it, in two to four processes
 EPOCHS = 4  # of 3 steps each
 LONG = {"epochs": 34}
 
 
 class Scenario(NamedTuple):
-    """A training and what is broken in it."""
+    """A training and the guard that is removed from it."""
 
     spec: TrainSpec
     control: str = ""
@@ -51,18 +51,17 @@ def run_all(collectives: Collectives, scenarios: list[Scenario]) -> list[dict[st
 
 
 def run_one(collectives: Collectives, scenario: Scenario) -> dict[str, Any]:
-    """Final tensors, travelled distance and what each epoch used, on one worker."""
+    """Final tensors, travelled distance and the images of each epoch, on one worker."""
     events: list[Event] = []
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
         session = Session(scenario.spec, context, Placement(nosave=True), events.append, FixedRendezvous(collectives))
         session.join()
-        patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; they are compared here
+        patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; the tests compare them
         started = halves(session.components.model)
         used: list[list[int]] = []
         patch.setattr(session.components.sampler, "start", recording(session.components.sampler, used))
-        patch.setattr(session, "_save", lambda kinds: None)
         loop.train(session.components, session.state, session.after_step, session.after_epoch)
     end = capture(session.components, session.state, {})
     ended = halves(session.components.model)
@@ -89,7 +88,7 @@ def recording(sampler: Any, used: list[list[int]]) -> Any:
 
 
 def break_something(control: str, collectives: Collectives, patch: pytest.MonkeyPatch) -> None:
-    """Take one guard away."""
+    """Remove one guard."""
     if control == "random augmentation per worker":
         patch.setattr(
             dataset, "generator", lambda *key: generator(*key, *[collectives.worker] * (collectives.worker > 0))
@@ -119,7 +118,8 @@ def with_local_counts(components: Any, *args: Any) -> tuple[Tensor, Tensor]:
     """Means over the worker's own matches, averaged over workers, as DDP trainers do."""
     collectives = components.context.collectives
     terms = components.loss.terms
-    components.loss.terms = lambda numerators, counts: terms(numerators, local[0] * collectives.num_workers)
+    components.loss.terms = lambda numerators, counts, trained: terms(
+        numerators, local[0] * collectives.num_workers, trained)
     measure, local = components.loss.measure, []
 
     def remember(*inputs: Any) -> Any:
@@ -151,7 +151,7 @@ Results = Callable[[str, int], dict[str, list[dict[str, Any]]]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Of every scenario of a length, each worker's result on so many workers; on two also without each guard."""
+    """Each worker's result of every scenario of a length; on two workers also without each guard."""
     folder = tmp_path_factory.mktemp("world")
     fast = {"optimizer": {"nominal_batch": 32, "clip_norm": 0.3, "lr0": 0.01}}
     jobs = {"short": make_spec(folder, epochs=EPOCHS), "long": make_spec(folder, **LONG, **fast),
@@ -164,7 +164,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         if (length, workers) == ("short", 2):
             scenarios |= {control: Scenario(jobs[name], control) for control, name in CONTROLS.items()}
         by_worker = run_workers(workers, run_all, list(scenarios.values()))
-        return {name: [found[number] for found in by_worker] for number, name in enumerate(scenarios)}
+        return {name: [by_scenario[number] for by_scenario in by_worker] for number, name in enumerate(scenarios)}
 
     return train
 
@@ -188,7 +188,7 @@ def test_a_training_whose_microbatches_are_spread_differs_by_rounding_only(
 
 @pytest.mark.parametrize(("length", "workers"), WITH_ONE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_epoch_uses_each_image_once_and_nobody_computes_everything(
+def test_every_epoch_uses_each_image_once_and_no_worker_forwards_all_of_them(
         results: Results, kind: str, length: str, workers: int) -> None:
     workers_results = results(length, workers)[kind.format(length)]
     for epoch in range(EPOCHS):
@@ -213,7 +213,10 @@ def test_without_this_guard_the_worker_count_changes_the_training(results: Resul
 
 
 def distance(result: dict[str, Any], uninterrupted: dict[str, Any]) -> float:
-    """Distance between two trainings relative to the calm one's way: of weights or of statistics, the larger."""
+    """Distance between two trainings, relative to the distance travelled by `uninterrupted`.
+
+    The larger of that of the weights and that of the statistics.
+    """
     return max(
         float((result[half] - uninterrupted[half]).norm() / way) for half, way in uninterrupted["travelled"].items()
     )
@@ -234,8 +237,8 @@ def real_job(folder: Path, model: str, precision: str) -> TrainSpec:
 
 
 def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
-    """What a worker holds after each epoch: a digest of each kind of tensors, and the number of steps so far."""
-    found: list[dict[str, str]] = []
+    """A worker's state after each epoch: a digest of each kind of tensors, and the number of steps so far."""
+    rows: list[dict[str, str]] = []
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
@@ -249,7 +252,7 @@ def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[d
             state.close_epoch()
             model = components.model.state_dict()
             momentum = components.optimizer.state_dict()["state"]
-            found.append({
+            rows.append({
                 "parameters": digest([value for name, value in model.items() if "running" not in name]),
                 "statistics": digest([value for name, value in model.items() if "running" in name]),
                 "average": digest(components.ema.model.state_dict().values()),
@@ -258,7 +261,7 @@ def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[d
             return epoch + 1 == epochs
 
         loop.train(components, state, lambda *_: None, look)
-    return found
+    return rows
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 from ray_yolo.core.events import StartEvent
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, calm_run, check, left_over, ray_nodes
+from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return calm_run(tmp_path_factory.mktemp("calm"), steps=100)
+    return uninterrupted_run(tmp_path_factory.mktemp("calm"), steps=100)
 
 
 def kill_actor(kind: str) -> float:
@@ -51,10 +51,10 @@ def test_one_that_is_killed_is_started_again_and_no_step_is_lost(
     training.wait_for_workers(2)
     fault = kill_actor(kind)
     training.hit(1)
-    training.wait(lambda events: len(training.told(StartEvent)) > 2)
+    training.wait(lambda events: len(training.events_of(StartEvent)) > 2)
     training.wait_for_workers(2)
     training.stop()
-    assert all(start.regrouped for start in training.told(StartEvent) if start.time > fault)
+    assert all(start.regrouped for start in training.events_of(StartEvent) if start.time > fault)
     assert training.cost(fault).lost == 0
     check(training, uninterrupted)
     assert left_over() == ""
@@ -65,7 +65,7 @@ def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupte
     training = Training(tmp_path, 2)
     training.wait_for_workers(2)
     fault = kill_actor("TrainController")
-    training.wait(lambda events: training.told(StartEvent)[-1].time > fault)
+    training.wait(lambda events: training.events_of(StartEvent)[-1].time > fault)
     training.wait_for_workers(2)
     training.stop()
     check(training, uninterrupted)

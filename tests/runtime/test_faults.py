@@ -21,15 +21,15 @@ from ray_yolo.core.errors import LostWorkersError
 from ray_yolo.core.events import CheckpointEvent, EpochEvent, StacksEvent, StartEvent, WarningEvent
 from ray_yolo.runtime.workers import worker
 from tests.support.faults import (
-    CALM_STEPS,
+    UNINTERRUPTED_STEPS,
     Training,
     breakable_train_worker,
     breakable_worker,
-    calm_run,
     check,
     drain,
     left_over,
     ray_nodes,
+    uninterrupted_run,
 )
 from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return calm_run(tmp_path_factory.mktemp("calm"))
+    return uninterrupted_run(tmp_path_factory.mktemp("calm"))
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,9 @@ def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, uninterrupted:
     fault = drain(node.node_id)
     training.wait_for_workers(2, steps=1)
     print("drained", training.cost(fault))
-    assert training.told(StartEvent)[-1].regrouped
-    assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    assert training.events_of(StartEvent)[-1].regrouped
+    messages = [event.message for event in training.events_of(WarningEvent)]
+    assert [message for message in messages if "will be taken away: its workers leave" in message]
     nodes.remove_node(node)
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)
@@ -82,7 +83,8 @@ def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, uninterrupted: P
     training.wait_for_workers(2, steps=1)
     print("drained, fixed number", training.cost(fault))
     assert training.cost(fault).lost == 0
-    assert [event for event in training.told(WarningEvent) if "will be taken away: its workers leave" in event.message]
+    messages = [event.message for event in training.events_of(WarningEvent)]
+    assert [message for message in messages if "will be taken away: its workers leave" in message]
     nodes.remove_node(node)
     node = nodes.add_node(num_cpus=1)
     training.wait_for_workers(3)
@@ -102,14 +104,14 @@ def test_the_only_node_is_taken_away(nodes: Cluster, uninterrupted: Path, tmp_pa
     drain(node.node_id)
 
     def saved() -> set[int]:
-        ends = {event.step for event in training.told(EpochEvent)}
-        return {event.step for event in training.told(CheckpointEvent)} - ends
+        ends = {event.step for event in training.events_of(EpochEvent)}
+        return {event.step for event in training.events_of(CheckpointEvent)} - ends
 
     training.wait(lambda events: bool(saved()))
     nodes.remove_node(node)
     remove_placement_group(held)
     training.wait_for_workers(2, steps=1)
-    assert max(saved()) <= training.told(StartEvent)[1].step
+    assert max(saved()) <= training.events_of(StartEvent)[1].step
     training.stop()
     check(training, uninterrupted)
 
@@ -184,7 +186,7 @@ def trainings(nodes: Cluster) -> Iterator[list[Training]]:
 @pytest.fixture
 def training(uninterrupted: Path, trainings: list[Training], tmp_path: Path) -> Training:
     """It, as long as the calm one has been where it is; and not after a test that it has failed."""
-    if trainings and (trainings[0].error or trainings[0].step > CALM_STEPS - 80):
+    if trainings and (trainings[0].error or trainings[0].step > UNINTERRUPTED_STEPS - 80):
         trainings.pop().stop()
     if not trainings:
         trainings.append(Training(tmp_path, "2-3"))
@@ -211,7 +213,7 @@ def test_a_worker_that_hangs_fails_or_computes_wrongly(training: Training, unint
     training.wait_for_workers(2, steps=1)
     training.wait_for_workers(3)
     print(kind, training.cost(fault))
-    stacks = "\n".join(event.stacks for event in training.told(StacksEvent) if event.worker == 0)
+    stacks = "\n".join(event.stacks for event in training.events_of(StacksEvent) if event.worker == 0)
     assert kind != "hang" or "breakable_worker" in stacks or "slowly" in stacks
     check(training, uninterrupted)
 

@@ -13,7 +13,7 @@ import torch
 
 from ray_yolo.core.events import WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from tests.support.faults import Training, calm_run, check
+from tests.support.faults import Training, check, uninterrupted_run
 from tests.support.run_log import only
 from tests.support.sweeps import assert_equal_rows, crew_sweep
 
@@ -30,7 +30,7 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return calm_run(tmp_path_factory.mktemp("calm"), gpus_per_worker=1)
+    return uninterrupted_run(tmp_path_factory.mktemp("calm"), gpus_per_worker=1)
 
 
 @pytest.mark.skipif(GPUS < 2, reason="there are not two GPUs")

@@ -84,7 +84,7 @@ def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -
 def check(run_dir: Path, store: Store, uninterrupted: TrainResult) -> None:
     """A whole run, in its folder and in the store, with the bits of the calm one."""
     assert not any(found.problem for found in compare_runs(run_dir, uninterrupted.run_dir))
-    assert max(event.step for event in run_log.told(run_dir, CheckpointEvent)) == 3 * EPOCHS
+    assert max(event.step for event in run_log.events_of(run_dir, CheckpointEvent)) == 3 * EPOCHS
     assert store.get("finished").data == b""
     for name in ("weights/last.pt", "weights/best.pt", "results.csv", "detections.npy"):
         assert store.get(name).data == (run_dir / name).read_bytes()

@@ -80,8 +80,8 @@ def test_without_ray_a_run_keeps_weights_and_records(uninterrupted: TrainResult)
     assert set(uninterrupted.metrics) == {"precision", "recall", "mAP50", "mAP50-95"}
     rows = (uninterrupted.run_dir / "results.csv").read_text().splitlines()
     assert [row.split(",")[0].strip() for row in rows] == ["epoch", "0", "1", "2"]
-    assert run_log.told(uninterrupted.run_dir, EndEvent)[-1].status == "done"
-    assert [event.format for event in run_log.told(uninterrupted.run_dir, RunEvent)] == [FORMAT]
+    assert run_log.events_of(uninterrupted.run_dir, EndEvent)[-1].status == "done"
+    assert [event.format for event in run_log.events_of(uninterrupted.run_dir, RunEvent)] == [FORMAT]
     for name in ("hyp.yaml", "opt.yaml", "run.json", "finished"):
         assert (uninterrupted.run_dir / name).exists()
 
@@ -119,7 +119,7 @@ def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_
         assert torch.get_num_threads() == cores()
     finally:
         torch.set_num_threads(threads)
-    (told,) = run_log.told(result.run_dir, ResourcesEvent)
+    (told,) = run_log.events_of(result.run_dir, ResourcesEvent)
     assert (told.cpus, told.threads, told.loader_processes, told.cache) == (cores(), cores(), 0, "ram")
     assert [reason.split()[1] for reason in told.reasons] == ["CPUs", "GB"]
     options = yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]
@@ -131,7 +131,7 @@ def test_auto_workers_are_chosen_once_and_told_with_the_reason(tmp_path: Path, m
     config = make_config(tmp_path, 0, {"num_workers": "auto"}, epochs=1)
     monkeypatch.setitem(sys.modules, "ray", None)  # nothing of it is imported
     result = fit(config, quiet=True)
-    (told,) = run_log.told(result.run_dir, ResourcesEvent)
+    (told,) = run_log.events_of(result.run_dir, ResourcesEvent)
     assert told.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was asked for, and no more than one "
                                "GPU")
     assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]["num_workers"] == 0
@@ -245,7 +245,7 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_r
     result = fit(config, quiet=True)
     killer.join()
     assert_same(result, uninterrupted)
-    starts = run_log.told(result.run_dir, StartEvent)
+    starts = run_log.events_of(result.run_dir, StartEvent)
     assert [start.num_workers for start in starts[:2]] == [2, 1]  # whether the other one comes in time
     assert all(start.regrouped for start in starts[1:])
     told = run_log.messages(result.run_dir)
@@ -253,7 +253,7 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_r
     assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
     assert warning.endswith("; it is replaced, and the others go on")
     assert starts[1].step >= 1
-    shards = {event.worker: event.images for event in run_log.told(result.run_dir, ShardEvent) if event.epoch == 0}
+    shards = {event.worker: event.images for event in run_log.events_of(result.run_dir, ShardEvent) if event.epoch == 0}
     assert set(shards) == {0, 1}
     assert sum(shards.values()) == 37
     assert min(shards.values()) > 10
@@ -287,8 +287,8 @@ def test_the_last_checkpoint_is_written_before_the_end_though_it_takes_long_and_
     assert (result.run_dir / "killed").exists()
     assert_same(result, uninterrupted)
     assert json.loads(state_file.read_state(result.last)["meta"])["progress"] == [3, 0, 6]
-    assert [event.status for event in run_log.told(result.run_dir, EndEvent)] == ["done"]
-    starts = run_log.told(result.run_dir, StartEvent)
+    assert [event.status for event in run_log.events_of(result.run_dir, EndEvent)] == ["done"]
+    starts = run_log.events_of(result.run_dir, StartEvent)
     assert [(start.step, start.regrouped) for start in starts] == [(0, False), (6, True)]
 
 
@@ -302,16 +302,16 @@ def test_what_would_fail_again_is_not_tried_again_and_names_worker_and_node(
     with pytest.raises(CheckpointError, match=rf"worker 0 on {socket.gethostname()}: .*no such weights file"):
         fit(make_config(tmp_path, 1, weights=str(weights)), quiet=True)
     run_dir = tmp_path / "runs" / "train" / "exp"
-    assert [event.worker for event in run_log.told(run_dir, WorkerEvent)] == [0]  # begun once
-    assert [event.status for event in run_log.told(run_dir, EndEvent)] == ["failed"]
-    assert any("CheckpointError" in event.traceback for event in run_log.told(run_dir, FailureEvent))
+    assert [event.worker for event in run_log.events_of(run_dir, WorkerEvent)] == [0]  # begun once
+    assert [event.status for event in run_log.events_of(run_dir, EndEvent)] == ["failed"]
+    assert any("CheckpointError" in event.traceback for event in run_log.events_of(run_dir, FailureEvent))
 
 
 def kill_a_worker_after_an_epoch(log: Path) -> None:
     pids: list[int] = []
     while not pids:
         time.sleep(0.01)
-        pids = [event.pid for event in run_log.told(log.parent, ShardEvent) if event.worker == 1]
+        pids = [event.pid for event in run_log.events_of(log.parent, ShardEvent) if event.worker == 1]
     os.kill(pids[0], signal.SIGKILL)
 
 
@@ -400,9 +400,9 @@ def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
     assert [path.name for path in run_dir.parent.iterdir()] == ["exp"]
     assert (run_dir / "finished").exists()
     assert (run_dir / "results.png").exists()
-    steps = run_log.told(result.run_dir, StepEvent)
+    steps = run_log.events_of(result.run_dir, StepEvent)
     assert len(steps) == len({event.step for event in steps})
-    assert run_log.told(result.run_dir, EndEvent)[-1].status == "done"
+    assert run_log.events_of(result.run_dir, EndEvent)[-1].status == "done"
 
 
 @pytest.mark.parametrize(("recipe", "error", "message"), [
@@ -463,7 +463,7 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
     placement = config.placement.model_copy(update={"resume": str(first.run_dir)})
     resumed = fit(RunConfig(placement=placement), quiet=True)  # of a recipe it knows nothing but the defaults
     assert resumed.run_dir == first.run_dir
-    assert [event.epoch for event in run_log.told(resumed.run_dir, StartEvent)] == [0, 2]
+    assert [event.epoch for event in run_log.events_of(resumed.run_dir, StartEvent)] == [0, 2]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -482,7 +482,7 @@ def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
     (again.run_dir / "finished").unlink()
     resumed = fit(RunConfig.model_validate({"recipe": {"data": moved}, "placement": resume}), quiet=True)
     assert resumed.run_dir == again.run_dir == first.run_dir
-    assert [event.epoch for event in run_log.told(first.run_dir, StartEvent)] == [0, 2, 2]
+    assert [event.epoch for event in run_log.events_of(first.run_dir, StartEvent)] == [0, 2, 2]
 
 
 def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

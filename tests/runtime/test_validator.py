@@ -244,7 +244,7 @@ def test_a_validation_is_an_mlflow_run_on_request_with_the_names_of_a_trainings(
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("check")
     [run] = client.search_runs([experiment.experiment_id])
-    last = run_log.told(run_dir, EpochEvent)[-1]
+    last = run_log.events_of(run_dir, EpochEvent)[-1]
     said = {metric.mlflow: metric.of(last.model_copy(update=outcome)) for metric in metrics(terms_of([last]))
             for outcome in [{"metrics": result.metrics, "val": result.losses}]}
     assert {name: value for name, value in run.data.metrics.items() if not name.startswith("ms_per_image/")} == {

@@ -1,4 +1,4 @@
-"""The training command in this process, at a desk where everything that it may touch is known."""
+"""The training command in this process, in a folder whose complete content is known."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Ended(NamedTuple):
 
 @dataclass
 class Desk:
-    """A folder with a tiny model, and places for data, runs (`storage`) and the user's cache."""
+    """A folder with a tiny model, and folders for data, runs (`storage`) and the user's cache."""
 
     folder: Path
-    written: Callable[[], tuple[str, str]]  # on stdout and stderr since it was last asked
+    written: Callable[[], tuple[str, str]]  # stdout and stderr since the last call
     indices: list[AnnotationIndex] = field(default_factory=list)  # training labels that were read
 
     def prepare(self) -> None:
-        """Put everything in its place."""
+        """Create the folders and the model file."""
         for name in ("cwd", "storage", "cache"):
             (self.folder / name).mkdir()
         (self.folder / "tiny.yaml").write_text(json.dumps(TINY))
@@ -63,14 +63,14 @@ class Desk:
         return self.storage / "runs" / "train" / "exp"
 
     def look(self) -> Snapshot:
-        """What lies at the desk, but for runs and cache."""
+        """Snapshot of the folder without runs and cache."""
         return snapshot(self.folder, without=(self.storage, self.cache))
 
     def train(self, *words: str | Path) -> Ended:
         """`python -m ray_yolo.train` for one epoch without Ray and tracking."""
-        given = ["--num-workers", "0", "--epochs", "1", "--imgsz", "64", "--model", self.folder / "tiny.yaml",
-                 "--mlflow-uri", "off", "--storage-path", self.storage, *words]
+        argv = ["--num-workers", "0", "--epochs", "1", "--imgsz", "64", "--model", self.folder / "tiny.yaml",
+                "--mlflow-uri", "off", "--storage-path", self.storage, *words]
         self.written()
         with watched() as deeds:
-            status = run(lambda: train.main(list(map(str, given))))
+            status = run(lambda: train.main(list(map(str, argv))))
         return Ended(status, *self.written(), deeds)

@@ -1,6 +1,6 @@
-"""Trainings on several Ray nodes of this machine, whose workers, nodes and storage a test breaks while they train.
+"""Trainings on several Ray nodes of this machine. A test breaks their workers, nodes or storage while they train.
 
-Steps are slowed down, so that few of them pass while a process starts; the calm training, in one process, is not.
+Steps are slowed down, so that few of them pass while a process starts. The uninterrupted run, in one process, is not.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from tests.support.jobs import make_config
 from tests.support.run_log import only
 
 STEP_SECONDS = 0.7
-EPOCHS, CALM_STEPS = 1000, 240  # three steps each; nothing trains to the end
+EPOCHS, UNINTERRUPTED_STEPS = 1000, 240  # three steps each; nothing trains to the end
 EXACT = {"exact": True, "noval": True, "epochs": EPOCHS, "optimizer": {"nominal_batch": 16, "clip_norm": 0.3}}
 PATIENCE = 600.0  # seconds for anything to happen, on a busy machine
 
-_train_in_place, _train_worker = own_worker.train_on_pool_worker, own_worker.train_worker
+_train_on_pool_worker, _train_worker = own_worker.train_on_pool_worker, own_worker.train_worker
 
 
 def breakable_worker(config: dict[str, Any], number: int) -> Summary | None:
-    """Stands for `train_in_place`; see `_make_breakable`."""
+    """Replaces `train_on_pool_worker`; see `_make_breakable`."""
     _make_breakable(config, number)
-    return _train_in_place(config, number)
+    return _train_on_pool_worker(config, number)
 
 
 def breakable_train_worker(config: dict[str, Any]) -> Summary | None:
-    """Stands for `train_worker`, of a fixed number of them."""
+    """Replaces `train_worker`, for a fixed number of workers."""
     import ray.train  # here: it takes seconds
 
     _make_breakable(config, ray.train.get_context().get_world_rank())
@@ -59,26 +59,27 @@ def breakable_train_worker(config: dict[str, Any]) -> Summary | None:
 
 
 def _make_breakable(config: dict[str, Any], number: int) -> None:
-    """Make of this process a worker whose steps take their time, and that breaks after one as `Training.tell` says; its
-    disk is full as long as there is a file of that name.
+    """Slow down this worker's steps, and break it after a step as `Training.notify` asks.
+
+    Its disk is full as long as the run folder has a file `full`.
     """
     after_step, save, run_dir = Session.after_step, checkpoint.save_checkpoint, Path(config["spec"]["run_dir"])
 
-    def save_if_there_is_room(*given: Any) -> Path:
+    def save_if_there_is_room(*args: Any) -> Path:
         if (run_dir / "full").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(*given)
+        return save(*args)
 
-    def slowly(session: Session, *given: Any) -> None:
+    def slow_after_step(session: Session, *args: Any) -> None:
         time.sleep(STEP_SECONDS)
         with contextlib.suppress(FileNotFoundError):
             order = run_dir / f"order-{number}"
             kind = order.read_text()
             order.unlink()
             _BREAKS[kind](session)
-        after_step(session, *given)
+        after_step(session, *args)
 
-    Session.after_step, checkpoint.save_checkpoint = slowly, save_if_there_is_room
+    Session.after_step, checkpoint.save_checkpoint = slow_after_step, save_if_there_is_room
     own_session.LEAVING_SECONDS = STEP_SECONDS / 2  # an epoch, which saves anyhow, takes some two seconds
 
 
@@ -87,37 +88,37 @@ def _fail(session: Session) -> None:
 
 
 def _flip_a_bit(session: Session) -> None:
-    next(session.parts.model.parameters()).data[0, 0, 0, 0] *= -1
+    next(session.components.model.parameters()).data[0, 0, 0, 0] *= -1
 
 
 _BREAKS: dict[str, Callable[[Session], object]] = {
     "hang": lambda session: time.sleep(1e9),
-    "hang in native code": lambda session: ctypes.PyDLL(None).sleep(1_000_000),  # no other thread gets the interpreter
+    "hang in native code": lambda session: ctypes.PyDLL(None).sleep(1_000_000),  # holds the GIL
     "fail": _fail, "wrong": _flip_a_bit}
 
 
 class Seconds(NamedTuple):
-    """What a fault cost."""
+    """The cost of a fault."""
 
-    detected: float  # until the others train without the lost worker, or told of it
-    training: float  # until the next step
+    detected: float  # until the others train without the lost worker
+    training: float  # until the end of the next step
     lost: int  # steps that were done again
 
 
 class Training:
-    """A training in a thread of this process."""
+    """A training that runs in a thread of this process."""
 
     def __init__(self, folder: Path, num_workers: Any, *, begin: bool = True, **placement: Any) -> None:
         self.run_dir = folder / "runs" / "train" / "exp"
-        given = {"cpus_per_worker": 1, "stall_seconds": 4, "max_failures": 1, **placement}
-        self.config: RunConfig = make_config(folder, num_workers, given, **EXACT)
+        settings = {"cpus_per_worker": 1, "stall_seconds": 4, "max_failures": 1, **placement}
+        self.config: RunConfig = make_config(folder, num_workers, settings, **EXACT)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self.run, daemon=True)
         if begin:
             self._thread.start()
 
     def run(self) -> None:
-        """Train, or go on."""
+        """Train, or resume."""
         try:
             trainer.fit(self.config, quiet=True)
         except BaseException as error:
@@ -129,14 +130,14 @@ class Training:
 
     @property
     def step(self) -> int:
-        """The newest."""
-        return max((event.step for event in self.told(StepEvent)), default=0)
+        """The newest step."""
+        return max((event.step for event in self.events_of(StepEvent)), default=0)
 
-    def told(self, kind: type) -> list[Any]:
+    def events_of(self, kind: type) -> list[Any]:
         return only(kind, self.events)
 
     def wait(self, until: Callable[[list[Event]], object]) -> list[Event]:
-        """The log, once it says so."""
+        """The events, once `until` is true of them."""
         deadline = time.monotonic() + PATIENCE
         while not until(events := self.events):
             assert self.error is None, self.error
@@ -145,25 +146,25 @@ class Training:
         return events
 
     def wait_for_workers(self, number: int, steps: int = 3) -> list[Event]:
-        """The log, once so many train together and have done some steps."""
+        """The events, once `number` workers train together and have completed `steps` steps."""
         def trained(events: list[Event]) -> bool:
-            places = [place for place, event in enumerate(events) if isinstance(event, StartEvent)]
-            return bool(places) and (events[places[-1]].num_workers == number
-                                     and len(only(StepEvent, events[places[-1]:])) >= steps)
+            starts = [index for index, event in enumerate(events) if isinstance(event, StartEvent)]
+            return bool(starts) and (events[starts[-1]].num_workers == number
+                                     and len(only(StepEvent, events[starts[-1]:])) >= steps)
 
         return self.wait(trained)
 
     def pids(self) -> dict[int, int]:
-        """Of the newest worker in each place."""
-        return {event.worker: event.pid for event in self.told(WorkerEvent)}
+        """Process id of the newest worker of each number."""
+        return {event.worker: event.pid for event in self.events_of(WorkerEvent)}
 
     def hit(self, worker: int, signum: int = signal.SIGKILL) -> float:
-        """Send a signal to a worker. Returns when."""
+        """Send a signal to a worker. Returns the time of it."""
         os.kill(self.pids()[worker], signum)
         return time.time()
 
     def notify(self, worker: int, kind: str) -> float:
-        """Have a worker break after the step in hand. Returns when that was told."""
+        """Break a worker after the current step. Returns the time when the worker took the order."""
         order = self.run_dir / f"order-{worker}"
         order.with_suffix(".new").write_text(kind)
         order.with_suffix(".new").rename(order)
@@ -172,7 +173,7 @@ class Training:
         return time.time()
 
     def stop(self) -> None:
-        """Have it stop after the step in hand."""
+        """Stop it after the current step."""
         (self.run_dir / STOP_REQUEST).touch()
         self.join(KeyboardInterrupt)
 
@@ -182,7 +183,7 @@ class Training:
         assert (error is None and self.error is None) or isinstance(self.error, error or ()), repr(self.error)
 
     def cost(self, fault: float) -> Seconds:
-        """Of a fault at a time."""
+        """The cost of a fault that happened at time `fault`."""
         events = self.events
         after = [event for event in events if event.time > fault]
         start = next(event for event in after if isinstance(event, StartEvent))
@@ -193,18 +194,18 @@ class Training:
 
 
 def check(training: Training, uninterrupted: Path) -> None:
-    """Same bits at every common step, and no step missing or done twice."""
-    found = compare_runs(training.run_dir, uninterrupted)
-    assert len(found) > 2
-    assert not [finding for finding in found if finding.problem]
+    """Same bits at every common step, and no step missing or repeated."""
+    findings = compare_runs(training.run_dir, uninterrupted)
+    assert len(findings) > 2
+    assert not [finding for finding in findings if finding.problem]
     steps = [event.step for event in only(StepEvent, surviving(training.events))]
-    starts = {start.step for start in training.told(StartEvent)}  # a lost worker may not have told of its last step
+    starts = {start.step for start in training.events_of(StartEvent)}  # a lost worker's last StepEvent may be lost
     assert len(set(steps)) == len(steps)
     assert set(range(1, max(steps) + 1)) - set(steps) <= starts
 
 
-def calm_run(folder: Path, steps: int = CALM_STEPS, **placement: Any) -> Path:
-    """The run of a training without faults, in this process, for so many steps."""
+def uninterrupted_run(folder: Path, steps: int = UNINTERRUPTED_STEPS, **placement: Any) -> Path:
+    """The run folder of a training without faults, in this process, of at least `steps` steps."""
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         stop = folder / "runs" / "train" / "exp" / STOP_REQUEST
@@ -217,7 +218,7 @@ def calm_run(folder: Path, steps: int = CALM_STEPS, **placement: Any) -> Path:
 
 @contextlib.contextmanager
 def ray_nodes(cpus: int) -> Iterator[Cluster]:
-    """A Ray cluster on this machine; its head, where the driver is, has room for so many workers."""
+    """A Ray cluster on this machine. Its head node, with the driver, has `cpus` CPUs."""
     os.environ.update({**own_cluster.DRIVER_ENVIRONMENT, "RAY_health_check_period_ms": "500",
                        "RAY_health_check_failure_threshold": "4"})
     own_cluster.own_token()
@@ -231,16 +232,17 @@ def ray_nodes(cpus: int) -> Iterator[Cluster]:
 
 
 def drain(node_id: str) -> float:
-    """What a cloud does before it takes a node back. Returns when."""
+    """Drain a node, as a cloud does before it reclaims one. Returns the time of it."""
     address = ray.get_runtime_context().gcs_address
-    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
     subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address,
-                    "--node-id", node_id, *why, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+                    "--node-id", node_id, *reason, "--deadline-remaining-seconds", "300"],
+                   check=True, capture_output=True)
     return time.time()
 
 
 def left_over() -> str:
-    """What of a training that has ended still holds CPUs or runs; '': nothing, within ten seconds."""
+    """What an ended training still holds or runs after ten seconds; '': nothing."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         groups = [group["name"] or group["state"] for group in ray.util.placement_group_table().values()

@@ -1,4 +1,4 @@
-"""Small trainings on generated pictures: a few layers, 64 pixels, 37 images (indivisible everywhere)."""
+"""Small trainings on generated images: a few layers, 64 pixels, 37 images (a prime number, so no split is even)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TINY = {
     "head": [[[3, 4], 1, "Detect", ["nc", "anchors"]]],
 }
 
-# Settings under which a difference between runs is a difference of the algorithm. CIoU has kinks where edges of two
-# boxes meet, which is where training drives them: at larger learning rates the last bit decides on which side a box
-# ends up, and any two runs that round differently drift apart (measured at 0.01: to 2e-2 of the way in 200 steps).
+# Settings under which a difference between runs is a difference of the algorithm. CIoU has kinks where the edges of two
+# boxes meet, and training moves boxes there. At larger learning rates the last bit decides on which side a box ends,
+# and runs that round differently diverge (measured at 0.01: by 2e-2 of the distance travelled in 200 steps).
 STEADY = {"precision": "fp32",
           "imgsz": 64, "batch_size": 16, "microbatch": 4, "epochs": 7, "noval": True, "patience": 0, "threads": 1,
           "optimizer": {"nominal_batch": 16, "clip_norm": 0.3, "lr0": 3e-4}, "schedule": {"warmup_epochs": 0},
@@ -57,7 +57,7 @@ def make_index(folder: Path, num_images: int, seed: int = 0) -> AnnotationIndex:
 
 
 def make_dataset(folder: Path, num_images: int = 37) -> Path:
-    """The same pictures as a YOLO data set on disk. Returns its YAML file."""
+    """The same images as a YOLO data set on disk. Returns its YAML file."""
     for split, count, seed in (("train", num_images, 0), ("val", 11, 1)):
         index = make_index(folder / "images" / split, count, seed)
         labels = folder / "labels" / split
@@ -73,8 +73,10 @@ def make_dataset(folder: Path, num_images: int = 37) -> Path:
 
 
 def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None = None, **recipe: Any) -> RunConfig:
-    """A training of the tiny model on a data set on disk, as a user would configure it, without tracking or plots, and
-    on one CPU for each worker."""
+    """A training of the tiny model on a data set on disk, as a user configures it.
+
+    It has no tracking and no plots, and one CPU per worker.
+    """
     model = folder / "tiny.yaml"
     model.write_text(json.dumps(TINY))
     return RunConfig.model_validate({
@@ -84,11 +86,11 @@ def make_config(folder: Path, num_workers: int, placement: dict[str, Any] | None
 
 
 def make_spec(folder: Path, num_images: int = 37, **recipe: Any) -> TrainSpec:
-    """A training of the tiny model under STEADY, with some fields replaced."""
+    """A training of the tiny model under STEADY; `recipe` replaces fields."""
     fields = {**STEADY, **recipe}
     if fields.get("sync_bn"):
         fields["microbatch"] = None
     resolved = resolve(Recipe.model_validate(fields), 1, gpu=False)
     return TrainSpec(recipe=resolved, digest=recipe_digest(resolved), names=NAMES, architecture=TINY, anchors=None,
-               train=make_index(folder / "train", num_images), val=make_index(folder / "val", 11, seed=1),
-               run_dir=folder / "run")
+                     train=make_index(folder / "train", num_images), val=make_index(folder / "val", 11, seed=1),
+                     run_dir=folder / "run")

@@ -1,4 +1,4 @@
-"""Event logs of trainings that never took place."""
+"""Event logs of trainings that did not take place."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(**changes: Any) -> RunEvent:
 
 
 def dataset(**digests: str) -> DatasetEvent:
-    """Of splits with these digests."""
+    """The data set event of splits with these digests."""
     counts = {"images": 80, "boxes": 99, "per_class": (50, 49), "empty_file": 0, "no_file": 0, "images_left_out": 0,
               "rows_left_out": 0, "looked_for": ()}
     return DatasetEvent(names=NAMES, splits={split: SplitCounts(digest=digest, **counts)
@@ -87,7 +87,7 @@ def write(path: Path, events: Sequence[Event]) -> None:
 
 
 def numbered(events: Sequence[Event]) -> list[Event]:
-    """Events as a log would give them back."""
+    """Events as they are read back from a log."""
     return [event.model_copy(update={"seq": number, "time": 1000.0 + number}) for number, event in enumerate(events)]
 
 
@@ -96,11 +96,11 @@ def only(kind: type[Kind], events: Iterable[Event]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def told(run_dir: Path, kind: type[Kind]) -> list[Kind]:
+def events_of(run_dir: Path, kind: type[Kind]) -> list[Kind]:
     """The events of one kind in a run folder's log."""
     return only(kind, read_events(run_dir / EVENTS_FILE))
 
 
 def messages(run_dir: Path) -> list[str]:
     """The warnings in a run folder's log."""
-    return [event.message for event in told(run_dir, WarningEvent)]
+    return [event.message for event in events_of(run_dir, WarningEvent)]

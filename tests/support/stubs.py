@@ -1,4 +1,4 @@
-"""Stand-ins for commands: executables that write down how they were called, then do a line or two."""
+"""Stubs for commands: executables that log their arguments and then run a short body."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ def note(**more):
 
 
 class Stubs:
-    """A folder for the front of PATH; `calls` are what its commands were called with, in order."""
+    """A folder to put first in PATH. `calls` has the logged calls of its commands, in order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class Stubs:
         folder.mkdir(parents=True)
 
     def add(self, name: str, body: str = "note()") -> None:
-        """A command that runs `body`, Python with `argv` and `note(**fields)` at hand."""
+        """Add a command that runs `body`: Python code that can use `argv` and `note(**fields)`."""
         path = self.folder / name
         path.write_text(SCRIPT.format(python=sys.executable, log=str(self.log), name=name, body=body))
         path.chmod(0o755)
@@ -34,6 +34,6 @@ class Stubs:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def call(self, name: str) -> dict[str, Any]:
-        """The one call of a command."""
+        """The only call of a command."""
         (call,) = (call for call in self.calls if call["command"] == name)
         return call

@@ -1,4 +1,4 @@
-"""Several workers as plain processes over gloo: what the engine needs, without Ray."""
+"""Workers as plain processes that communicate over gloo: all that the engine needs, without Ray."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from ray_yolo.engine.collectives import LOOPBACK, Collectives, ddp_options, leav
 # Importing torch takes seconds; the fork server does it once for all worker processes
 multiprocessing.set_forkserver_preload(["ray_yolo.engine.session"])
 
-def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -> list[Any]:
-    """Results of `function(replicas, *args)` on every worker, in worker order; tensors come back as saved files.
 
-    One worker runs in this process. Results must load with weights_only (tensors and plain containers).
+def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -> list[Any]:
+    """Results of `function(collectives, *args)` on every worker, in worker order.
+
+    A single worker runs in this process. Results are returned as files: tensors and plain containers alone.
     """
     if num_workers == 1:
         return [function(Collectives(), *args)]
@@ -32,7 +33,7 @@ def run_workers(num_workers: int, function: Callable[..., Any], *args: object) -
 
 
 def wrap_model(model: nn.Module, collectives: Collectives) -> nn.Module:
-    """What Ray's prepare_model does on CPU with the options that the product passes."""
+    """The model as Ray's prepare_model wraps it on CPUs with the package's options."""
     return DistributedDataParallel(model, **ddp_options()) if collectives.num_workers > 1 else model
 
 

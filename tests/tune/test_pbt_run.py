@@ -83,7 +83,7 @@ def check_heir(folder: Path, exploit: Exploited) -> None:
     assert record["origin"] == asdict(origin)
     trained = Recipe.model_validate(record["recipe"]).at(origin.epoch)
     assert trained.optimizer.lr0 == exploit.genes["lr0"]
-    started = [event for event in run_log.told(folder, StartEvent) if not event.regrouped][-1]
+    started = [event for event in run_log.events_of(folder, StartEvent) if not event.regrouped][-1]
     assert started.epoch == origin.epoch
     epochs = [event.epoch for event in run_log.only(EpochEvent, surviving(read_events(folder / "events.jsonl")))]
     assert epochs[-1] == 299

@@ -53,8 +53,8 @@ def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(t
     shares = []
     for number in range(3):
         folder = result.folder / "trials" / f"trial{number}"
-        assert max(start.num_workers for start in run_log.told(folder, StartEvent)) >= 2  # idle ones help
-        shares += run_log.told(folder, ShardEvent)
+        assert max(start.num_workers for start in run_log.events_of(folder, StartEvent)) >= 2  # idle ones help
+        shares += run_log.events_of(folder, ShardEvent)
     # an epoch whose group changes after its last step tells of no images
     assert {share.worker for share in shares if share.images} >= {0, 1}
     assert result.best.fitness == max(trial.fitness for trial in result.trials if trial.fitness is not None)
