@@ -1,4 +1,4 @@
-"""What is known of a model by its name alone: family, grid, gains, where its weights are published. No torch."""
+"""Static facts of each model name: family, grid, loss gains, release page. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-GRID = 32  # sides of images are multiples of it, and of a model's largest stride
+GRID = 32  # image sides are multiples of it and of the model's largest stride
 SIZES = "nsmlx"
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
@@ -15,12 +15,12 @@ _NO_ANCHORS = MappingProxyType({"box": 7.5})
 
 
 class ModelFacts(NamedTuple):
-    """One model."""
+    """Facts of one model."""
 
     family: str
     grid: int = GRID
-    gains: Mapping[str, float] = MappingProxyType({})  # of the loss, where they differ from the recipe's defaults
-    releases: str = ""  # page of the published weights; '': there are none under this name
+    gains: Mapping[str, float] = MappingProxyType({})  # loss gains that differ from the recipe's defaults
+    releases: str = ""  # page of the published weights
 
 
 def _sizes(pattern: str, facts: ModelFacts) -> dict[str, ModelFacts]:
@@ -47,7 +47,7 @@ def facts_of(model: str) -> ModelFacts | None:
 
 
 def off_grid(imgsz: int, grid: int) -> str | None:
-    """Why an image size does not fit a grid, with the nearest sizes that do; None if it fits."""
+    """Why an image size is not legal on a grid, with the nearest legal sizes; None if it is legal."""
     if imgsz % grid == 0 and imgsz >= 2 * grid:
         return None
     low = max(imgsz // grid, 2) * grid
