@@ -23,12 +23,12 @@ class Placement(ConfigModel):
     """Where the recipe is trained and its results are written. No setting here changes the weights."""
 
     num_workers: int | tuple[int, int] | Literal["auto"] = "auto"
-    """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto. auto: one per
-    GPU of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one GPU."""
+    """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto: one per GPU
+    of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
     cpus_per_worker: float | Literal["auto"] = "auto"
-    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's
+    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs
     (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """Ray's strategy for placing workers on nodes."""
@@ -40,7 +40,7 @@ class Placement(ConfigModel):
     """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
     1."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
-    """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit into a quarter of free memory."""
+    """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"
     """Folder of runs."""
     name: str = ""
@@ -69,8 +69,8 @@ class Placement(ConfigModel):
     save_steps: int = Field(0, ge=0)
     """Optimiser steps between checkpoints, also within epochs; 0: at epoch ends only."""
     save_seconds: float | Literal["auto"] = "auto"
-    """Seconds between checkpoints within epochs; auto: 60 if that costs at most 1 % of the time, else longer; 0: not by
-    time."""
+    """Seconds between checkpoints within epochs; auto: 60, or more if that costs over a hundredth of the time; 0: not
+    by time."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept on storage."""
     nosave: bool = False
