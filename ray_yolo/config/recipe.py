@@ -174,11 +174,11 @@ class Recipe(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _gains_of_the_family(cls, tree: object) -> object:
-        """A family has gains of its own where the user has not given any."""
-        if not isinstance(tree, dict) or not (facts := facts_of(str(tree.get("model", "")))) or not facts.gains:
+        """Use the loss gains of the model's family as defaults."""
+        if not isinstance(tree, dict) or not isinstance(loss := tree.get("loss", {}), dict):
             return tree
-        loss = tree.get("loss", {})
-        return {**tree, "loss": {**facts.gains, **loss}} if isinstance(loss, dict) else tree
+        facts = facts_of(str(tree.get("model", "")))
+        return {**tree, "loss": {**facts.gains, **loss}} if facts and facts.gains else tree
 
     @field_validator("batch_size")
     @classmethod
