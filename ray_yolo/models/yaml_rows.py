@@ -72,16 +72,14 @@ def read_architecture(mapping: Mapping[str, object], where: Where = lambda *_: "
     except ValidationError as error:
         raise ConfigError(f"{where(*error.errors()[0]['loc'])}: {_first(error)}") from error
     _check_head(file, where)
-    anchors = file.anchors
-    names = PLAIN_NAMES | {"nc": file.nc}
-    if anchors is not None:
-        names["anchors"] = _look_up(anchors, PLAIN_NAMES, "anchors")
+    names: dict[str, object] = {**PLAIN_NAMES, "nc": file.nc}
+    if file.anchors is not None:
+        names["anchors"] = _look_up(file.anchors, PLAIN_NAMES, "anchors")
     modules = {**MODULES, "Detect": HEADS[family_of_table(mapping)]}
     table = [_read_row(entry, f"{where(part, index)}: {part}[{index}]", modules, names)
              for part, entries in (("backbone", file.backbone), ("head", file.head))
              for index, entry in enumerate(entries)]
-    if isinstance(anchors, list):
-        anchors = [_pairs(level, where) for level in anchors]
+    anchors = [_pairs(level, where) for level in file.anchors] if isinstance(file.anchors, list) else file.anchors
     if not file.scales:
         return Architecture(tuple(table), anchors, file.depth_multiple, file.width_multiple)
     scale = file.scale or next(iter(file.scales))

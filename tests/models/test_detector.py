@@ -112,9 +112,9 @@ def test_given_anchors_replace_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("anchors", "message"),
     [
-        ([[(1, 1)]], "2 levels with equally many"),
-        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equally many"),
-        ([[], []], "2 levels with equally many"),
+        ([[(1, 1)]], "2 levels with equal numbers"),
+        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equal numbers"),
+        ([[], []], "2 levels with equal numbers"),
         ([[(1, 1)], [(1, 0)]], "above 0"),
     ],
 )
