@@ -21,9 +21,9 @@ from pydantic import BaseModel
 
 from ray_yolo.checkpoints.remote import local_file
 from ray_yolo.config.commands import ExportConfig, PredictConfig, ValConfig
+from ray_yolo.config.model_facts import read_model_file
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.config.settings import config_fields, resolve_config, sourced_by_keyword
-from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import InputError
 from ray_yolo.data.sources import InputSource, read_source
 from ray_yolo.engine.build import local_device
@@ -86,7 +86,7 @@ class YOLO:
         if self._name.endswith((".pt", ".safetensors")):
             self._load(str(model))
         else:
-            rows = dict(load_yaml(self._name).data) if self._name.endswith((".yaml", ".yml")) else self._name
+            rows = read_model_file(self._name) if self._name.endswith((".yaml", ".yml")) else self._name
             self.model: Detector = build_model(rows, nc)
             self.names = {number: f"class{number}" for number in range(nc)}
 

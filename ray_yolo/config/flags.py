@@ -1,7 +1,6 @@
-"""Command-line flags made from a configuration model, in YOLOv5's spellings.
+"""Command-line flags derived from a configuration model, with YOLOv5's spellings.
 
-A flag's help is the field's own docstring, and its value stays text until the model reads it. Nothing here knows
-which commands there are.
+A flag's help is the field's docstring; its value remains text until the model parses it.
 """
 
 from __future__ import annotations
@@ -50,22 +49,22 @@ ALIASES = {
     "max_detections": ("--max-det",),
     "format": ("--include",),
 }
-"""YOLOv5's spellings of fields, beside the field's own name where that is a flag."""
+"""YOLOv5's spellings of fields, in addition to the field's own name."""
 
 ALONE = {"cache": "ram", "resume": "auto"}
-"""Flags that may be given without a value, and the value they then have."""
+"""Flags with an optional value, and their value without one."""
 
 SEVERAL = ("imgsz", "freeze", "changes", "classes")
 """Flags that take one or more values."""
 
 FILES = {
     "--config": "YAML file of settings by path, e.g. optimizer: {lr0: 0.02}",
-    "--hyp": "the same for the recipe alone, over --config; YOLOv5's hyp files serve as they are",
+    "--hyp": "the same for the recipe only, overrides --config; YOLOv5's hyp files work unchanged",
 }
-"""Flags that name a file of settings, the later ones over the earlier ones."""
+"""Flags that name a file of settings; later ones override earlier ones."""
 
 CODE = ("callbacks",)
-"""Settings that run code of the user's: taken from the command line, never from a file."""
+"""Settings that run user code: allowed on the command line, never in a file."""
 
 METAVARS = {
     "data": "YAML|DIR", "model": "NAME|YAML", "weights": "FILE", "source": "PATH", "callbacks": "FUNCTION",
@@ -74,34 +73,34 @@ METAVARS = {
     "resume": "RUN", "mlflow_uri": "URI", "imgsz": "PIXELS", "freeze": "N", "classes": "N", "space": "NAME|YAML",
     "warm_start": "PATH",
 }
-"""What the value of a flag is, where its type does not say it."""
+"""Placeholders of flag values in the help text, where the type is not enough."""
 
 _METAVARS_BY_TYPE = {int: "N", float: "X", str: "NAME"}
 
 OPTIONS = (*FILES, "--set", "--dry-run", "--device", "--version", "--help")
-"""Flags of every command that are not fields."""
+"""Flags of every command that are no fields."""
 
 
 class Command(NamedTuple, Generic[Model]):
-    """The flags of one command: which fields of its configuration have one."""
+    """The flags of one command."""
 
     prog: str
     description: str
     model: type[Model]
-    paths: Sequence[str]  # config paths that have a flag of their own; --set reaches the others
-    switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it stands for
+    paths: Sequence[str]  # config paths with a flag of their own; --set reaches the others
+    switches: Mapping[str, tuple[str, str]] = {}  # flag without a value -> (path, value) that it sets
     unsupported: Mapping[str, str] = {}  # flag of YOLOv5 that is refused -> what to do instead
 
     @property
     def flags(self) -> dict[str, str]:
-        """Every flag by the path that it sets, or by its own name where it sets none."""
+        """Flag -> the config path that it sets, or the flag itself if it sets none."""
         set_by = {flag: path for path in self.paths for flag in flag_name(path)}
         return set_by | {flag: path for flag, (path, _) in self.switches.items()} | {
             flag: flag for flag in (*self.unsupported, *OPTIONS)}
 
 
 class Parsed(NamedTuple, Generic[Model]):
-    """A command line, read: `origins` tells where each value came from, by config path."""
+    """A parsed command line; `origins` holds the source of each value by config path."""
 
     config: Model
     origins: dict[str, str]
@@ -109,20 +108,20 @@ class Parsed(NamedTuple, Generic[Model]):
 
 
 def flag_name(path: str) -> tuple[str, ...]:
-    """The flags of a field: its own name with hyphens (nested fields have none), then YOLOv5's."""
+    """Flags of a field: its own name with hyphens (top-level fields only), then YOLOv5's spellings."""
     own = () if "." in path else (f"--{path.replace('_', '-')}",)
     return own + ALIASES.get(path, ())
 
 
 def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[Model]:
-    """A command line's configuration: defaults <- --config <- --hyp <- flags <- --set, validated once.
+    """Configuration of a command line: defaults <- --config <- --hyp <- flags <- --set, validated once.
 
     Raises:
         InputError: for a flag or a file that cannot be used; ConfigError for values, with the origin of each.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     for word in words:
-        if word.startswith("-") and word.endswith("=--"):  # which argparse takes for no value at all, and fails
+        if word.startswith("-") and word.endswith("=--"):  # argparse drops this value and crashes
             raise InputError(f"{word.removesuffix('=--')}: a value cannot be '--'; see {command.prog} --help")
     options, unknown = build_parser(command).parse_known_args(words, argparse.Namespace(given={}))
     if unknown:
@@ -139,32 +138,32 @@ def parse(command: Command[Model], argv: Sequence[str] | None = None) -> Parsed[
 def _allowed(
     given: Mapping[str, SourcedValue], flag: str, fields: Mapping[str, ConfigField]
 ) -> Mapping[str, SourcedValue]:
-    """What a file gives: files are passed from hand to hand, so none runs code, and hyper-parameters decide only what
-    is trained, not where it is trained, written and reported.
+    """The settings of a file. Files are shared, so none may run code, and --hyp may set the recipe only.
 
     Raises:
-        ConfigError: naming the line of a setting that this kind of file must not hold.
+        ConfigError: naming the line of a setting that this kind of file must not have.
     """
     for path, item in given.items():
         spelled = flag_name(path)[0] if flag_name(path) else f"--set {path}"
-        if path in CODE and item.value not in (None, ""):  # as a dry run prints it
-            raise ConfigError(f"{item.origin}: {path} runs code, which no file may ask for; give it as {spelled}")
+        if path in CODE and item.value not in (None, ""):  # '' is what a dry run prints
+            raise ConfigError(f"{item.origin}: {path} runs code, which a file must not do; give it as {spelled}")
         if flag == "--hyp" and path in fields and fields[path].keys[0] in ("placement", "sweep"):
-            raise ConfigError(f"{item.origin}: {path} is no setting of the recipe, and --hyp takes no others; "
+            raise ConfigError(f"{item.origin}: {path} is not a setting of the recipe, which is all that --hyp takes; "
                               f"give it as {spelled}, or in a --config file")
     return given
 
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
-    """The argparse parser of a command: it fills `given` of its namespace with values as they were written."""
+    """The argparse parser of a command; it collects values as text in `given` of its namespace."""
     parser = _Parser(prog=command.prog, description=command.description, allow_abbrev=False,
                      usage="%(prog)s [--flag VALUE ...] [--set PATH=VALUE ...]",
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, text in FILES.items():
         parser.add_argument(flag, metavar="FILE", help=text)
-    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="one setting, over all else")
-    parser.add_argument("--dry-run", action="store_true", help="check all that needs no cluster, print every setting "
-                        "with its origin, and stop")
+    parser.add_argument("--set", metavar="PATH=VALUE", action="append", default=[],
+                        help="one setting, overrides all others")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="run all checks that need no cluster, print every setting with its origin, and stop")
     parser.add_argument("--version", action="version", version=f"ray_yolo {__version__}")
     fields = config_fields(command.model)
     flagged = {path: fields[path] for path in command.paths}
@@ -187,25 +186,25 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Note(argparse.Action):
-    """Notes the value as it was written, with the flag as it was spelled."""
+    """Stores the value as text, with the flag as the user spelled it."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
                  option_string: str | None = None) -> None:
         value = self.const if self.nargs == 0 else values
-        if self.dest == "imgsz":  # YOLOv5's train and test size, which here are one
+        if self.dest == "imgsz":  # YOLOv5 accepts a train size and a test size
             value = list(dict.fromkeys(value))
             if len(value) > 1:
-                raise InputError(f"{option_string} {' '.join(values)}: training and validation use one size; give one "
-                                 "number")
+                raise InputError(f"{option_string} {' '.join(values)}: training and validation use the same size; "
+                                 "give one number")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         namespace.given[self.dest] = SourcedValue(value, str(option_string))
 
 
 class _Device(argparse.Action):
-    """YOLOv5's --device: Ray decides which GPUs a worker sees, so only 'cpu' and '' can be meant.
+    """YOLOv5's --device: Ray assigns GPUs to workers, so only 'cpu' and '' are supported.
 
-    `const` says whether the command can use GPUs at all.
+    `const`: whether the command can use GPUs.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
@@ -213,8 +212,8 @@ class _Device(argparse.Action):
         if values == "cpu" and self.const:
             namespace.given["gpus_per_worker"] = SourcedValue("0", "--device cpu")
         elif values not in ("cpu", ""):
-            advice = ("Ray chooses the devices; say how many with --num-workers and --gpus-per-worker" if self.const
-                      else "this command runs on the CPU; leave it out")
+            advice = ("Ray assigns the devices; set their number with --num-workers and --gpus-per-worker" if self.const
+                      else "this command runs on the CPU; omit it")
             raise InputError(f"--device {values}: {advice}")
 
 
@@ -239,7 +238,7 @@ def _add_field(group: argparse._ArgumentGroup, path: str, field: ConfigField) ->
 
 
 def _help(field: ConfigField) -> str:
-    """A field's docstring, and its default if that says something."""
+    """A field's docstring, and its default unless that is empty or false."""
     text = field.info.description or ""
     default = "" if field.info.is_required() else str(field.info.default)
     return text if default in ("", "None", "()", "False") else f"{text} [{default}]"
@@ -250,7 +249,7 @@ def _add_other_flags(group: argparse._ArgumentGroup, command: Command[Any]) -> N
         group.add_argument(flag, dest=path, action=_Note, nargs=0, const=value, help=f"same as --set {path}={value}")
     gpus = "gpus_per_worker" in config_fields(command.model)
     group.add_argument("--device", action=_Device, const=gpus, help="cpu: same as --gpus-per-worker 0; Ray chooses "
-                       "GPUs itself" if gpus else "cpu is all that this command uses")
+                       "GPUs itself" if gpus else "cpu only: this command uses no GPU")
     for flag, answer in command.unsupported.items():
         group.add_argument(flag, action=_UnsupportedFlag, nargs="?", metavar="X", help=answer)
 
@@ -263,12 +262,12 @@ def _read_assignment(text: str) -> tuple[str, SourcedValue]:
 
 
 def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
-    """What to say of words that are no flags of the command: one of them, the first that looks like a flag."""
+    """The message for unknown words: about the first flag among them, else about the first word."""
     word = next((word for word in words if word.startswith("-")), words[0])
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
-        follow = f"values follow their flags, see {command.prog} --help"
-        return f"unexpected {short(word)}; {f'write --set {shlex.quote(word)}' if '=' in word else follow}"
+        advice = f"values follow their flags, see {command.prog} --help"
+        return f"unexpected {short(word)}; {f'write --set {shlex.quote(word)}' if '=' in word else advice}"
     path = canonical(flag.strip("-").replace("-", "_"))
     if path in config_fields(command.model) and path not in command.paths:
         return f"{flag} is not a flag; write --set {path}=VALUE"

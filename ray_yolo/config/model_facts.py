@@ -1,31 +1,35 @@
-"""What is known of a model by its name alone: family, grid, gains, where its weights are published. No torch."""
+"""Static facts of each model name: family, grid, loss gains, release page. This module does not import torch."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ray_yolo.core.errors import ConfigError
+from ray_yolo.config.yaml import load_yaml
+from ray_yolo.core.errors import ConfigError, InputError
 
 GROUP = "ray_yolo.families"  # of entry points; each is a `Plugin`
-GRID = 32  # sides of images are multiples of it, and of a model's largest stride
+GRID = 32  # image sides are multiples of it and of the model's largest stride
 SIZES = "nsmlx"
 _YOLOV3, _YOLOV5, _ULTRALYTICS = (f"https://github.com/ultralytics/{name}/releases"
                                   for name in ("yolov3", "yolov5", "assets"))
 _NO_ANCHORS = MappingProxyType({"box": 7.5})
+_SCALE = re.compile(r"[0-9]([a-z])(?![a-z])")  # yolo11s, yolov8n-p2
 
 
 class ModelFacts(NamedTuple):
-    """One model."""
+    """Facts of one model."""
 
     family: str
     grid: int = GRID
-    gains: Mapping[str, float] = MappingProxyType({})  # of the loss, where they differ from the recipe's defaults
-    releases: str = ""  # page of the published weights; '': there are none under this name
+    gains: Mapping[str, float] = MappingProxyType({})  # loss gains that differ from the recipe's defaults
+    releases: str = ""  # page of the published weights
 
 
 class Plugin(NamedTuple):
@@ -61,14 +65,44 @@ MODELS: Mapping[str, ModelFacts] = {
 
 
 def facts_of(model: str) -> ModelFacts | None:
-    """The facts of a model by its name, also as the name of a YAML file that is called so; None: it is unknown here."""
-    stem, suffix = os.path.splitext(os.path.basename(model))
-    if suffix in (".yaml", ".yml"):
-        return MODELS.get(stem)
-    if model in MODELS:
-        return MODELS[model]
-    found = plugin_of(model)
-    return found.plugin.models[model] if found else None
+    """Facts of a model name or of a model YAML; None if unknown. A missing yolov5s.yaml means yolov5s.
+
+    The grid of a YAML model is known only after it is built.
+    """
+    if not model.endswith((".yaml", ".yml")):
+        found = plugin_of(model)
+        return found.plugin.models[model] if found else MODELS.get(model)
+    if not os.path.exists(model):
+        return MODELS.get(Path(model).stem)
+    try:
+        family = family_of_table(read_model_file(model))
+    except InputError:
+        return None  # the preflight check reports it
+    return ModelFacts(family) if family == "yolov5" else ModelFacts(family, gains=_NO_ANCHORS)
+
+
+def read_model_file(path: str | Path) -> dict[str, Any]:
+    """The mapping of a model YAML. Of several `scales` its `scale` is the letter in the file's name, else the first.
+
+    Raises:
+        InputError: if the file cannot be read as YAML.
+    """
+    table = dict(load_yaml(path).data)
+    if isinstance(scales := table.get("scales"), dict) and scales:
+        letters = [letter for letter in _SCALE.findall(Path(path).stem) if letter in scales]
+        table.setdefault("scale", letters[0] if letters else next(iter(scales)))
+    return table
+
+
+def family_of_table(table: Mapping[str, Any]) -> str:
+    """Family of a model YAML: that of its head."""
+    if table.get("anchors") is not None:
+        return "yolov5"
+    if table.get("end2end"):
+        return "yolo26"
+    rows = [row for part in ("backbone", "head") if isinstance(table.get(part), list) for row in table[part]]
+    light = any(isinstance(row, list) and len(row) > 2 and row[2] in ("C3k2", "A2C2f") for row in rows)
+    return "yolo11" if light else "yolov8"
 
 
 def plugin_of(model: str) -> InstalledPlugin | None:
@@ -115,7 +149,7 @@ def _load(entry: EntryPoint) -> InstalledPlugin:
 
 
 def off_grid(imgsz: int, grid: int) -> str | None:
-    """Why an image size does not fit a grid, with the nearest sizes that do; None if it fits."""
+    """Why an image size is not legal on a grid, with the nearest legal sizes; None if it is legal."""
     if imgsz % grid == 0 and imgsz >= 2 * grid:
         return None
     low = max(imgsz // grid, 2) * grid

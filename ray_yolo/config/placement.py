@@ -1,7 +1,7 @@
-"""Where a training runs, and the one configuration tree: `RunConfig = Recipe + Placement`.
+"""Where training runs, and the configuration tree `RunConfig = Recipe + Placement`.
 
-The recipe decides the weights; the placement decides where they are trained. A checkpoint stores the recipe and
-resumes under any placement.
+The recipe determines the weights, the placement where they are trained. A checkpoint stores the recipe and resumes
+with any placement.
 """
 
 from __future__ import annotations
@@ -20,55 +20,57 @@ from ray_yolo.core.events import ResourcesEvent
 
 
 class Placement(ConfigModel):
-    """Where the recipe is trained and where its results go. Nothing here changes the weights."""
+    """Where the recipe is trained and its results are written. No setting here changes the weights."""
 
     num_workers: int | tuple[int, int] | Literal["auto"] = "auto"
     """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto: one per GPU
-    or, without GPUs, per node of the cluster that was asked for; without one, and with at most one GPU here, 0."""
+    of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one."""
     gpus_per_worker: float | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
     cpus_per_worker: float | Literal["auto"] = "auto"
-    """CPUs of each worker; auto: as many as all workers can have at once, of a GPU's node its part (1 in a sweep)."""
+    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs
+    (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Ray's placement of workers over nodes."""
+    """Ray's strategy for placing workers on nodes."""
     accelerator_type: str = ""
-    """Kind of GPU to ask for, in Ray's words (A100, H100, ...)."""
+    """Type of GPU to request, by Ray's names (A100, H100, ...)."""
     address: str = ""
     """Ray cluster to use; '': RAY_ADDRESS, else a local one is started."""
     workers: int = Field(-1, ge=-1, le=256)
-    """Loader processes of each worker, on its CPUs; -1: as few as feed it (0 on 3 CPUs), with a GPU all CPUs but 1."""
+    """Loader processes of each worker, on its CPUs; -1: the fewest that keep up (0 on 3 CPUs), with a GPU all CPUs but
+    1."""
     cache: Literal["auto", "none", "ram", "disk"] = "auto"
-    """Keep decoded images, once per node, in memory or on disk; auto: ram if a quarter of what is free holds them."""
+    """Cache decoded images, once per node, in memory or on disk; auto: ram if they fit in a quarter of free memory."""
     project: str = "runs/train"
     """Folder of runs."""
     name: str = ""
     """Run name; '': continue the newest unfinished run of the same recipe, else a new expN."""
     exist_ok: bool = False
-    """Start a finished --name over; the old run is moved aside, never overwritten."""
+    """Restart a finished --name; the old run is renamed, never overwritten."""
     storage_path: str = ""
-    """Folder on storage that every node sees, or an address (s3://bucket/path, gs://, az://) to which every node may
-    write, under which `project` lies; '': a `project` given in full, else the current folder (~/ray-yolo where that is
-    Ray's copy of a job's files)."""
+    """Folder on shared storage, or an address (s3://bucket/path, gs://, az://) that every node can write to; `project`
+    is relative to it. '': an absolute `project`, else the current folder (~/ray-yolo in Ray's copy of a job's
+    files)."""
     resume: str = ""
     """Run folder, its address, or checkpoint to continue; 'auto': the newest unfinished run under `project`."""
     mlflow_uri: str = ""
     """Tracking server; '': MLFLOW_TRACKING_URI, else sqlite in the storage folder; 'off': none."""
     registered_name: str = ""
-    """Name under which the best weights are put into MLflow's model registry, with the alias 'best'."""
+    """Name for the best weights in MLflow's model registry, with the alias 'best'."""
     callbacks: str = ""
-    """Functions of yours that the driver calls: package.module[:object] or file.py[:object] with any of
+    """User functions that the driver calls: package.module[:object] or file.py[:object] with any of
     on_run_start(run_dir, recipe), on_epoch_end(event), on_run_end(result)."""
     max_failures: int = Field(3, ge=-1)
-    """Restarts after worker failures in a row without a new checkpoint; -1: no limit."""
+    """Consecutive worker failures allowed without a new checkpoint; -1: no limit."""
     wait_for_resources: float = Field(15.0, ge=0.0)
-    """Seconds to wait for workers that the cluster could never hold before giving up (exit 4)."""
+    """Seconds to wait before giving up on workers that the cluster can never provide (exit 4)."""
     save_period: int = Field(-1, ge=-1)
-    """Keep epochN.pt, with N counted from 0, every so many epochs; -1: never."""
+    """Epochs between permanent checkpoints epochN.pt, N counted from 0; -1: none."""
     save_steps: int = Field(0, ge=0)
-    """Also checkpoint every so many optimiser steps, inside epochs too; 0: at epoch ends only."""
+    """Optimiser steps between checkpoints, also within epochs; 0: at epoch ends only."""
     save_seconds: float | Literal["auto"] = "auto"
-    """Also checkpoint inside epochs, so many seconds after the last one; auto: at most a minute of training is lost
-    where that costs at most a hundredth of the time; 0: not by time."""
+    """Seconds between checkpoints within epochs; auto: 60, or more if that costs over a hundredth of the time; 0: not
+    by time."""
     keep_checkpoints: int = Field(2, ge=1)
     """Newest checkpoints kept on storage."""
     nosave: bool = False
@@ -78,7 +80,7 @@ class Placement(ConfigModel):
     timeout_seconds: float = Field(600.0, gt=0.0)
     """A collective operation that takes longer counts as a failure."""
     stall_seconds: float = Field(0.0, ge=0.0)
-    """A worker that does not move for so long while others wait is replaced; 0: ten times a step, at least 30."""
+    """A worker without progress for this long while others wait is replaced; 0: ten times a step, at least 30."""
 
     @field_validator("num_workers", mode="before")
     @classmethod
@@ -129,12 +131,12 @@ class Placement(ConfigModel):
 
     @property
     def max_workers(self) -> int:
-        """Largest number of workers asked for (at least 1: no Ray counts as one, and so does `auto`)."""
+        """Largest requested number of workers (at least 1: 0 and `auto` count as one)."""
         return self._bound(1)
 
     @property
     def min_workers(self) -> int:
-        """The number of workers that training begins with, at least 1."""
+        """Number of workers at the start, at least 1."""
         return self._bound(0)
 
     def _bound(self, end: Literal[0, 1]) -> int:
@@ -143,41 +145,41 @@ class Placement(ConfigModel):
 
     @property
     def cpus(self) -> float:
-        """CPUs of each worker; the fewest, 1, while that is open."""
+        """CPUs of each worker; 1 while `cpus_per_worker` is auto."""
         return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
 
     @property
     def loader_processes(self) -> int:
-        """Loader processes per worker; none while that is open."""
+        """Loader processes per worker; 0 while `workers` is -1."""
         return max(0, self.workers)
 
     @property
     def image_cache(self) -> Literal["none", "ram", "disk"]:
-        """Where decoded images are kept; nowhere while that is open."""
+        """Cache of decoded images; none while `cache` is auto."""
         return "none" if self.cache == "auto" else self.cache
 
     @property
     def threads(self) -> int:
-        """Arithmetic threads of each worker: its CPUs without those of the loader processes."""
+        """Arithmetic threads of each worker: its CPUs minus the loader processes."""
         return max(1, int(self.cpus) - self.loader_processes)
 
 
 class RunConfig(ConfigModel):
-    """One training: what (`recipe`) and where (`placement`)."""
+    """A training run: what (`recipe`) and where (`placement`)."""
 
     recipe: Recipe = Recipe()
     placement: Placement = Placement()
 
 
 FED_FROM_FILES, FED_FROM_MEMORY = 10, 40
-"""CPUs whose arithmetic one loader process feeds: yolov5n, the fastest model, trains a sample in so many times the time
-that it takes to make it (tests/benchmarks/README.md)."""
+"""CPUs of arithmetic that one loader process keeps busy: time to train a sample / time to load it, measured with
+yolov5n, the fastest model (tests/benchmarks/README.md)."""
 MAX_LOADERS, MAX_GPU_LOADERS = 8, 16
 
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What a node has free."""
+    """Free resources of a node."""
 
     cpus: float
     gpus: float = 0.0
@@ -185,40 +187,40 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set's images as they are kept."""
+    """Memory that a dataset's decoded images need."""
 
     num_bytes: int  # of both splits, decoded at the network's size
-    room: int  # bytes that a node spares for them
+    room: int  # bytes available for them on a node
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What each worker is given, with the reasons for what was chosen."""
+    """Resources of each worker, with the reasons for the automatic choices."""
 
-    placement: Placement  # with nothing open
+    placement: Placement  # with all settings resolved
     threads: int
     reasons: tuple[str, ...]
 
     @property
     def event(self) -> ResourcesEvent:
-        """What is told of it."""
-        given = self.placement
-        return ResourcesEvent(cpus=given.cpus, threads=self.threads, loader_processes=given.loader_processes,
-                              cache=given.cache, reasons=self.reasons)
+        """The event for the run's log."""
+        placement = self.placement
+        return ResourcesEvent(cpus=placement.cpus, threads=self.threads, loader_processes=placement.loader_processes,
+                              cache=placement.cache, reasons=self.reasons)
 
 
 def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources], threads: int = 0,
               images: Images | None = None) -> Resources:
-    """The placement with everything decided that the user left open.
+    """The placement with all open settings resolved.
 
-    cpus_per_worker becomes the most that all workers can have at once (no more than go with their GPUs, and with
-    `threads`), at least 1; loader processes what feeds the rest; cache ram where the images have room.
+    cpus_per_worker becomes the most that all workers can have at once, at least 1, limited by their share of GPUs and
+    by `threads`; workers (loader processes) the number that keeps the rest busy; cache ram if the images fit.
 
     Args:
         gpus: of each worker.
-        nodes: those that workers may be placed on.
-        threads: of arithmetic, where the recipe fixes them; else 0.
-        images: None for work that does not keep any.
+        nodes: candidates for workers.
+        threads: of arithmetic, if the recipe fixes them; else 0.
+        images: None if the command caches none.
     """
     chosen = placement
     reasons: list[str] = []
@@ -240,17 +242,18 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
 
 
 def workers_here(gpus: int, gpus_per_worker: float | Literal["auto"]) -> tuple[int, str]:
-    """How many workers `auto` means where no cluster was asked for, and why: one for each of several GPUs, else 0."""
+    """Worker count of `auto` without a requested cluster, and the reason: one for each of several GPUs, else 0."""
     each = 1.0 if gpus_per_worker == "auto" else gpus_per_worker
     number = int(gpus / each + 1e-9) if each else 0
     if number > 1:
         return number, f"{gpus} GPUs here"
-    return 0, "in this process: no cluster was asked for, and no more than one GPU"
+    return 0, "in this process: no cluster was requested, and there is at most one GPU"
 
 
 def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tuple[int, str]:
-    """How many workers `auto` means on a cluster, and why: one for each free GPU, else one for each node with so many
-    free CPUs; at least 1, which waits for them.
+    """Worker count of `auto` on a cluster, and the reason: one per free GPU, else one per node with `cpus` free CPUs.
+
+    At least 1, which waits for resources.
     """
     if gpus:
         number = sum(int(node.gpus / gpus + 1e-9) for node in nodes)
@@ -260,9 +263,9 @@ def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tupl
 
 
 def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strategy: str) -> int:
-    """The most whole CPUs, at least 1, that each of so many workers with so many GPUs can have at the same time.
+    """The most whole CPUs, at least 1, that all workers can have at the same time with `gpus` GPUs each.
 
-    A worker with GPUs has at most the part of a node's CPUs that its GPUs are of the node's.
+    A worker with GPUs gets at most the same share of a node's CPUs as of its GPUs.
     """
     nodes = [node for node in nodes if node.gpus >= gpus]
     most = min((node.cpus * gpus / node.gpus for node in nodes), default=1) if gpus else max(
@@ -277,14 +280,14 @@ def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strateg
 
 
 def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
-    """Loader processes of a worker: beside a GPU all but one of its CPUs, else as few as feed its arithmetic.
+    """Loader processes of a worker: with a GPU all but one of its CPUs, else the fewest that keep its CPUs busy.
 
-    With s the arithmetic of a sample and s / feeds its making, c CPUs take s / c + s / feeds for both, one after the
-    other, or s / (c - 1) beside a loader process: less where c (c - 1) > feeds.
+    Let s be the arithmetic time of a sample and s / feeds its loading time. c CPUs take s / c + s / feeds for both in
+    sequence, or s / (c - 1) with a loader process, which is less if c (c - 1) > feeds.
 
     Args:
-        threads: of arithmetic, where they are fixed; else 0.
-        feeds: CPUs whose arithmetic one of them feeds.
+        threads: of arithmetic, if fixed; else 0.
+        feeds: CPUs that one loader process keeps busy.
     """
     if gpus:
         return max(0, min(MAX_GPU_LOADERS, cpus - 1))
@@ -294,10 +297,10 @@ def loader_processes(cpus: int, gpus: float, threads: int, feeds: int) -> int:
 
 
 def _cache(images: Images | None) -> tuple[str, str]:
-    """Whether images are kept, and why."""
+    """Cache mode for `auto`, and the reason."""
     if images is None:
         return "none", ""
-    needed = f"{images.num_bytes / 1e9:.2g} GB of decoded images, memory spares {images.room / 1e9:.2g}"
+    needed = f"{images.num_bytes / 1e9:.2g} GB of decoded images, {images.room / 1e9:.2g} GB of memory available"
     return "ram" if images.num_bytes <= images.room else "none", needed
 
 

@@ -1,7 +1,7 @@
-"""The recipe: everything that decides the trained weights, validated once and frozen afterwards.
+"""The recipe: all settings that determine the trained weights, validated once, then frozen.
 
-Search spaces may name its fields only. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. Nothing here
-imports torch or ray.
+Search spaces may name its fields only. Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module
+imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ray_yolo.core.errors import ConfigError
 CHANGEABLE = tuple(
     path for section, model in SECTIONS.items() for name in model.model_fields
     if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
-"""Paths of the settings that may change."""
+"""Config paths of the settings that may change during training."""
 
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
 
 
 class Change(ConfigModel):
-    """Other values for some settings from an epoch on; its plain form is the text that users write."""
+    """New values for some settings from an epoch on; serialises to the text that users write."""
 
     epoch: int = Field(ge=1)
-    """Trained epochs before it."""
+    """Completed epochs before the change."""
     settings: dict[str, Any]
     """New values by path."""
 
@@ -66,10 +66,10 @@ class Change(ConfigModel):
 
 
 def _checked(name: str, value: object) -> tuple[str, Any]:
-    """Path and value of a setting, by the rules of its section."""
+    """Config path and validated value of a setting."""
     path = canonical(name)
     if path not in CHANGEABLE:
-        raise ValueError(f"{name} cannot change in the middle of a training"
+        raise ValueError(f"{name} cannot change during training"
                          f"{did_you_mean(name, {path.rpartition('.')[2]: path for path in CHANGEABLE})}")
     section, _, field = path.partition(".")
     try:
@@ -83,56 +83,56 @@ AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 
-_REMOVED = {"augment": {"mosaic_window": 0}}  # settings of earlier recipes, by section, and what they did nothing at
+_REMOVED = {"augment": {"mosaic_window": 0}}  # removed settings by section, with the value that had no effect
 
 
 def _freeze_list(value: object) -> object:
-    """YOLOv5's `--freeze 10` means the first ten layers; `--freeze 0 1 2` names them, `--freeze 10 10` the one."""
+    """As in YOLOv5: `--freeze 10` means the first ten layers, `--freeze 0 1 2` these layers."""
     return tuple(range(min(value, MAX_LAYERS))) if isinstance(value, int) else value
 
 
 class Recipe(ConfigModel):
-    """Everything that decides the trained weights."""
+    """All settings that determine the trained weights."""
 
     data: str = "shapes"
-    """Data set: a YAML file, the address of one (s3://bucket/coco/data.yaml, gs://, az://), or a built-in one (shapes,
+    """Dataset: a YAML file, the address of one (s3://bucket/coco/data.yaml, gs://, az://), or a built-in one (shapes,
     shapes8, shapes1k)."""
     model: str = "yolov5s"
-    """Architecture: yolov5{n,s,m,l,x}, the same with 6, u or 6u behind it, yolov3, yolov3-spp, yolov3-tiny,
-    {yolov8,yolo11,yolo12,yolo26}{n,s,m,l,x}, or a YAML file as YOLOv5 and Ultralytics write them."""
+    """Architecture: yolov5{n,s,m,l,x} with the optional suffix 6, u or 6u, yolov3, yolov3-spp, yolov3-tiny,
+    {yolov8,yolo11,yolo12,yolo26}{n,s,m,l,x}, or a YAML file in the format of YOLOv5 or Ultralytics."""
     weights: str = ""
-    """Initial weights: best.pt of a run, what YOLOv5 or Ultralytics have released, .safetensors; '': from scratch."""
+    """Initial weights: best.pt of a run, a file released by YOLOv5 or Ultralytics, .safetensors; '': from scratch."""
     epochs: int = Field(100, ge=1)
     """Passes over the training images."""
     batch_size: int | None = Field(None, ge=-1, le=2**17)
-    """Images per batch over all workers; left out: 16 for each worker asked for; -1: as many as the memory of the
-    smallest worker's GPU holds, for each worker (16 without GPUs)."""
+    """Images per batch over all workers; default: 16 per requested worker; -1: per worker as many as fit into the
+    memory of the smallest GPU (16 without GPUs)."""
     microbatch: int | None = Field(None, ge=1, le=2**17)
-    """Images of one forward, one set of BatchNorm statistics, one loss mean; never split over workers.
-    Left out: the largest divisor of batch_size that gives every worker one at the first start."""
+    """Images per forward pass, with one set of BatchNorm statistics and one loss mean; never split over workers.
+    Default: the largest divisor of batch_size that gives every worker one at the first start."""
     imgsz: int = Field(640, ge=2 * GRID, le=8192)
-    """Long side of the network input in pixels; a multiple of 32, of 64 for models with a 6."""
+    """Long side of the network input in pixels; a multiple of 32, or of 64 for P6 models."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """FailureHandler initial weights, order of samples and every augmentation."""
+    """Determines initial weights, order of samples and every augmentation."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of forward and backward; auto: bf16 on GPUs and processors that multiply it, else fp32."""
+    """Arithmetic of forward and backward; auto: bf16 on GPUs and on CPUs that multiply it, else fp32."""
     sync_bn: bool = False
-    """Spread each batch over all workers with common BatchNorm statistics and loss means."""
+    """Spread each batch over all workers with shared BatchNorm statistics and loss means."""
     exact: bool = False
-    """Fix what else decides the bits: arithmetic threads (see `threads`), and deterministic kernels or none."""
+    """Bit-reproducible training: fixed arithmetic threads (see `threads`) and deterministic kernels only."""
     threads: int = Field(0, ge=0, le=1024)
-    """Arithmetic threads per worker; 0: 1 under exact, else the worker's CPUs."""
+    """Arithmetic threads per worker; 0: 1 with exact, else the worker's CPUs."""
     patience: int = Field(100, ge=0)
-    """Stop after so many epochs without a better fitness; 0: never."""
+    """Stop after this many epochs without better fitness; 0: never."""
     freeze: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_freeze_list),
                       AfterValidator(lambda layers: tuple(sorted(set(layers))))] = ()
-    """Layers whose weights stay as they are: one number n freezes the first n, several name them."""
+    """Frozen layers: one number n freezes the first n layers, several numbers these layers."""
     single_cls: bool = False
     """Treat every label as class 0."""
     classes: sections.Classes = None
-    """Numbers of the classes that are looked for; labels of others are background; left out: all."""
+    """Numbers of the classes to detect; labels of other classes become background; default: all."""
     fraction: float = Field(1.0, gt=0.0, le=1.0)
-    """Part of the training images that is trained on, drawn by the seed."""
+    """Fraction of the training images to train on, drawn by the seed."""
     multi_scale: bool = False
     """Draw each step's image size from [0.5, 1.5) x imgsz."""
     rect: bool = False
@@ -140,20 +140,20 @@ class Recipe(ConfigModel):
     quad: bool = False
     """Merge groups of four images into one of twice the size."""
     image_weights: bool = False
-    """Draw images in proportion to how badly their classes are detected."""
+    """Sample images with weights that grow with the error of their classes."""
     autoanchor: bool = True
-    """Replace the anchors when they fit the labels badly."""
+    """Replace the anchors if they fit the labels badly."""
     noval: bool = False
     """Validate after the last epoch only."""
     strict: bool = False
-    """Refuse a data set in which any image or label has to be left out."""
+    """Refuse a dataset if any image or label has to be left out."""
     allow_empty: bool = False
-    """Train also where a split holds no box at all."""
+    """Train even if a split has no boxes."""
     changes: Annotated[
         tuple[Change, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         AfterValidator(lambda changes: tuple(sorted(changes, key=attrgetter("epoch"))))] = ()
-    """Settings of the four following sections that change on the way, each 'EPOCHS: NAME=VALUE ...': from so many
-    trained epochs on. Best weights and patience count anew from there."""
+    """Settings of the next four sections that change during training, each 'EPOCHS: NAME=VALUE ...': the values hold
+    after that many epochs. The best weights and patience restart there."""
     optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
     schedule: sections.ScheduleConfig = sections.ScheduleConfig()
     loss: sections.LossConfig = sections.LossConfig()
@@ -164,7 +164,7 @@ class Recipe(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _without_removed_settings(cls, tree: object) -> object:
-        """Recorded recipes name all settings of their time, also those that have been removed since."""
+        """Drop removed settings, which recorded recipes still name."""
         if not isinstance(tree, dict):
             return tree
         kept = {section: {name: value for name, value in tree[section].items() if (name, value) not in removed.items()}
@@ -174,17 +174,17 @@ class Recipe(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _gains_of_the_family(cls, tree: object) -> object:
-        """A family has gains of its own where the user has not given any."""
-        if not isinstance(tree, dict) or not (facts := facts_of(str(tree.get("model", "")))) or not facts.gains:
+        """Use the loss gains of the model's family as defaults."""
+        if not isinstance(tree, dict) or not isinstance(loss := tree.get("loss", {}), dict):
             return tree
-        loss = tree.get("loss", {})
-        return {**tree, "loss": {**facts.gains, **loss}} if isinstance(loss, dict) else tree
+        facts = facts_of(str(tree.get("model", "")))
+        return {**tree, "loss": {**facts.gains, **loss}} if facts and facts.gains else tree
 
     @field_validator("batch_size")
     @classmethod
     def _some_images(cls, value: int | None) -> int | None:
         if value == 0:
-            raise ValueError("must be 1 or more, or -1 for as many as the workers' memory holds")
+            raise ValueError("must be 1 or more, or -1 for as many as fit into the workers' memory")
         return value
 
     @field_validator("imgsz")
@@ -198,16 +198,16 @@ class Recipe(ConfigModel):
     def _on_the_grid_of_the_model(self) -> Recipe:
         facts = facts_of(self.model)
         if facts and (reason := off_grid(self.imgsz, facts.grid)):
-            raise ValueError(f"imgsz {self.imgsz} {reason} ({self.model} has cells of {facts.grid} px)")
+            raise ValueError(f"imgsz {self.imgsz} {reason} (largest stride of {self.model}: {facts.grid})")
         return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         if self.exact and self.sync_bn:
-            raise ValueError("exact and sync_bn exclude each other: synchronised statistics are sums whose rounding "
-                             "depends on the worker count; drop one of them")
+            raise ValueError("exact and sync_bn exclude each other: the rounding of synchronised statistics depends on "
+                             "the worker count; drop one of them")
         if self.exact and self.precision == "fp16":
-            raise ValueError("exact needs fp32 or bf16: fp16 scales the loss by its own history")
+            raise ValueError("exact needs fp32 or bf16: the loss scale of fp16 depends on earlier steps")
         if self.microbatch and self.batch_size and self.batch_size != AUTO_BATCH and self.batch_size % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch_size {self.batch_size}; "
                              f"legal: {', '.join(map(str, divisors(self.batch_size)))}")
@@ -219,12 +219,12 @@ class Recipe(ConfigModel):
                 raise ValueError(f"quad merges groups of {QUAD} images: batch_size and microbatch must be multiples of "
                                  f"{QUAD}, not {size}")
         if self.changes and self.changes[-1].epoch >= self.epochs:
-            raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs would never hold; "
+            raise ValueError(f"changes after epoch {self.changes[-1].epoch} of {self.epochs} epochs have no effect; "
                              "drop them, or raise epochs")
         return self
 
     def at(self, epoch: int) -> Recipe:
-        """The settings that hold in an epoch (from 0), as a recipe without changes."""
+        """The settings of an epoch (from 0) as a recipe without changes."""
         tree = self.model_dump(exclude={"changes"})
         for change in self.changes:
             for path, value in change.settings.items() if change.epoch <= epoch else ():
@@ -233,7 +233,7 @@ class Recipe(ConfigModel):
         return Recipe.model_validate(tree)
 
     def last_change(self, epoch: int) -> int:
-        """The epoch from which the settings of an epoch have held: that of its last change, or 0."""
+        """Epoch of the last change at or before an epoch, or 0."""
         return max((change.epoch for change in self.changes if change.epoch <= epoch), default=0)
 
 
@@ -243,20 +243,18 @@ def divisors(number: int) -> list[int]:
 
 
 def given_settings(settings: ConfigModel, above: str = "") -> dict[str, Any]:
-    """What the user has set of a recipe, also to its default, by path."""
-    given: dict[str, Any] = {}
+    """The values of a recipe that the user has set, including defaults, by config path."""
+    values: dict[str, Any] = {}
     for name in sorted(settings.model_fields_set):
-        value = getattr(settings, name)
-        given |= (
-            given_settings(value, f"{above}{name}.") if isinstance(value, ConfigModel) else {f"{above}{name}": value}
-        )
-    return given
+        value, path = getattr(settings, name), f"{above}{name}"
+        values |= given_settings(value, f"{path}.") if isinstance(value, ConfigModel) else {path: value}
+    return values
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Identity of a recipe: 16 hex digits of the SHA-256 of what differs from the defaults, as canonical JSON.
+    """Identity of a recipe: 16 hex digits of the SHA-256 of its non-default values as canonical JSON.
 
-    A field that is added later, at its default, leaves it as it is.
+    A new field with its default value does not change it.
     """
     text = json.dumps(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -264,16 +262,20 @@ def recipe_digest(recipe: Recipe) -> str:
 
 def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, num_images: int | None = None,
             images_per_worker: int = BATCH_PER_WORKER) -> Recipe:
-    """The recipe with everything the user left open decided for a first start.
+    """The recipe with all open settings resolved for a first start.
 
-    batch_size becomes 16 x num_workers (under AutoBatch images_per_worker or microbatch x num_workers); microbatch the
-    largest divisor of batch_size that leaves each worker at least one, also where a batch is the whole data set
-    (batch_size itself under sync_bn); precision bf16 on GPU or with `bf16`, else fp32; threads 1 under exact.
+    | setting | value |
+    |---|---|
+    | batch_size | 16 x num_workers; under AutoBatch images_per_worker or microbatch, x num_workers |
+    | microbatch | largest divisor of batch_size with which each worker has one, even in a batch of num_images |
+    | | (under sync_bn: batch_size) |
+    | precision | bf16 on GPUs or with `bf16`, else fp32 |
+    | threads | 1 with exact |
 
     Args:
-        bf16: whether the workers' processors multiply it.
-        num_images: of the training set; None where it is not known yet.
-        images_per_worker: what AutoBatch has found under `batch_size: -1`.
+        bf16: whether the workers' CPUs multiply it in hardware.
+        num_images: of the training set; None if it is not known yet.
+        images_per_worker: result of AutoBatch under `batch_size: -1`.
 
     Raises:
         ConfigError: if a full step has fewer microbatches than there are workers.
@@ -296,10 +298,10 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, 
 
 
 def check_workers(recipe: Recipe, num_workers: int) -> None:
-    """Refuse a worker count that a full step of a resolved recipe cannot occupy.
+    """Refuse more workers than a full step of a resolved recipe has parts.
 
     Raises:
-        ConfigError: naming the legal numbers and the ways out.
+        ConfigError: naming the legal numbers and the alternatives.
     """
     batch, micro = resolved_batch(recipe)
     if batch % micro:
@@ -313,7 +315,7 @@ def check_workers(recipe: Recipe, num_workers: int) -> None:
 
 
 def most_workers(recipe: Recipe) -> int:
-    """Into how many parts a full step of a resolved recipe falls."""
+    """Parts of a full step of a resolved recipe, each of which one worker computes."""
     batch, micro = resolved_batch(recipe)
     return batch if recipe.sync_bn else accumulate_batches(recipe) * batch // micro
 

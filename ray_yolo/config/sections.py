@@ -1,6 +1,6 @@
-"""The sections of a recipe: how gradients become weights, what images go through, what counts as a detection.
+"""The sections of a recipe: optimiser, schedule, loss, augmentation, validation and objective.
 
-Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. Nothing here imports torch or ray.
+Defaults are YOLOv5's (scratch-low) where YOLOv5 has the setting. This module imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 
 class ConfigModel(BaseModel):
-    """A value: no unknown keys, no mutation, no infinities."""
+    """Base of all configuration values: immutable, without unknown keys, infinities and control characters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -21,7 +21,7 @@ class ConfigModel(BaseModel):
     @classmethod
     def _plain_text(cls, value: object) -> object:
         if isinstance(value, str) and not all(ord(character) >= ord(" ") for character in value):
-            raise ValueError("must not hold line ends or control characters")
+            raise ValueError("must not contain line ends or control characters")
         return value
 
 
@@ -29,7 +29,7 @@ Classes = Annotated[tuple[int, ...] | None, BeforeValidator(lambda v: (v,) if is
 
 
 class OptimizerConfig(ConfigModel):
-    """How gradients become weights."""
+    """The optimiser."""
 
     name: Literal["SGD", "Adam", "AdamW"] = "SGD"
     """SGD is Nesterov; the betas of Adam and AdamW are (momentum, 0.999)."""
@@ -40,13 +40,13 @@ class OptimizerConfig(ConfigModel):
     weight_decay: float = Field(0.0005, ge=0.0, le=0.1)
     """Decay of convolution weights, for steps of `nominal_batch` images; norms and biases have none."""
     nominal_batch: int = Field(64, ge=1, le=2**17)
-    """Images that one optimiser step accumulates after warm-up (rounded to whole batches)."""
+    """Images that one optimiser step accumulates after warm-up (rounded to full batches)."""
     clip_norm: float = Field(10.0, gt=0.0)
-    """Largest L2 norm of the whole gradient."""
+    """Largest L2 norm of the total gradient."""
 
 
 class ScheduleConfig(ConfigModel):
-    """How rates move over the epochs."""
+    """Learning rates, momentum and moving average over the epochs."""
 
     lrf: float = Field(0.01, gt=0.0, le=1.0)
     """Final learning rate as a fraction of lr0."""
@@ -55,7 +55,7 @@ class ScheduleConfig(ConfigModel):
     warmup_epochs: float = Field(3.0, ge=0.0)
     """Length of warm-up; see `warmup_min_batches`."""
     warmup_min_batches: int = Field(100, ge=0)
-    """Warm-up lasts at least so many batches, unless warmup_epochs is 0 (then there is none)."""
+    """Least number of warm-up batches, unless warmup_epochs is 0 (no warm-up)."""
     warmup_momentum: float = Field(0.8, ge=0.0, lt=1.0)
     """Momentum at the first batch of warm-up."""
     warmup_bias_lr: float = Field(0.1, ge=0.0)
@@ -67,16 +67,16 @@ class ScheduleConfig(ConfigModel):
 
 
 class LossConfig(ConfigModel):
-    """Gains of the loss terms and the rule of assignment."""
+    """Gains of the loss terms and the assignment rule."""
 
     box: float = Field(0.05, ge=0.0)
-    """Gain of 1 - CIoU; scaled by 3 / levels. Left out, 7.5 for a model without anchors, where it is not scaled."""
+    """Gain of 1 - CIoU; anchor-based: scaled by 3 / levels; anchor-free: not scaled, default 7.5."""
     obj: float = Field(1.0, ge=0.0)
     """Gain of objectness; scaled by (imgsz / 640)^2 x 3 / levels."""
     cls: float = Field(0.5, ge=0.0)
-    """Gain of classification; scaled by classes / 80 x 3 / levels (not without anchors)."""
+    """Gain of classification; anchor-based: scaled by classes / 80 x 3 / levels."""
     dfl: float = Field(1.5, ge=0.0)
-    """Gain of the distances' distributions (without anchors)."""
+    """Gain of the distances (distribution focal loss, or l1 for end-to-end models); anchor-free only."""
     obj_pw: float = Field(1.0, gt=0.0)
     """Weight of positive objectness targets."""
     cls_pw: float = Field(1.0, gt=0.0)
@@ -90,7 +90,7 @@ class LossConfig(ConfigModel):
 
 
 class AugmentConfig(ConfigModel):
-    """What training images go through; every draw comes from the sample's own key."""
+    """Augmentation of training images; the random numbers depend on the sample's key alone."""
 
     hsv_h: float = Field(0.015, ge=0.0, le=1.0)
     """Hue gain: each image's hue is multiplied by 1 + uniform(-1, 1) x hsv_h."""
@@ -119,16 +119,16 @@ class AugmentConfig(ConfigModel):
     copy_paste: float = Field(0.0, ge=0.0, le=1.0)
     """Share of a mosaic's polygons that are mirrored and pasted."""
     close_mosaic: int = Field(0, ge=0)
-    """The last so many epochs train without mosaic and mixup."""
+    """Number of final epochs without mosaic and mixup."""
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerConfig, "schedule": ScheduleConfig, "loss": LossConfig, "augment": AugmentConfig}
-"""The sections that hyper-parameters are in."""
+"""The sections with hyper-parameters."""
 
 
 class EvaluateConfig(ConfigModel):
-    """How validation turns predictions into detections."""
+    """Detections in validation."""
 
     confidence: float = Field(0.001, ge=0.0, lt=1.0)
     """Detections below this score are dropped."""
@@ -137,11 +137,11 @@ class EvaluateConfig(ConfigModel):
     max_detections: int = Field(300, ge=1)
     """Detections kept per image."""
     batch_size: int = Field(32, ge=1)
-    """Images per validation batch; part of the recipe because it shapes the numbers' last bits."""
+    """Images per validation batch; part of the recipe because it affects the last bits of the metrics."""
 
 
 class ObjectiveConfig(ConfigModel):
-    """What makes an epoch the best one: its fitness is the weighted sum of these metrics."""
+    """Fitness of an epoch: the weighted sum of these metrics."""
 
     precision: float = Field(0.0, ge=0.0)
     """Weight of precision."""
@@ -153,20 +153,20 @@ class ObjectiveConfig(ConfigModel):
     """Weight of mAP50-95."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> ObjectiveConfig:
+    def _has_a_weight(self) -> ObjectiveConfig:
         if not any(weight for _, weight in self):
             raise ValueError("the weights of the objective must not all be 0")
         return self
 
     def fitness(self, metrics: Mapping[str, float | None] | None) -> float | None:
-        """The weighted sum of an epoch's metrics; None where one that counts is missing or not finite."""
-        measured = {objective_field(name): value for name, value in (metrics or {}).items()}
-        terms = [weight * (math.nan if (value := measured.get(name)) is None else value)
+        """The weighted sum of an epoch's metrics; None if one with a weight is missing or not finite."""
+        values = {objective_field(name): value for name, value in (metrics or {}).items()}
+        terms = [weight * (math.nan if (value := values.get(name)) is None else value)
                  for name, weight in self if weight]
         total = sum(terms)
         return total if math.isfinite(total) else None
 
 
 def objective_field(metric: str) -> str:
-    """The field of an objective that weighs a metric: map50_95 for mAP50-95."""
+    """The field of `ObjectiveConfig` for a metric: map50_95 for mAP50-95."""
     return metric.lower().replace("-", "_")

@@ -1,6 +1,6 @@
-"""From what the user wrote to one validated configuration: defaults <- file <- flags, and where each value came from.
+"""Builds one validated configuration from user input (defaults <- file <- flags) and records the origin of each value.
 
-What is written is text; the configuration model alone decides what the text means, once, for files and flags alike.
+Input is text; the configuration model parses it once, for files and flags alike.
 """
 
 from __future__ import annotations
@@ -28,41 +28,46 @@ _GENES = ("lr0 lrf momentum weight_decay warmup_epochs warmup_momentum warmup_bi
           "mosaic mixup copy_paste")
 GENES = {name: f"{section}.{name}" for name in _GENES.split()
          for section, model in SECTIONS.items() if name in model.model_fields}
-"""Names of YOLOv5's `hyp.*.yaml` files, in their order -> path in the recipe."""
+"""Name in YOLOv5's `hyp.*.yaml` files, in their order -> path in the recipe."""
 
 LEGACY_GENES = {
     "iou_t": "YOLOv5's loss does not read it either",
     "anchors": "anchors come from the model file and from autoanchor",
 }
-"""Keys of YOLOv5's files that are accepted and ignored -> why; whoever reads such a file says so."""
+"""Keys of YOLOv5's files that are accepted and ignored with a warning -> why."""
 
-TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users leave out
+TRANSPARENT = ("recipe", "placement", "sweep")  # sections whose names users omit
+DEFAULT = "default"  # origin of a value that the user has not set
 
+Model = TypeVar("Model", bound=BaseModel)
+
+_log = logging.getLogger(__name__)
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of"}
 
 
 class ConfigField(NamedTuple):
-    """One value of the tree: where it lies in the model, and what pydantic knows of it."""
+    """One leaf of the configuration tree: its location in the model and pydantic's description."""
 
     keys: tuple[str, ...]
     info: FieldInfo
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """The alternatives of its type, without None: (int,), (Literal['a', 'b'],), (float, Literal['auto'])."""
+        """Alternatives of its type, without None: (int,), (Literal['a', 'b'],), (float, Literal['auto'])."""
         annotation = self.info.annotation
         union = get_origin(annotation) in (Union, types.UnionType)
         return tuple(kind for kind in (get_args(annotation) if union else (annotation,)) if kind is not type(None))
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that its value may be, as far as they are listed: ('none', 'ram', 'disk')."""
+        """Literal words that it accepts: ('none', 'ram', 'disk')."""
         return tuple(word for kind in self.types if get_origin(kind) is Literal for word in get_args(kind))
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
+        """Legal values in words: 'a whole number >= 1', 'one of SGD, Adam, AdamW', 'a number or auto'."""
         words = [_words(kind) for kind in self.types]
         if "" in words:
             return " ".join((self.info.description or "").split()).rstrip(".")
@@ -72,7 +77,7 @@ class ConfigField(NamedTuple):
 
 
 def _words(kind: Any) -> str:
-    """A type in words; '' for those that the field's own description explains better."""
+    """A type in words; '' for those that only the field's description explains."""
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
@@ -80,7 +85,7 @@ def _words(kind: Any) -> str:
 
 
 def config_fields(model: type[BaseModel]) -> dict[str, ConfigField]:
-    """Every leaf of a model's tree by its dotted path; the sections in TRANSPARENT leave no trace in it."""
+    """Every leaf of a model's tree by its dotted path without the sections in TRANSPARENT."""
     return {".".join(key for key in field.keys if key not in TRANSPARENT): field for field in _leaves_fields(model, ())}
 
 
@@ -94,16 +99,15 @@ def _leaves_fields(model: type[BaseModel], above: tuple[str, ...]) -> Iterable[C
 
 
 def canonical(key: str) -> str:
-    """The path that a user's key stands for: itself, a YOLOv5 gene's (`lr0`), or one below `recipe.`/`placement.`."""
+    """The config path of a user's key, which may be a YOLOv5 gene (`lr0`) or start with `recipe.` or `placement.`."""
     for section in TRANSPARENT:
         key = key.removeprefix(f"{section}.")
     return GENES.get(key, key)
 
 
 def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
-    """Why a key is none of the fields, with the nearest that is."""
-    inside = [path for path in fields if path.startswith(f"{key}.")]
-    if inside:
+    """The message for an unknown key, with the nearest field."""
+    if inside := [path for path in fields if path.startswith(f"{key}.")]:
         return f"{key!r} is a section; give one of its fields: {', '.join(inside)}"
     last_words = {path.rpartition(".")[2]: path for path in reversed(fields)}
     word = key.rpartition(".")[2] if key.rpartition(".")[2] in last_words else key
@@ -111,21 +115,13 @@ def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
 
 
 def did_you_mean(word: str, spellings: dict[str, str]) -> str:
-    """'; did you mean X?' with the meaning of the nearest spelling, or nothing if none is near."""
+    """'; did you mean X?' with the value of the nearest spelling, or '' if none is near."""
     near = difflib.get_close_matches(word[:100], spellings, n=1)
     return f"; did you mean {spellings[near[0]]}?" if near else ""
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-DEFAULT = "default"
-
-_log = logging.getLogger(__name__)
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-
-
 class SourcedValue(NamedTuple):
-    """A value as the user wrote it, and where: 'hyp.yaml:3', '--epochs', '--set optimizer.lr0'."""
+    """A value as the user wrote it, and its origin: 'hyp.yaml:3', '--epochs', '--set optimizer.lr0'."""
 
     value: object
     origin: str
@@ -135,28 +131,27 @@ def read_config_file(path: str) -> dict[str, SourcedValue]:
     """The values of a YAML file by config path.
 
     Keys are config paths, nested (`optimizer: {lr0: 0.1}`) or dotted (`optimizer.lr0: 0.1`), or YOLOv5's gene names
-    (`lr0: 0.1`), so that YOLOv5's hyp files serve as they are. Empty sections are skipped.
+    (`lr0: 0.1`), so that YOLOv5's hyp files work unchanged. Empty sections are skipped.
 
     Raises:
         InputError: if the file cannot be read as YAML, see `load_yaml`.
         ConfigError: if two keys mean the same field.
     """
     file = load_text_yaml(path)
-    given: dict[str, SourcedValue] = {}
+    values: dict[str, SourcedValue] = {}
     for keys, value in _leaves(file.data, ()):
         name = canonical(".".join(keys))
         origin = file.where(*keys)
-        if name in given:
-            raise ConfigError(f"{origin}: {name} is given twice, first at {given[name].origin}")
-        given[name] = SourcedValue(value, origin)
-    return given
+        if name in values:
+            raise ConfigError(f"{origin}: {name} is given twice, first at {values[name].origin}")
+        values[name] = SourcedValue(value, origin)
+    return values
 
 
 def sourced_by_keyword(settings: Mapping[str, Any]) -> dict[str, SourcedValue]:
-    """Settings of a Python call by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
-    return {
-        canonical(".".join(keys)): SourcedValue(value, f"{'.'.join(keys)}=") for keys, value in _leaves(settings, ())
-    }
+    """Keyword arguments by config path: fields by name, sections as mappings, genes by YOLOv5's names."""
+    return {canonical(name := ".".join(keys)): SourcedValue(value, f"{name}=")
+            for keys, value in _leaves(settings, ())}
 
 
 def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], object]]:
@@ -168,10 +163,10 @@ def _leaves(section: Mapping[str, Any], above: tuple[str, ...]) -> Iterable[tupl
 
 
 def resolve_config(model: type[Model], given: Mapping[str, SourcedValue]) -> tuple[Model, dict[str, str]]:
-    """The configuration with the given values over the defaults, and the origin of every field by its path.
+    """The configuration (given values, else defaults) and the origin of every field by its path.
 
     Raises:
-        ConfigError: one line for each value that cannot be used, with its origin.
+        ConfigError: one line for each illegal value, with its origin.
     """
     fields = config_fields(model)
     known = {path: item for path, item in given.items() if path in fields}
@@ -187,7 +182,7 @@ def resolve_config(model: type[Model], given: Mapping[str, SourcedValue]) -> tup
 
 
 def _has_no_effect(path: str, item: SourcedValue, fields: Mapping[str, ConfigField]) -> bool:
-    """Whether a key may be passed over: an empty section, or (said so) a gene that nothing reads."""
+    """Whether an unknown key may be ignored: an empty section, or (with a warning) a legacy gene."""
     if path in LEGACY_GENES:
         _log.warning("%s: %s is ignored: %s", item.origin, path, LEGACY_GENES[path])
         return True
@@ -201,9 +196,9 @@ def _tree(given: Mapping[str, SourcedValue], fields: Mapping[str, ConfigField]) 
         branch = tree
         for section in sections:
             branch = branch.setdefault(section, {})
-        # Validators tell `freeze: 10` from a list by its type.
-        whole = fields[path].types != (str,) and isinstance(item.value, str) and _WHOLE.fullmatch(item.value)
-        branch[last] = int(whole[0]) if whole else item.value
+        # Validators distinguish `freeze: 10` from a list by its type.
+        number = fields[path].types != (str,) and isinstance(item.value, str) and _WHOLE.fullmatch(item.value)
+        branch[last] = int(number[0]) if number else item.value
     return tree
 
 
@@ -225,9 +220,9 @@ def _messages(
 
 def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedValue], field: ConfigField) -> str:
     if detail["type"] == "missing":
-        return f"{path} is needed: {field.info.description}"
+        return f"{path} is required: {field.info.description}"
     value, origin = given[path]
-    named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size says batch_size already
+    named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size already names batch_size
     where = origin if named else f"{origin}: {path}"
     if detail["type"] == "value_error":
         return f"{where}: got {short(value)}: {detail['ctx']['error']}"
@@ -235,23 +230,23 @@ def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedV
 
 
 def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> str:
-    """A rule between fields, with the origins of those it names."""
+    """The message of a rule between fields, with the origins of the fields it names."""
     words = set(re.findall(r"\w+", text := str(detail["ctx"]["error"])))
     origins = dict.fromkeys(item.origin for path, item in given.items() if path in words)
     return f"{', '.join(origins)}: {text}" if origins else text
 
 
 def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
-    """The whole configuration as YAML that `read_config_file` reads back, with each value's origin as a comment.
+    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment.
 
     Passwords in URLs are masked.
 
     Args:
-        decided: the configuration with what the user left open; its values are shown.
+        decided: the configuration with all open settings resolved; its values are printed.
     """
-    lines, asked, tree = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
+    lines, requested, resolved = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
     for path, field in config_fields(type(config)).items():
-        before, value = (functools.reduce(dict.__getitem__, field.keys, values) for values in (asked, tree))
+        before, value = (functools.reduce(dict.__getitem__, field.keys, tree) for tree in (requested, resolved))
         origin = origins[path] if value == before else f"{origins[path]}; decided at the start"
         lines.append(f"{redact(to_yaml({path: value}).rstrip()):<40}  # {origin}")
     return "\n".join(lines)

@@ -1,9 +1,8 @@
-"""The one reader and the one writer of YAML files.
+"""The reader and the writer of all YAML files.
 
-YAML files come from other people. Here nothing in a file can run code (tags are refused), grow without bound (size,
-depth, aliases), or hide (duplicate keys are refused), and every key keeps its line, so that an error can say
-`file:line`. Scalars follow the core rules of YAML 1.2, not PyYAML's 1.1: `1e-3` is a number, `no`, `on` and `12:30`
-are text. Nothing here knows what the keys mean.
+YAML files are untrusted input. Tags are refused, so a file runs no code. Size, depth and aliases are limited, so it
+cannot grow without bound. Duplicate keys are refused. Every key keeps its line, so that an error can name `file:line`.
+Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: `1e-3` is a number; `no`, `on` and `12:30` are text.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 
-_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is 20 times faster, where PyYAML was built with it
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is 20 times faster, if PyYAML was built with it
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]{1,18}")
@@ -33,7 +32,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 class YamlFile(NamedTuple):
-    """What a file says and where it says it."""
+    """Contents of a file, with line numbers."""
 
     path: Path
     data: dict[Any, Any]
@@ -45,26 +44,26 @@ class YamlFile(NamedTuple):
 
 
 def load_yaml(path: str | Path) -> YamlFile:
-    """A file whose top level is a mapping, with numbers, booleans and null as YAML 1.2 reads them.
+    """A file whose top level is a mapping, with numbers, booleans and null according to YAML 1.2.
 
-    Keys are text or whole numbers. An empty file is an empty mapping. Numbers too large for a float stay text.
+    Keys are text or whole numbers. An empty file is an empty mapping. Numbers too large for a float remain text.
 
     Raises:
-        InputError: naming file and line: not readable, not UTF-8, not YAML, or one of the refusals of this module.
+        InputError: naming file and line, if the file is not readable, not UTF-8, not YAML, or refused by this module.
     """
     return _load(Path(path), read_scalar)
 
 
 def load_text_yaml(path: str | Path) -> YamlFile:
-    """The same, with every scalar (and key) as it is spelled: `007` is '007', `true` is 'true'; null alone is None.
+    """The same with every scalar and key as text: `007` is '007', `true` is 'true'; only null is None.
 
-    For readers that know what they expect, such as the configuration, and for names, which may look like numbers.
+    For callers with their own types, such as the configuration, and for names that may look like numbers.
     """
     return _load(Path(path), lambda text: None if text in _NULL else text)
 
 
 def read_scalar(text: str) -> str | int | float | bool | None:
-    """What an unquoted YAML 1.2 scalar stands for."""
+    """The value of an unquoted YAML 1.2 scalar."""
     if text in _NULL:
         return None
     if text in _BOOL:
@@ -77,7 +76,7 @@ def read_scalar(text: str) -> str | int | float | bool | None:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """A mapping of plain values as YAML in its own order, lists on one line; `load_yaml` gives it back."""
+    """A mapping of plain values as YAML in its own order, lists on one line; the inverse of `load_yaml`."""
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, width=math.inf)
 
 
@@ -90,8 +89,8 @@ def _load(path: Path, scalar: Callable[[str], Any]) -> YamlFile:
         raise InputError(_syntax_message(path, text, error)) from None
     except InputError:
         raise
-    except (ValueError, OverflowError):  # of PyYAML's own parser, for "\UFFFFFFFF"; libyaml's says so itself
-        raise InputError(f"{path}: not YAML: an escape that stands for no character") from None
+    except (ValueError, OverflowError):  # from PyYAML's pure Python parser for "\UFFFFFFFF"
+        raise InputError(f"{path}: not YAML: an escape sequence without a character") from None
 
 
 def _read_text(path: Path) -> str:
@@ -101,7 +100,7 @@ def _read_text(path: Path) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_BYTES:
-        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, which no YAML file here should be")
+        raise InputError(f"{path}: larger than {MAX_BYTES // 2**20} MiB, the limit for YAML files")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,9 +109,9 @@ def _read_text(path: Path) -> str:
 
 
 def _syntax_message(path: Path, text: str, error: yaml.YAMLError) -> str:
-    """One line for a parser's error, whichever of PyYAML's two parsers it comes from."""
+    """One line for an error of either of PyYAML's parsers."""
     mark = getattr(error, "problem_mark", None)
-    if mark is None:  # a character that YAML forbids; the error knows only its position
+    if mark is None:  # a forbidden character; the error has only its position
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position) + 1
         return f"{path}:{line}: not YAML: control character {short(text[position:position + 1])}; is this a text file?"
@@ -123,7 +122,7 @@ def _syntax_message(path: Path, text: str, error: yaml.YAMLError) -> str:
 
 
 class _Reader:
-    """Builds plain values from the parser's events; its recursion is bounded by MAX_DEPTH."""
+    """Builds plain values from the parser's events; MAX_DEPTH bounds the recursion."""
 
     def __init__(self, path: Path, text: str, scalar: Callable[[str], Any]) -> None:
         self.path = path
@@ -141,14 +140,14 @@ class _Reader:
             self.refuse(root, "the file must consist of `key: value` lines")
         next(self.events)  # end of the document
         if not isinstance(after := next(self.events), yaml.StreamEndEvent):
-            self.refuse(after, "a second document starts here; one file holds one")
+            self.refuse(after, "a second document starts here; a file has one")
         return value or {}
 
     def value(self, event: yaml.Event, at: KeyPath) -> Any:
         if isinstance(event, yaml.AliasEvent):
             self.refuse(event, f"alias *{event.anchor}: write the value out instead")
         if tag := getattr(event, "tag", None):
-            self.refuse(event, f"tag {short(tag)}: tags are not read; remove it (quote what is to be text)")
+            self.refuse(event, f"tag {short(tag)}: tags are not supported; remove it (quote text values)")
         if len(at) > MAX_DEPTH:
             self.refuse(event, f"nested deeper than {MAX_DEPTH} levels")
         if len(self.lines) > MAX_VALUES:
@@ -160,35 +159,35 @@ class _Reader:
     def sequence(self, at: KeyPath) -> list[Any]:
         items: list[Any] = []
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            place = (*at, len(items))
-            self.lines[place] = _line(event)
-            items.append(self.value(event, place))
+            path = (*at, len(items))
+            self.lines[path] = _line(event)
+            items.append(self.value(event, path))
         return items
 
     def mapping(self, at: KeyPath) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             key = self.value(event, (*at, "")) if isinstance(event, yaml.ScalarEvent | yaml.AliasEvent) else None
             if isinstance(key, bool) or not isinstance(key, str | int):
-                self.refuse(event, "a key must be text or a whole number; quote it if it is meant to be text")
-            place = (*at, key)
-            if key in found:
-                self.refuse(event, f"key {short(key)} is given twice, first in line {self.lines[place]}")
-            self.lines[place] = _line(event)
-            found[key] = self.value(next(self.events), place)
-        return found
+                self.refuse(event, "a key must be text or a whole number; quote it if it is text")
+            path = (*at, key)
+            if key in values:
+                self.refuse(event, f"key {short(key)} is given twice, first in line {self.lines[path]}")
+            self.lines[path] = _line(event)
+            values[key] = self.value(next(self.events), path)
+        return values
 
     def refuse(self, event: yaml.Event, what: str) -> NoReturn:
         raise InputError(f"{self.path}:{_line(event)}: {what}")
 
 
 def _line(event: yaml.Event) -> int:
-    assert event.start_mark, "a parser's events have marks"
+    assert event.start_mark, "parser events have marks"
     return event.start_mark.line + 1
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that would read as something else, and never writes an alias."""
+    """Quotes text that would parse as another type, and never writes an alias."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

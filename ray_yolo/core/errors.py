@@ -1,7 +1,7 @@
-"""The errors that a user can cause or must know of, and the exit code each one ends the command with.
+"""The errors that a user can cause or must know about, each with the exit code of the command.
 
-Every message says what is wrong, where (file:line or config path) and what to do. `exits.run` turns
-them into one line on stderr without a traceback; anything else is a defect of ours and keeps its traceback.
+Every message says what is wrong, where (file:line or config path) and what to do. The command prints it as one line on
+stderr without a traceback. Any other exception is a defect of this package and keeps its traceback.
 """
 
 
@@ -12,17 +12,17 @@ class RayYoloError(Exception):
 
 
 class InputError(RayYoloError, ValueError):
-    """A flag, a configuration value or a file that cannot be used (exit 2, before any cluster work)."""
+    """A flag, a configuration value or a file cannot be used (exit 2, before any cluster work)."""
 
     exit_code = 2
 
 
 class ConfigError(InputError):
-    """A configuration value is unknown, ill-typed or out of range; names its origin and its path."""
+    """A configuration value is unknown, of the wrong type or out of range; names its origin and its path."""
 
 
 class DatasetError(InputError):
-    """A data set cannot be read as described; names the file and the line."""
+    """A dataset cannot be read as described; names the file and the line."""
 
 
 class CheckpointError(InputError):
@@ -30,30 +30,30 @@ class CheckpointError(InputError):
 
 
 class StorageError(InputError):
-    """Where runs are stored refuses to be read or written."""
+    """The storage of the runs cannot be read or written."""
 
 
 class TrainingError(RayYoloError):
-    """Training itself failed (exit 3): the loss stays non-finite, checkpoints cannot be written, ..."""
+    """Training failed (exit 3): the loss stays non-finite, checkpoints cannot be written, and so on."""
 
 
 class LostWorkersError(TrainingError):
-    """Processes or nodes were lost, more often than is put up with: nothing that the recipe has done (exit 3)."""
+    """More processes or nodes were lost than allowed; the recipe is not the cause (exit 3)."""
 
 
 class PeerLostError(LostWorkersError):
-    """A collective operation failed because another worker is gone, or does not answer; this one is sound."""
+    """A collective operation failed because another worker is lost or does not answer; this worker is healthy."""
 
 
 class WrongWeightsError(RuntimeError):
-    """This worker has other weights than the rest. Not one of ours that ends a command: another one takes its place."""
+    """This worker's weights differ from those of the others. It does not end the command: the worker is replaced."""
 
 
 class WorkerLeftError(RuntimeError):
-    """This worker was asked to leave, and has left between two steps. No failure: another one takes its place."""
+    """This worker has left between two steps as requested. Not a failure: the worker is replaced."""
 
 
 class ResourcesError(RayYoloError):
-    """The cluster can never provide what was asked for (exit 4)."""
+    """The cluster can never provide the requested resources (exit 4)."""
 
     exit_code = 4

@@ -1,7 +1,7 @@
-"""What a training tells while it goes on: the events of its log, frozen and versioned.
+"""The events of a run's log, frozen and versioned.
 
-A log outlives the program that wrote it. A field that is added has a default that says what older logs mean; a type
-that is not known here is passed over, and so are fields. JSON has no NaN: a number that was not finite is None.
+A log outlives the program that wrote it. A new field therefore has a default that says what older logs mean; unknown
+event types and fields are skipped. JSON has no NaN: a number that is not finite is None.
 """
 
 from __future__ import annotations
@@ -12,51 +12,51 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 FORMAT = 2
-"""Of the logs that are written now."""
+"""Version of the logs that this release writes."""
 
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
-"""What validation measures, over all classes and of each."""
+"""Metrics of a validation, over all classes and for each class."""
 ANCHOR_TERMS = ("box", "obj", "cls")
-"""Terms of the loss of the models with anchors."""
+"""Loss terms of the anchor-based models."""
 
 Number = float | None
 Numbers = dict[str, Number]
 
 
 class Frozen(BaseModel):
-    """A value that cannot be changed, read from what may have been written by another version."""
+    """An immutable value that ignores the fields of other versions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Event(Frozen):
-    """One event; `type` names its kind. The writer numbers it."""
+    """One event; `type` names its kind. The writer sets `seq` and `time`."""
 
     seq: int = -1
-    """0, 1, 2, ... in the order of the log."""
+    """Position in the log: 0, 1, 2, ..."""
     time: float = 0.0
-    """Unix seconds by the writer's clock: for people; nothing is ordered by it."""
+    """Unix seconds by the writer's clock, for display only; `seq` gives the order."""
     type: str
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it says, beside what the writer adds."""
+        """The fields without those that the writer sets."""
         return self.model_dump(exclude={"seq", "time", "type"})
 
 
 Emit = Callable[[Event], None]
-"""Sends an event to the log of the run, without waiting."""
+"""Sends an event to the run's log without waiting."""
 
 
 class RowEvent(Event):
-    """A report on training up to `step`: void if training goes back before it."""
+    """A report on training up to `step`; void if training restarts from an earlier step."""
 
     epoch: int
     step: int
 
 
 class RunEvent(Event):
-    """A run, or a later command that goes on with it by another command line."""
+    """A new run, or a later command that resumes it with another command line."""
 
     type: Literal["run"] = "run"
     format: int = FORMAT
@@ -73,24 +73,24 @@ class RunEvent(Event):
 
 
 class SplitCounts(Frozen):
-    """What there is in a data split."""
+    """Contents of a data split."""
 
     images: int
     boxes: int
     per_class: tuple[int, ...]
     empty_file: int
-    """Images whose label file says that there is nothing."""
+    """Images with an empty label file."""
     no_file: int
     images_left_out: int
     rows_left_out: int
     looked_for: tuple[str, ...]
-    """Where labels were looked for."""
+    """Label paths that were searched."""
     digest: str = ""
-    """Identity of the labels, as `AnnotationIndex.digest` says; '': told by an older log."""
+    """`AnnotationIndex.digest` of the labels; '' in older logs."""
 
 
 class DatasetEvent(Event):
-    """The data set, at every start of the driver."""
+    """The dataset, at every start of the driver."""
 
     type: Literal["dataset"] = "dataset"
     names: tuple[str, ...]
@@ -98,8 +98,8 @@ class DatasetEvent(Event):
 
 
 class PlacementEvent(Event):
-    """Ray has been asked for the workers' places; `group` is the placement group's id. Where the node of some is gone,
-    `instead_of` is the group that they were in."""
+    """The driver has requested placement group `group` from Ray. If it replaces a group on a lost node, `instead_of` is
+    the id of that group."""
 
     type: Literal["placement"] = "placement"
     group: str
@@ -107,7 +107,7 @@ class PlacementEvent(Event):
 
 
 class ResourcesEvent(Event):
-    """What each worker is given of its node, and why, at every start of the driver."""
+    """Resources of each worker, with the reasons, at every start of the driver."""
 
     type: Literal["resources"] = "resources"
     cpus: float
@@ -115,11 +115,11 @@ class ResourcesEvent(Event):
     loader_processes: int
     cache: str
     reasons: tuple[str, ...]
-    """Of what the user left open."""
+    """Of the values that the user left open."""
 
 
 class WorkerEvent(Event):
-    """A worker process has begun."""
+    """A worker process has started."""
 
     type: Literal["worker"] = "worker"
     worker: int
@@ -128,7 +128,7 @@ class WorkerEvent(Event):
 
 
 class StartEvent(Event):
-    """Training starts, or goes on: from `step` on."""
+    """Training starts or continues at `step`."""
 
     type: Literal["start"] = "start"
     step: int
@@ -137,13 +137,13 @@ class StartEvent(Event):
     num_workers: int
     epochs: int
     terms: tuple[str, ...]
-    """Names of the loss's terms."""
+    """Names of the loss terms."""
     regrouped: bool = False
-    """Out of the memory of workers that have gone on, not from a checkpoint."""
+    """State comes from the memory of the remaining workers, not from a checkpoint."""
 
 
 class StepEvent(RowEvent):
-    """An optimiser step; one in so many is told."""
+    """An optimiser step; only every so many-th step is logged."""
 
     type: Literal["step"] = "step"
     batch: int
@@ -158,7 +158,7 @@ class StepEvent(RowEvent):
 
 
 class ShardEvent(RowEvent):
-    """One worker's part of an epoch."""
+    """One worker's shard of an epoch."""
 
     type: Literal["share"] = "share"
     worker: int
@@ -170,7 +170,7 @@ class ShardEvent(RowEvent):
 
 
 class ClassResult(Frozen):
-    """What validation has found of one class, or of all."""
+    """Validation results of one class, or of all."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -184,7 +184,7 @@ class ClassResult(Frozen):
 
 
 class EpochEvent(RowEvent):
-    """An epoch has ended; of one that was not validated `val`, `metrics` and `fitness` are None."""
+    """An epoch has ended. Without validation `val`, `metrics` and `fitness` are None."""
 
     type: Literal["epoch"] = "epoch"
     train: Numbers
@@ -201,7 +201,7 @@ class EpochEvent(RowEvent):
 
 
 class CheckpointEvent(Event):
-    """A checkpoint is on storage: training never goes back before its step."""
+    """A checkpoint is on storage: training never restarts from an earlier step."""
 
     type: Literal["checkpoint"] = "checkpoint"
     step: int
@@ -213,7 +213,7 @@ class CheckpointEvent(Event):
 
 
 class WarningEvent(Event):
-    """Something that a user has to know, of a worker or (None) of the driver."""
+    """A warning for the user, from a worker or (None) from the driver."""
 
     type: Literal["warning"] = "warning"
     message: str
@@ -221,7 +221,7 @@ class WarningEvent(Event):
 
 
 class FailureEvent(Event):
-    """What has ended a worker's training, whole; the driver tells its last line alone."""
+    """The full traceback that ended a worker's training; the console prints its last line only."""
 
     type: Literal["failure"] = "failure"
     worker: int
@@ -229,7 +229,7 @@ class FailureEvent(Event):
 
 
 class StacksEvent(Event):
-    """Where every thread of a worker was when one of the workers held up the others."""
+    """Stack dump of all threads of a worker, taken when a worker blocked the others."""
 
     type: Literal["stacks"] = "stacks"
     worker: int
@@ -237,7 +237,7 @@ class StacksEvent(Event):
 
 
 class EndEvent(Event):
-    """Training has ended: for good (`done`), or to be gone on with."""
+    """Training has ended: completed (`done`), or to be resumed later."""
 
     type: Literal["end"] = "end"
     status: Literal["done", "failed", "stopped"]
@@ -250,17 +250,17 @@ class EndEvent(Event):
 
 
 class Summary(Frozen):
-    """How a session ended, equal on all its workers."""
+    """Result of a session, equal on all its workers."""
 
     step: int
     epoch: int
-    """The last one that was trained whole, counted from 0."""
+    """The last complete epoch, counted from 0."""
     best_epoch: int
     best_fitness: float
     stopped_early: bool
-    """For want of a better fitness."""
+    """Fitness did not improve for `patience` epochs."""
     stopped: bool
-    """Because it was told to."""
+    """A stop was requested."""
     last_epoch: EpochEvent | None
 
 
@@ -271,7 +271,7 @@ _ANY: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 
 
 def parse_event(line: bytes) -> Event | None:
-    """The event of one line of a log; None for one that is torn or of a type that is not known here."""
+    """The event of one line of a log; None if the line is incomplete or its type is unknown."""
     try:
         return _ANY.validate_json(line)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever ends the process that writes them, and digests of what is written."""
+"""Atomic file writes, which survive a crash of the writing process, and digests of written data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 
 class HashingWriter(io.RawIOBase):
-    """A file that knows the digests of what is written to it, from its beginning to its end."""
+    """A file that computes digests and the size of all data written to it, without seeking."""
 
     def __init__(self, file: BinaryIO, *algorithms: str) -> None:
         self._file, self.size = file, 0
@@ -24,25 +24,25 @@ class HashingWriter(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self._file.write(data)
-        for each in self._hashes.values():
-            each.update(data)
+        for digest in self._hashes.values():
+            digest.update(data)
         self.size += memoryview(data).nbytes
         return memoryview(data).nbytes
 
     def hexdigest(self, algorithm: str) -> str:
-        """Of all that was written."""
+        """Digest of all data written so far."""
         return self._hashes[algorithm].hexdigest()
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path`, of the same suffix, whose file replaces it when the block ends.
+    """A temporary path next to `path`, with the same suffix; its file replaces `path` when the block ends.
 
-    After an error `path` is as it was and the temporary file is gone; only a killed process leaves one, whose name
-    begins with a dot.
+    After an error `path` is unchanged and the temporary file is deleted. Only a killed process leaves one, whose name
+    starts with a dot.
 
     Args:
-        durable: wait until the device has the file and its name; else a power cut may lose either.
+        durable: flush the file and its name to the device; else a power cut may lose either.
     """
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -57,13 +57,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, data: bytes | str, *, durable: bool = True) -> None:
-    """Make `path` a file of these bytes, or of this text in UTF-8; a reader sees the old file or the new one."""
+    """Write bytes, or text as UTF-8, to `path`; a reader sees either the old file or the new one."""
     with replacing(path, durable=durable) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def sync(path: Path) -> None:
-    """Wait until the device has a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

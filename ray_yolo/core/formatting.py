@@ -1,10 +1,10 @@
-"""Numbers, durations and sizes as text, for everything that a user reads."""
+"""Numbers, durations and sizes as text for users."""
 
 from __future__ import annotations
 
 
 def format_number(value: float | None) -> str:
-    """Four digits; '-' for none."""
+    """Four significant digits; '-' for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
@@ -15,13 +15,13 @@ def format_count(value: float, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """h:mm:ss, to the second."""
+    """h:mm:ss, rounded to seconds."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
 
 
 def format_size(num_bytes: float) -> str:
-    """Two digits or more with the decimal unit, as disks are sold: 850 B, 64 MB, 1.5 GB."""
+    """At least two digits with a decimal unit: 850 B, 64 MB, 1.5 GB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= factor:
             value = num_bytes / factor

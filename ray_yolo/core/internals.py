@@ -1,6 +1,6 @@
-"""Private names of other packages, looked up when they are used: a release without one stops only what needs it.
+"""Private names of other packages, looked up on use: a release without one breaks only the code that needs it.
 
-One file for each package uses this: ops/torch_internals, runtime/ray_internals and runlog/mlflow_client.
+One module per package uses this: ops/torch_internals, runtime/ray_internals and sinks/mlflow_client.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from ray_yolo.core.errors import InputError
 
 NEEDED = {"torch": "PyTorch 2.11 to 2.15", "ray": "Ray 2.60", "mlflow": "MLflow 3.17"}
-"""Releases whose private names the contract tests have seen. pyproject.toml allows later ones, too."""
+"""Releases that the contract tests cover. pyproject.toml also allows later ones."""
 
 
 def internal(module: str, name: str) -> Any:
-    """The object `name` of a module.
+    """The attribute `name` of a module.
 
     Raises:
-        InputError: if this release of the package does not have it.
+        InputError: if the installed release does not have it.
     """
     try:
         return getattr(import_module(module), name)

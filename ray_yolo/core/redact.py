@@ -1,9 +1,8 @@
-"""Makes text fit to be shown: secrets taken out, and nothing left that a terminal would obey.
+"""Makes text safe to show: masks secrets and escapes terminal control sequences.
 
-What is known to carry them: the user part of a URL (`https://user:password@host`), named values (`token=...`,
-`AWS_SECRET_ACCESS_KEY=...`), bearer tokens, signatures of presigned URLs, and keys whose form tells what they are (AWS,
-GitHub, GitLab, Google, Hugging Face, Slack, Databricks, OpenAI, JSON web tokens, PEM). A secret in any other form is
-not recognised.
+Recognised secrets: the user part of a URL (`https://user:password@host`), named values (`token=...`,
+`AWS_SECRET_ACCESS_KEY=...`), bearer tokens, signatures of presigned URLs, and keys of a known form (AWS, GitHub,
+GitLab, Google, Hugging Face, Slack, Databricks, OpenAI, JSON web tokens, PEM). Other secrets pass through.
 """
 
 import re
@@ -13,7 +12,7 @@ from ray_yolo.core.errors import RayYoloError
 MASK = "***"
 _LONGEST_REASON = 300  # characters; some libraries put whole HTML pages into their messages
 
-# Greedy up to the last '@' before the path: passwords with an '@' in them are common, and wrong, and still secret.
+# Greedy up to the last '@' before the path: passwords often contain an unescaped '@'.
 _URL_USER = re.compile(r"(?<=://)[^/\s]*@")
 _NAMED_VALUE = re.compile(
     r"((?:token|secret|passwo?r?d|credential|signature|(?:api|access|account)[_-]?key|\bsig(?==))[\w-]*[\"']?\s*[=:]\s*[\"']?)"
@@ -28,31 +27,31 @@ _BARE_KEY = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text on one line, with every control character, direction mark and broken code as its escape.
+    """The text on one line, with control characters, direction marks and surrogates escaped.
 
-    For other people's words in messages: file names may hold line ends and a terminal's commands.
+    For foreign text in messages: file names may contain line ends and terminal control sequences.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_secrets(error: Exception) -> Exception:
-    """The error, or one of its kind that says the same without secrets."""
+    """The error itself, or one of the same type whose message has no secrets."""
     text = str(error)
-    if (shown := redact(text)) == text:
+    if (redacted := redact(text)) == text:
         return error
     try:
-        return type(error)(shown).with_traceback(error.__traceback__)
-    except TypeError:  # it is made of something else
-        return RuntimeError(f"{type(error).__name__}: {shown}").with_traceback(error.__traceback__)
+        return type(error)(redacted).with_traceback(error.__traceback__)
+    except TypeError:  # its constructor takes other arguments
+        return RuntimeError(f"{type(error).__name__}: {redacted}").with_traceback(error.__traceback__)
 
 
 def redact(text: str) -> str:
-    """The text with the user part of every URL, the value of every named secret and every known key as `***`."""
+    """The text with `***` in place of the user part of URLs, the values of named secrets and known keys."""
     text = _BEARER.sub(rf"\1{MASK}", _BARE_KEY.sub(MASK, _URL_USER.sub(f"{MASK}@", text)))
     return _NAMED_VALUE.sub(rf"\1{MASK}", text)
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, on one line and without secrets."""
+    """The first line of an exception's message, without secrets; foreign exceptions with their type."""
     kind = "" if isinstance(error, RayYoloError) else f"{type(error).__name__}: "
     return redact(f"{kind}{error}".splitlines()[0][:_LONGEST_REASON])

@@ -1,4 +1,4 @@
-"""The values that modules hand to each other. Plain data: nothing here reads files or knows of workers.
+"""Plain values that modules exchange; nothing here reads files or depends on workers.
 
 Boxes are xyxy float32 in pixels of the image they belong to; sizes are (height, width).
 """
@@ -13,18 +13,18 @@ import numpy as np
 
 
 class Annotation(NamedTuple):
-    """What one image shows."""
+    """The labels of one image."""
 
     path: str
     size: tuple[int, int]  # (height, width) of the upright image (EXIF rotation applied)
     classes: np.ndarray  # (n,) int64
     boxes: np.ndarray  # (n, 4) float32, xyxy in pixels of the upright image
-    polygons: tuple[np.ndarray, ...] = ()  # per box (k, 2) float32 pixels; k = 0 where a label has no outline
+    polygons: tuple[np.ndarray, ...] = ()  # per box (k, 2) float32 pixels; k = 0 for a label without polygon
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the check of a data set had to say: where, what, and whether something was left out."""
+    """One finding of the dataset check: where, what, and whether something was left out."""
 
     where: str  # "path:line" or "path"
     what: str
@@ -33,7 +33,7 @@ class Finding:
 
 
 class DatasetSnapshot(NamedTuple):
-    """A version of a data set that lies in a store, in a folder of the machine that this was made on."""
+    """A version of a dataset in object storage, and its local copy on this machine."""
 
     address: str
     version: str
@@ -42,7 +42,7 @@ class DatasetSnapshot(NamedTuple):
 
 @dataclass(frozen=True)
 class AnnotationIndex:
-    """All annotations of a data split as flat arrays, cheap to share between processes of a node."""
+    """All annotations of a data split as flat arrays, cheap to share between the processes of a node."""
 
     paths: tuple[str, ...]
     sizes: np.ndarray  # (images, 2) int32, (height, width)
@@ -52,12 +52,12 @@ class AnnotationIndex:
     names: tuple[str, ...]
     polygons: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict)  # by image; only where there are any
     findings: tuple[Finding, ...] = ()
-    areas: np.ndarray | None = None  # (labels,) float64 square pixels as the files give them; None: those of the boxes
-    # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that are scored but not trained on
+    areas: np.ndarray | None = None  # (labels,) float64 square pixels from the files; None: those of the boxes
+    # (n, 7) float64 rows [image, class, x1, y1, x2, y2, area] of regions that only validation uses
     crowds: np.ndarray = field(default_factory=lambda: np.zeros((0, 7)))
-    num_without_file: int = 0  # images that no label file belongs to
-    looked_for: tuple[str, ...] = ()  # where labels were looked for: COCO files, and patterns of the others
-    snapshot: DatasetSnapshot | None = None  # that `paths` are of
+    num_without_file: int = 0  # images without a label file
+    looked_for: tuple[str, ...] = ()  # label paths that were searched: COCO files, and patterns of the others
+    snapshot: DatasetSnapshot | None = None  # that `paths` belong to
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -70,7 +70,7 @@ class AnnotationIndex:
 
     @property
     def digest(self) -> str:
-        """Identity of the labels: 16 hex digits over what decides weights, names, image sizes, classes and boxes."""
+        """Identity of the labels: 16 hex digits of SHA-256 over class names, image sizes, classes and boxes."""
         digest = hashlib.sha256("\0".join(self.names).encode())
         for array in (self.sizes, self.offsets, self.classes, self.boxes):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -78,15 +78,15 @@ class AnnotationIndex:
 
 
 class SampleKey(NamedTuple):
-    """Names one training sample: its randomness depends on (seed, epoch, position) alone."""
+    """Identifies a training sample; its randomness depends on (seed, epoch, position) alone."""
 
     epoch: int
-    position: int  # in the epoch's order; a weighted draw repeats an image
+    position: int  # in the epoch's order; weighted sampling repeats images
     image: int
 
 
 class Progress(NamedTuple):
-    """How far a training is. `step` counts optimiser steps over all epochs."""
+    """Progress of training. `step` counts optimiser steps over all epochs."""
 
     epoch: int = 0
     images_in_epoch: int = 0

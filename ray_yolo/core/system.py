@@ -1,4 +1,4 @@
-"""This process and its machine: what it may use of cores and main memory, under the limits of its cgroups."""
+"""CPU cores and memory that this process may use under its cgroup limits, and its identity."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 
 def keep_freed_memory() -> None:
-    """Have large blocks of memory reused instead of returned to the system after each layer and each picture.
+    """Make malloc reuse large blocks instead of returning them to the kernel after each layer and each picture.
 
-    A page that comes back costs a page fault, a dear one in a virtual machine: a fifth of a training step on a CPU and
-    more than half of decoding were measured. Nothing happens where the C library is not glibc.
+    Each returned page costs a page fault later, which is expensive in a virtual machine. Measured cost: a fifth of a
+    training step on a CPU and more than half of decoding. Without glibc this does nothing.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -25,37 +25,37 @@ def keep_freed_memory() -> None:
 
 
 SPINS = {"GOMP_SPINCOUNT": "1000"}
-"""Set before torch is imported: how long arithmetic threads that wait for one another spin before they sleep. Where
-others run as well, libgomp's own 300,000 turns doubled the CPU seconds and the time of a step (two threads)."""
+"""Environment to set before torch is imported: how long waiting OpenMP threads spin before they sleep. On a shared CPU
+libgomp's default of 300,000 spins doubled the CPU seconds and the time of a step (two threads)."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 OWN, CGROUPS, MEMORY = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
 class Process(NamedTuple):
-    """A process, wherever it runs."""
+    """A process on any machine."""
 
     node: str
-    space: str  # of process ids: its kernel's boot, and the namespace; machines and containers may share a host name
+    space: str  # of process ids: kernel boot and PID namespace; machines and containers may share a host name
     pid: int
 
     @property
     def has_ended(self) -> bool:
-        """Whether that can be seen from here, and is so."""
+        """Whether the process is known to have ended; False if this cannot be checked from here."""
         return self.is_here and not Path(f"/proc/{self.pid}").exists()
 
     @property
     def is_here(self) -> bool:
-        """Whether its id means the same process to the one that asks."""
+        """Whether its id denotes the same process in the calling process."""
         return self[:2] == own_process()[:2]
 
 
 def own_process() -> Process:
-    """The process that asks."""
+    """The calling process."""
     return Process(socket.gethostname(), _pid_space(BOOT), os.getpid())
 
 
 def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies bf16 itself (avx512_bf16, amx_bf16); emulated it is slower than fp32."""
+    """Whether the CPU multiplies bf16 in hardware (avx512_bf16, amx_bf16); emulated it is slower than fp32."""
     with suppress(OSError):
         flags = next((line for line in processor.read_text().splitlines() if line.startswith("flags")), "")
         return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.split())
@@ -63,26 +63,26 @@ def multiplies_bf16(processor: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use at once, at least 1: its affinity, or its cgroups' quota if that is less."""
+    """Cores that this process may use at once, at least 1: its affinity or its cgroup quota, the smaller of the two."""
     quotas = [quota for folder in _cgroups("cpu") for quota in _quotas(folder)]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def available_memory() -> int:
-    """Bytes that this process may still fill: what the machine has available, or its cgroups leave if that is less."""
+    """Bytes that this process may still allocate: memory available on the machine or within its cgroups' limits."""
     fields = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
-    left = [room for folder in _cgroups("memory") for room in _rooms(folder)]
-    return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *left]))
+    limits = [num_bytes for folder in _cgroups("memory") for num_bytes in _free_bytes(folder)]
+    return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *limits]))
 
 
 @cache
 def _pid_space(boot: Path) -> str:
-    """Of this process: the first namespace of any kernel has the same number."""
+    """Boot id and PID namespace of this process; the namespace alone has the same number on every kernel."""
     return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """The folders of this process's cgroup and of those that it is in; a container may show its own as the root."""
+    """Folders of this process's cgroup and of its ancestors; a container may show its own cgroup as the root."""
     with suppress(OSError):
         for line in OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -92,7 +92,7 @@ def _cgroups(controller: str) -> Iterator[Path]:
 
 
 def _quotas(folder: Path) -> Iterator[float]:
-    """The cores of a cgroup, if it has a limit: of version 2, or of version 1."""
+    """The core limit of a cgroup (version 2 or 1), if it has one."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         yield int(quota) / int(period)  # ValueError: "max"
@@ -101,8 +101,8 @@ def _quotas(folder: Path) -> Iterator[float]:
             yield quota_us / _number(folder / "cpu.cfs_period_us")
 
 
-def _rooms(folder: Path) -> Iterator[int]:
-    """The bytes that a cgroup's limit leaves, if it has one; what only caches files can be had back."""
+def _free_bytes(folder: Path) -> Iterator[int]:
+    """Bytes left under a cgroup's memory limit, if it has one; inactive file cache counts as free."""
     for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
                                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
         with suppress(OSError, ValueError, KeyError):

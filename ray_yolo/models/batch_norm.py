@@ -1,12 +1,12 @@
-"""BatchNorm whose running statistics are applied by the training loop, not by the forward pass.
+"""BatchNorm whose running statistics are updated by the training loop, not by the forward pass.
 
-A training forward writes the microbatch's own mean and unbiased variance into scratch memory. Blending a step's n
-microbatches s_0 ... s_(n-1) in order, r <- (1 - m) r + m s_i, is one weighted sum,
+A training forward writes the microbatch's mean and unbiased variance into scratch memory. Updating the running
+statistics r with a step's n microbatches s_0 ... s_(n-1) in order, r <- (1 - m) r + m s_i, is one weighted sum:
 
-    r <- (1 - m)^n r + sum_i m (1 - m)^(n - 1 - i) s_i,
+    r <- (1 - m)^n r + sum_i m (1 - m)^(n - 1 - i) s_i
 
-which is formed beside the gradients, in the same tree: no statistic knows how many workers exist, and what travels does
-not grow with them. Outside of a `Statistics` (and in eval mode) it is `torch.nn.BatchNorm2d`.
+It is reduced in the same tree as the gradients, so neither statistics nor traffic depend on the worker count. Without a
+`Statistics`, and in eval mode, the layer is `torch.nn.BatchNorm2d`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GlobalSum = Callable[[Tensor], Tensor]  # differentiable sum over workers; the i
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """YOLO's BatchNorm (eps 1e-3, momentum 0.03), with the same tensors as `nn.BatchNorm2d`."""
+    """YOLO's BatchNorm (eps 1e-3, momentum 0.03) with the tensors of `nn.BatchNorm2d`."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=MOMENTUM)
@@ -38,12 +38,14 @@ class BatchNorm(nn.BatchNorm2d):
             return super().forward(x)
         if self.global_sum is not None:
             return self._synchronised(x, self.global_sum, *self.scratch)
-        # momentum 1.0 makes the "running" average the microbatch's own mean and unbiased variance
+        # with momentum 1.0 the "running" average is the microbatch's own mean and unbiased variance
         return F.batch_norm(x, *self.scratch, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
 
     def _synchronised(self, x: Tensor, global_sum: GlobalSum, scratch_mean: Tensor, scratch_var: Tensor) -> Tensor:
-        """Normalise with the mean and variance over all workers' images (this worker may hold none), in two passes
-        because E[x^2] - E[x]^2 cancels in fp32."""
+        """Normalise with the mean and variance over all workers' images (this worker may have none).
+
+        Two passes, because E[x^2] - E[x]^2 cancels in fp32.
+        """
         wide = x.float()
         count_here = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
         total = global_sum(torch.cat([wide.sum((0, 2, 3)), count_here]))
@@ -59,9 +61,9 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class Statistics:
-    """The BatchNorm statistics of a model as one flat vector: record a microbatch's, apply a step's.
+    """The BatchNorm statistics of a model as one flat vector: records a microbatch's, applies a step's.
 
-    The vector is [means of all layers, unbiased variances of all layers]; `size` is its length.
+    The vector is [means of all layers, unbiased variances of all layers] of length `size`.
     """
 
     def __init__(self, model: nn.Module, global_sum: GlobalSum | None = None) -> None:
@@ -75,16 +77,16 @@ class Statistics:
             layer.scratch, layer.global_sum = (mean, var), global_sum
 
     def clear(self) -> None:
-        """Zero the scratch before a forward: torch blends old x (1 - momentum), and 0 x NaN stays NaN."""
+        """Zero the scratch before a forward: torch adds old x (1 - momentum), and 0 x NaN is NaN."""
         self._scratch.zero_()
 
     def recorded(self, later: int) -> Tensor:
-        """The last forward's statistics with the weight of a microbatch that has `later` ones after it, (size,)."""
+        """Statistics of the last forward, weighted for a microbatch that `later` ones follow, (size,)."""
         return self._scratch * (MOMENTUM * (1 - MOMENTUM) ** later)
 
     @torch.no_grad()
     def apply(self, total: Tensor, count: int) -> None:
-        """Blend the weighted sum (size,) over a step's `count` microbatches into the running statistics."""
+        """Update the running statistics with the weighted sum (size,) over a step's `count` microbatches."""
         running = [layer.get_buffer(name) for name in ("running_mean", "running_var") for layer in self.layers]
         torch_internals.mul_(running, (1 - MOMENTUM) ** count)
         torch_internals.add_(running, list(total.split(self.channels * 2)))

@@ -1,4 +1,4 @@
-"""The building blocks of the model families. Attribute names are those of the published tensors."""
+"""The building blocks of all model families. Attribute names follow the published tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ray_yolo.models.batch_norm import BatchNorm
 
 
 class Conv(nn.Module):
-    """Convolution without bias, BatchNorm, SiLU unless it is not `active`. `padding` None keeps the size at stride 1
-    (odd kernels)."""
+    """Convolution without bias, BatchNorm, and SiLU if `active`. `padding` None: half the kernel."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, padding: int | None = None,
                  groups: int = 1, *, active: bool = True) -> None:
@@ -27,12 +26,12 @@ class Conv(nn.Module):
         x = self.bn(self.conv(x))
         if not self.active:
             return x
-        # Under autograd an in-place SiLU copies its input first, because its gradient needs it.
+        # Under autograd an in-place SiLU would first copy its input, which the gradient needs.
         return F.silu(x, inplace=not x.requires_grad)
 
 
 class Bottleneck(nn.Module):
-    """Two convolutions, the second 3x3, around which the input is added when `shortcut` and the channels are equal."""
+    """Two convolutions, the second 3x3, plus the input if `shortcut` and the channels are equal."""
 
     def __init__(self, inputs: int, outputs: int, shortcut: bool = True, expansion: float = 0.5, kernel: int = 1
                  ) -> None:
@@ -48,7 +47,7 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Two 1x1 branches, one followed by bottlenecks, joined by a third 1x1 convolution."""
+    """Two 1x1 branches, one followed by bottlenecks, merged by a third 1x1 convolution."""
 
     def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = True, kernel: int = 1) -> None:
         super().__init__()
@@ -63,9 +62,9 @@ class C3(nn.Module):
 
 
 class C2f(nn.Module):
-    """A 1x1 convolution cut into halves, a chain of blocks behind the second, and all of it joined by a 1x1.
+    """A 1x1 convolution split into halves, a chain of blocks on the second, and a 1x1 convolution of all outputs.
 
-    `inner` makes a block of so many channels; left out: a bottleneck that does not narrow.
+    `inner` builds a block for a number of channels; default: a bottleneck of full width.
     """
 
     def __init__(self, inputs: int, outputs: int, repeats: int = 1, shortcut: bool = True, expansion: float = 0.5,
@@ -85,8 +84,8 @@ class C2f(nn.Module):
 
 
 class C3k2(C2f):
-    """C2f whose inner blocks are bottlenecks that narrow; under `c3k` C3 blocks; under `attention` bottlenecks, each
-    with self-attention behind it."""
+    """C2f with other inner blocks: bottlenecks of half width, C3 blocks (`c3k`), or bottlenecks followed by
+    self-attention (`attention`)."""
 
     def __init__(self, inputs: int, outputs: int, repeats: int = 1, c3k: bool = False, expansion: float = 0.5,
                  attention: bool = False) -> None:
@@ -100,11 +99,10 @@ class C3k2(C2f):
 
 
 class Attention(nn.Module):
-    """Self-attention of the cells of a picture (c, h, w), with a depth-wise convolution of the values added.
+    """Self-attention over the cells of a feature map (c, h, w), plus a depth-wise convolution of the values.
 
-    softmax over cells of (query . key) / sqrt(key width), times the values. The channels of `qkv` run over heads;
-    within
-    a head queries, keys, values.
+    softmax over cells of (query . key) / sqrt(key width), times the values. The channels of `qkv` are ordered by head,
+    and within a head by query, key, value.
     """
 
     def __init__(self, channels: int, heads: int, key_share: float = 0.5, kernel: int = 3) -> None:
@@ -116,18 +114,18 @@ class Attention(nn.Module):
         self.pe = Conv(channels, channels, kernel, groups=channels, active=False)
 
     def forward(self, x: Tensor, areas: int = 1) -> Tensor:
-        """`areas`: into how many equal stretches the flattened picture is cut; a cell sees those of its own stretch."""
+        """`areas`: number of equal parts of the flattened map; a cell attends to the cells of its own part."""
         batch, channels, height, width = x.shape
         cells = self.qkv(x).reshape(batch, self.heads, sum(self.widths), areas, height * width // areas)
         query, key, value = cells.transpose(2, 3).split(self.widths, 3)  # (B, heads, areas, width, cells)
         weights = (query.transpose(3, 4) @ key * self.widths[0] ** -0.5).softmax(4)
-        seen, value = ((part.transpose(2, 3).reshape(batch, channels, height, width))
-                       for part in (value @ weights.transpose(3, 4), value))
-        return self.proj(seen + self.pe(value))
+        attended, values = (part.transpose(2, 3).reshape(batch, channels, height, width)
+                            for part in (value @ weights.transpose(3, 4), value))
+        return self.proj(attended + self.pe(values))
 
 
 class PSABlock(nn.Module):
-    """Attention, then two 1x1 convolutions, each around which the input is added."""
+    """Attention, then two 1x1 convolutions, each with a residual connection."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -140,7 +138,7 @@ class PSABlock(nn.Module):
 
 
 class C2PSA(nn.Module):
-    """A 1x1 convolution cut into halves, attention blocks behind the second, joined by a 1x1."""
+    """A 1x1 convolution split into halves, attention blocks on the second, and a 1x1 convolution of both."""
 
     def __init__(self, inputs: int, outputs: int, repeats: int = 1) -> None:
         super().__init__()
@@ -155,13 +153,13 @@ class C2PSA(nn.Module):
 
 
 class AreaBlock(nn.Module):
-    """Attention within areas of the picture (Tian et al. 2025, arXiv:2502.12524), then two 1x1 convolutions."""
+    """Area attention (Tian et al. 2025, arXiv:2502.12524), then two 1x1 convolutions, each with a residual."""
 
     def __init__(self, channels: int, areas: int, ratio: float) -> None:
         super().__init__()
         hidden = int(channels * ratio)
         self.areas = areas
-        self.attn = Attention(channels, channels // 32, key_share=1.0, kernel=7)
+        self.attn = Attention(channels, max(channels // 32, 1), key_share=1.0, kernel=7)
         self.mlp = nn.Sequential(Conv(channels, hidden), Conv(hidden, channels, active=False))
         for convolve in self.modules():
             if isinstance(convolve, nn.Conv2d):
@@ -173,20 +171,21 @@ class AreaBlock(nn.Module):
 
 
 class A2C2f(nn.Module):
-    """A 1x1 convolution, a chain of blocks behind it, and all of it joined by a 1x1.
+    """A 1x1 convolution, a chain of blocks, and a 1x1 convolution of all outputs.
 
-    The blocks are pairs of attention blocks; without `areas` C3 blocks. `scaled`: the result is added to the input,
-    times a learned factor for each channel, and the blocks are narrower.
+    The blocks are pairs of area attention blocks, or C3 blocks without `attention`. `scaled` (with attention): the
+    result is the input plus a learned factor per channel times the output, and the blocks are narrower.
     """
 
-    def __init__(self, inputs: int, outputs: int, repeats: int = 1, areas: int = 0, scaled: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, repeats: int = 1, attention: bool = True, areas: int = 1,
+                 scaled: bool = False) -> None:
         super().__init__()
         hidden, ratio = outputs // 2, 1.2 if scaled else 2.0
         self.cv1 = Conv(inputs, hidden)
         self.cv2 = Conv((1 + repeats) * hidden, outputs)
-        self.gamma = nn.Parameter(torch.full((outputs,), 0.01)) if areas and scaled else None
+        self.gamma = nn.Parameter(torch.full((outputs,), 0.01)) if attention and scaled else None
         self.m = nn.ModuleList(
-            nn.Sequential(AreaBlock(hidden, areas, ratio), AreaBlock(hidden, areas, ratio)) if areas else
+            nn.Sequential(AreaBlock(hidden, areas, ratio), AreaBlock(hidden, areas, ratio)) if attention else
             C3(hidden, hidden, 2, kernel=3) for _ in range(repeats))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,7 +197,7 @@ class A2C2f(nn.Module):
 
 
 class SPP(nn.Module):
-    """Max-pools of several sizes side by side between two 1x1 convolutions."""
+    """Parallel max-pools of several sizes between two 1x1 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, kernels: tuple[int, ...] = (5, 9, 13)) -> None:
         super().__init__()
@@ -213,38 +212,38 @@ class SPP(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Three max-pools in a chain between two 1x1 convolutions: for kernel 5 equal to `SPP` of 5, 9 and 13.
+    """A chain of max-pools between two 1x1 convolutions: three of kernel 5 equal `SPP` of 5, 9 and 13.
 
-    `residual`: the first convolution is not active, and the input is added.
+    `residual`: the first convolution has no activation, and the input is added.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 5, residual: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int = 5, pools: int = 3, residual: bool = False) -> None:
         super().__init__()
         hidden = inputs // 2
-        self.kernel, self.residual = kernel, residual
+        self.kernel, self.pools, self.residual = kernel, pools, residual
         self.cv1 = Conv(inputs, hidden, active=not residual)
-        self.cv2 = Conv(4 * hidden, outputs)
+        self.cv2 = Conv((1 + pools) * hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        pools = [self.cv1(x)]
-        for _ in range(3):
-            pools.append(_same_max_pool(pools[-1], self.kernel))
-        y = self.cv2(torch.cat(pools, 1))
+        parts = [self.cv1(x)]
+        for _ in range(self.pools):
+            parts.append(_same_max_pool(parts[-1], self.kernel))
+        y = self.cv2(torch.cat(parts, 1))
         return x + y if self.residual else y
 
 
 class Concat(nn.Module):
-    """Joins the channels of its inputs."""
+    """Concatenates the channels of its inputs."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, 1)
 
 
 def avoid_slow_convolutions(model: nn.Module) -> None:
-    """Have a CPU compute 1x1 convolutions as it does all others.
+    """Make torch use its fast CPU kernels for 1x1 convolutions.
 
-    Under 16 images and on one thread torch leaves them to `_slow_conv2d`, image by image, unless they are dilated,
-    which a kernel of one pixel does not notice: a step of two microbatches of 8 is 1.06 times as fast.
+    With under 16 images on one thread torch computes them by `_slow_conv2d`, image by image, unless they are dilated.
+    Dilation has no effect on a 1x1 kernel. A step of two microbatches of 8 is 1.06 times as fast.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):

@@ -1,4 +1,4 @@
-"""Tables of rows made into a module; what it costs to run, and its cheaper twin for evaluation."""
+"""Builds a detector from a table of rows; fusion for inference, parameter and FLOP counts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ray_yolo.models.blocks import Conv
 from ray_yolo.models.heads import Anchors, Head
 from ray_yolo.models.rows import DetectRow, HeadRow, LayerRow
 
-PROBE_PX = 64  # side of the dummy image that finds channels
+PROBE_PX = 64  # side of the dummy image that determines channels and strides
 
 
 class Detector(nn.Module):
-    """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last one is the head."""
+    """Layers in the order of their rows, named `model.0`, `model.1`, ...; the last is the head."""
 
     def __init__(self, rows: Sequence[LayerRow], anchors_px: Anchors | None = None) -> None:
-        """Build rows that have their final channels, repeats and classes; the last one is the head's.
+        """Build rows with their final channels, repeats and classes; the last is the head's.
 
         Args:
             anchors_px: of the head; None: squares, to be fitted.
 
         Raises:
-            ConfigError: naming the row that does not fit the rows before it.
+            ConfigError: naming the row whose input does not fit.
         """
         super().__init__()
         self._sources = [_absolute(row, index) for index, row in enumerate(rows)]
@@ -47,18 +47,18 @@ class Detector(nn.Module):
 
     @property
     def grid(self) -> int:
-        """Sides of images are multiples of it: 32, or the largest stride."""
+        """Image sides must be multiples of it: 32, or the largest stride."""
         return max(GRID, *self.head.strides)
 
     @property
     def num_classes(self) -> int:
-        """Classes that the head tells apart."""
+        """Number of classes of the head."""
         return self.head.num_classes
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Raw predictions of images (B, 3, H, W) in 0..1, one tensor per level, in the form of the head.
+        """Raw predictions of images (B, 3, H, W) in 0..1; `head.forward` describes the tensors.
 
-        H and W are multiples of the grid. Training and evaluation give the same form.
+        H and W are multiples of the grid. Training and evaluation return the same form.
         """
         x, kept = images, dict[int, Tensor]()
         for index, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
@@ -69,20 +69,20 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def _assemble(self, rows: Sequence[LayerRow]) -> tuple[int, ...]:
-        """Build each layer for the channels that a dummy image has at its place; the strides of the head's levels."""
-        outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # row i gives outputs[i + 1]
+        """Build each layer for the channels of its inputs, found with a dummy image; returns the head's strides."""
+        outputs = [torch.zeros(1, 3, PROBE_PX, PROBE_PX)]  # outputs[i + 1] is that of row i
         for index, (row, sources) in enumerate(zip(rows, self._sources, strict=True)):
             inputs = [outputs[source + 1] for source in sources]
             try:
-                layer = row.build([x.shape[1] for x in inputs]).eval()  # the norms' statistics stay as they are
+                layer = row.build([x.shape[1] for x in inputs]).eval()  # do not update BatchNorm statistics
                 outputs.append(layer(*inputs))
-            except (RuntimeError, ValueError, TypeError) as error:
+            except (ArithmeticError, RuntimeError, ValueError, TypeError) as error:
                 shapes = " and ".join(str(tuple(x.shape[1:])) for x in inputs)
                 raise ConfigError(f"model row {index}, {row}: cannot take inputs of (channels, height, width) "
                                   f"{shapes}: {error}") from error
             self.model.append(layer)
         side, levels = PROBE_PX, outputs[-1]
-        while min(level.shape[2] for level in levels) < 2:  # a single cell says nothing of its stride
+        while min(level.shape[2] for level in levels) < 2:  # a single cell does not determine its stride
             side *= 2
             levels = self(torch.zeros(1, 3, side, side))
         self.train()
@@ -91,33 +91,33 @@ class Detector(nn.Module):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model before its classes are known: a table of rows and the multiples of its size."""
+    """A model without its number of classes: a table of rows and the multiples of its size."""
 
     rows: tuple[LayerRow, ...]
-    anchors_px: Anchors | int | None  # per level and anchor (width, height); a number: so many per level, to be fitted
+    anchors_px: Anchors | int | None  # per level and anchor (width, height); or a number per level
     depth: float = 1.0
     width: float = 1.0
-    most: int = 2**15  # channels of a row before the width multiple
+    most: int = 2**15  # limit of a row's channels before the width multiple
 
     @property
     def head(self) -> HeadRow:
-        """The last row, the only one of a head: a ConfigError if it is none."""
+        """The last row; a ConfigError unless it is the only head."""
         *rows, head = self.rows
         if not isinstance(head, HeadRow) or any(isinstance(row, HeadRow) for row in rows):
-            raise ConfigError("model: exactly one Detect row is needed, and it is the last one")
+            raise ConfigError("model: the last row must be Detect, and no other row")
         return head
 
     @property
     def key(self) -> tuple[int, int]:
-        """(rows, output channels of the first one): what tells most models apart before they are built."""
+        """(rows, output channels of the first row): distinguishes most models before they are built."""
         first = self.rows[0].scaled(self.depth, self.width, self.most)
         return len(self.rows), getattr(first, "channels", 0)
 
     def build(self, num_classes: int, anchors_px: Anchors | None = None) -> Detector:
-        """The model for so many classes, with these anchors or, left out, the table's own.
+        """The model for this number of classes, with these anchors or else the table's own.
 
         Raises:
-            ConfigError: if rows or anchors do not fit together.
+            ConfigError: if rows or anchors are incompatible.
         """
         rows, head = self.rows[:-1], self.head
         anchors = self.anchors_px if anchors_px is None else anchors_px
@@ -129,13 +129,13 @@ class Architecture:
         try:
             scaled = [row.scaled(self.depth, self.width, self.most) for row in rows]
         except ValidationError as error:
-            raise ConfigError(f"model: with depth multiple {self.depth} and width multiple {self.width} a row gets too "
+            raise ConfigError(f"model: depth multiple {self.depth} and width multiple {self.width} make a row too "
                               f"large: {error.errors()[0]['msg']}") from error
         return Detector([*scaled, head], None if isinstance(anchors, int) else anchors)
 
 
 def _absolute(row: LayerRow, index: int) -> tuple[int, ...]:
-    """Sources of row `index` counted from the first row; -1 is the image, for the first row only."""
+    """Sources of row `index` as indices; -1 is the image, allowed for the first row only."""
     sources = tuple(source if source >= 0 else index + source for source in row.source)
     lowest = -1 if index == 0 else 0
     if not sources or not all(lowest <= source < index for source in sources):
@@ -147,7 +147,7 @@ def _count_anchors(anchors: Anchors, num_levels: int) -> int:
     """Anchors per level."""
     counts = {len(level) for level in anchors}
     if len(anchors) != num_levels or len(counts) != 1 or min(counts) == 0:
-        raise ConfigError(f"anchors: {num_levels} levels with equally many anchors are needed, but they have "
+        raise ConfigError(f"anchors: {num_levels} levels with equal numbers of anchors are needed, but there are "
                           f"{', '.join(str(len(level)) for level in anchors)}")
     if any(side <= 0 for level in anchors for anchor in level for side in anchor):
         raise ConfigError("anchors: every width and height is a number of pixels above 0")
@@ -155,8 +155,10 @@ def _count_anchors(anchors: Anchors, num_levels: int) -> int:
 
 
 def fuse(detector: Detector) -> Detector:
-    """A copy in evaluation mode with every BatchNorm folded into its convolution, and without what only
-    training needs: the same detections up to rounding."""
+    """A copy for inference: BatchNorm folded into convolutions, parts that only training needs dropped.
+
+    Its detections are equal up to rounding.
+    """
     fused = copy.deepcopy(detector).eval()
     fused.head.lighten()
     for block in fused.modules():
@@ -166,16 +168,13 @@ def fuse(detector: Detector) -> Detector:
 
 
 def count_parameters(detector: nn.Module) -> int:
-    """Weights and biases, norms' included, running statistics not."""
+    """Number of parameters, without running statistics."""
     return sum(parameter.numel() for parameter in detector.parameters())
 
 
 def gflops(detector: Detector, imgsz: int = 640) -> float:
-    """Billions of operations for one square image: 2 x multiply-adds of the convolutions of the fused model.
-
-    Counted on the meta device: nothing is computed.
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # here: it takes a while, and few processes count
+    """Billions of operations for one square image: 2 x multiply-adds of the fused model, counted on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode  # a slow import that few processes need
 
     image = torch.empty(1, 3, imgsz, imgsz, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

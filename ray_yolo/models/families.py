@@ -1,4 +1,4 @@
-"""The one table of model families, and the way from a name or a YAML mapping to a model."""
+"""The table of model families, and the construction of a model from a name or a YAML mapping."""
 
 from __future__ import annotations
 
@@ -11,53 +11,62 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_yolo.config.model_facts import plugin_of, plugins
+from ray_yolo.config.model_facts import family_of_table, plugin_of, plugins
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError
-from ray_yolo.models import loss_anchor_based, loss_anchor_free, zoo
+from ray_yolo.models import zoo
 from ray_yolo.models.criterion import Criterion
 from ray_yolo.models.detector import Architecture, Detector
 from ray_yolo.models.heads import AnchorFree, Anchors, Detect, Predictions, decode_anchors, decode_distances
-from ray_yolo.models.rows import AnchorFreeRow, DetectRow, EndToEndRow, LightAnchorFreeRow
+from ray_yolo.models.loss_anchor_based import AnchorLoss
+from ray_yolo.models.loss_anchor_free import AnchorFreeLoss, EndToEndLoss
 from ray_yolo.models.yaml_rows import read_architecture
 from ray_yolo.ops.anchors import fit_anchors
 
 
 class Family(NamedTuple):
-    """Tables of models, their loss, and the meaning of what they predict: all that the program knows of a model."""
+    """Models that share a loss and a decoder; the rest of the package knows no more of a model than this."""
 
     models: Mapping[str, Architecture]
     fit: Callable[[Any, np.ndarray, LossConfig, int], Anchors | None]  # (head, label sizes, gains, seed)
     build_loss: Callable[[Any, LossConfig, int, int], Criterion]  # (head, gains, number of classes, image size)
-    decode: Callable[[Any, Sequence[Tensor]], Predictions]  # (head, what the detector gave)
-    suppress: bool = True  # whether boxes that overlap a better one are dropped
+    decode: Callable[[Any, Sequence[Tensor]], Predictions]  # (head, outputs of the detector)
+    suppress: bool = True  # whether detections need non-maximum suppression
 
 
 def fit_head(head: Detect, sizes: np.ndarray, loss: LossConfig, seed: int) -> Anchors | None:
-    """Better anchors in pixels for labels of these sizes (n, 2), or None where the head's own fit."""
-    own = (head.anchors * torch.tensor(head.strides)[:, None, None]).numpy()
-    found = fit_anchors(own, sizes, loss.anchor_t, seed)
-    return None if found is None else found.tolist()
+    """Better anchors in pixels for labels of these sizes (n, 2), or None if the head's anchors fit."""
+    current = (head.anchors * torch.tensor(head.strides)[:, None, None]).numpy()
+    fitted = fit_anchors(current, sizes, loss.anchor_t, seed)
+    return None if fitted is None else fitted.tolist()
 
 
 def fit_nothing(head: AnchorFree, sizes: np.ndarray, loss: LossConfig, seed: int) -> None:
-    """For heads that learn sizes from the labels alone."""
+    """Anchor-free heads have no anchors to fit."""
+
+
+def _anchor_based(models: Mapping[str, Architecture]) -> Family:
+    return Family(models, fit_head, AnchorLoss, decode_anchors)
+
+
+def _anchor_free(models: Mapping[str, Architecture]) -> Family:
+    return Family(models, fit_nothing, lambda head, gains, *_: AnchorFreeLoss(head, gains), decode_distances)
 
 
 FAMILIES = {
-    "yolov5": Family(zoo.YOLOV5, fit_head, loss_anchor_based.build_loss, decode_anchors),
-    "yolov3": Family(zoo.YOLOV3, fit_head, loss_anchor_based.build_loss, decode_anchors),
-    "yolov8": Family(zoo.YOLOV8, fit_nothing, loss_anchor_free.build_loss, decode_distances),
-    "yolo11": Family(zoo.YOLO11, fit_nothing, loss_anchor_free.build_loss, decode_distances),
-    "yolo12": Family(zoo.YOLO12, fit_nothing, loss_anchor_free.build_loss, decode_distances),
-    "yolo26": Family(zoo.YOLO26, fit_nothing, loss_anchor_free.build_end_to_end_loss, decode_distances, suppress=False),
+    "yolov5": _anchor_based(zoo.YOLOV5),
+    "yolov3": _anchor_based(zoo.YOLOV3),
+    "yolov8": _anchor_free(zoo.YOLOV8),
+    "yolo11": _anchor_free(zoo.YOLO11),
+    "yolo12": _anchor_free(zoo.YOLO12),
+    "yolo26": _anchor_free(zoo.YOLO26)._replace(
+        build_loss=lambda head, gains, *_: EndToEndLoss(head, gains), suppress=False),
 }
 FAMILY_OF = {name: family for family in FAMILIES.values() for name in family.models}
-FAMILY_OF_HEAD = {DetectRow: "yolov5", AnchorFreeRow: "yolov8", LightAnchorFreeRow: "yolo11", EndToEndRow: "yolo26"}
 
 
 class Transfer(NamedTuple):
-    """How much of a model came from a weights file."""
+    """Coverage of a model by a weights file."""
 
     matched: int
     total: int
@@ -65,13 +74,13 @@ class Transfer(NamedTuple):
 
 
 def find_family(model: str | Mapping[str, object]) -> Family:
-    """The family of a model; of a YAML mapping, that of its head.
+    """The family of a known name, or of the head of a YAML mapping.
 
     Raises:
         ConfigError: for an unknown name, with the nearest known one.
     """
     if not isinstance(model, str):
-        return FAMILIES[FAMILY_OF_HEAD[type(read_architecture(model).head)]]
+        return FAMILIES[family_of_table(model)]
     if model in FAMILY_OF:
         return FAMILY_OF[model]
     if found := plugin_of(model):
@@ -87,11 +96,11 @@ def build_model(model: str | Mapping[str, object], num_classes: int, anchors: An
     """A model with fresh weights.
 
     Args:
-        model: a known name, or the mapping read from a YOLOv5-style model YAML.
-        anchors: per level and anchor (width, height) in pixels at the training size; left out, the model's own.
+        model: a known name, or the mapping of a model YAML (see `read_architecture`).
+        anchors: per level and anchor (width, height) in pixels at the training size; default: the model's own.
 
     Raises:
-        ConfigError: for an unknown name, or rows or anchors that do not fit together.
+        ConfigError: for an unknown name, or incompatible rows or anchors.
     """
     family = find_family(model)
     architecture = family.models[model] if isinstance(model, str) else read_architecture(model)
@@ -99,11 +108,11 @@ def build_model(model: str | Mapping[str, object], num_classes: int, anchors: An
 
 
 def load_weights(detector: Detector, state: Mapping[str, object], *, keep_anchors: bool = False) -> Transfer:
-    """Copy into a model the tensors whose name and shape match; the rest keeps its initial values.
+    """Copy the tensors whose name and shape match into a model; the others keep their initial values.
 
     Args:
         state: tensors by name, as from a state dict; a prefix `module.` is ignored.
-        keep_anchors: leave the head's anchors as they are (the user gave other ones).
+        keep_anchors: keep the head's anchors (those of the user).
 
     Raises:
         CheckpointError: if no tensor matches.

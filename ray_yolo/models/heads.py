@@ -1,6 +1,7 @@
-"""The heads, with anchors and without: raw predictions per level, and their meaning as boxes.
+"""The heads: raw predictions per level, and their decoding to boxes and scores.
 
-The second: Ge et al. 2021 (YOLOX, arXiv:2107.08430), Li et al. 2020 (Generalized Focal Loss, arXiv:2006.04388).
+Sources of the anchor-free heads: Ge et al. 2021 (YOLOX, arXiv:2107.08430), Li et al. 2020 (Generalized Focal Loss,
+arXiv:2006.04388), Wang et al. 2024 (YOLOv10, arXiv:2405.14458).
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ Anchors = Sequence[Sequence[Sequence[float]]]  # per level, per anchor: (width, 
 
 
 class Predictions(NamedTuple):
-    """What a network says of images, whatever its head."""
+    """Decoded predictions of any head."""
 
     boxes: Tensor  # (B, N, 4) float32, xyxy in pixels of the network input
     scores: Tensor  # (B, N, classes) float32 in 0..1
 
 
 class Head(Protocol):
-    """The last layer of a detector: what all families' heads have."""
+    """The last layer of a detector: the interface of all families' heads."""
 
     num_classes: int
     strides: tuple[int, ...]  # pixels per cell of each level
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
-        """Set strides, anchors if it has them, and the biases from which training starts."""
+        """Set strides, anchors (if any) and the initial biases."""
 
     def lighten(self) -> None:
-        """Drop what only training needs."""
+        """Drop the parts that only training needs."""
 
 
 class Detect(nn.Module):
-    """The head with anchors: one 1x1 convolution per level, to num_anchors x (5 + num_classes) channels.
+    """The anchor-based head: one 1x1 convolution per level, to num_anchors x (5 + num_classes) channels.
 
-    `anchors` (levels, anchors, 2) are in cells of their level; they and the strides are set by `calibrate`.
+    `anchors` (levels, anchors, 2) are in cells of their level; `calibrate` sets them and the strides.
     """
 
     anchors: Tensor
@@ -64,10 +65,10 @@ class Detect(nn.Module):
         return tuple(y.unflatten(1, (self.num_anchors, -1)).permute(0, 1, 3, 4, 2) for y in outputs)
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
-        """Set strides, anchors (None: squares) and the biases from which training starts.
+        """Set strides, anchors (None: squares) and the initial biases.
 
-        At the start about 8 objects are expected in an image of 640 pixels, and each class with probability
-        0.6 / num_classes, so that the first steps are not spent on learning that most cells are empty.
+        Biases start at a prior of 8 objects per 640-pixel image and a probability of 0.6 / num_classes per class. So
+        the first steps are not spent on learning that most cells are empty.
         """
         self.strides = strides
         set_anchors(self, square_anchors(strides, self.num_anchors) if anchors_px is None else anchors_px)
@@ -78,11 +79,11 @@ class Detect(nn.Module):
                 bias[:, 5:] += math.log(0.6 / (self.num_classes - 0.99999))
 
     def lighten(self) -> None:
-        """Nothing: all of it is needed to detect."""
+        """Inference needs all parts."""
 
 
 def set_anchors(head: Detect, anchors_px: Anchors) -> None:
-    """Give a head anchors in pixels; levels in the opposite order to the strides are turned around."""
+    """Set a head's anchors in pixels; levels in the opposite order of the strides are reversed."""
     areas = [sum(width * height for width, height in level) / len(level) for level in anchors_px]
     if (areas[-1] - areas[0]) * (head.strides[-1] - head.strides[0]) < 0:
         anchors_px = anchors_px[::-1]
@@ -92,36 +93,34 @@ def set_anchors(head: Detect, anchors_px: Anchors) -> None:
 
 
 def square_anchors(strides: Sequence[int], num_anchors: int) -> Anchors:
-    """Anchors to start a fit from: on every level squares between 2 and 8 cells in geometric steps."""
+    """Initial anchors for a fit: squares between 2 and 8 cells in geometric steps on every level."""
     cells = [2 * 4 ** ((i + 0.5) / num_anchors) for i in range(num_anchors)]
     return [[(size * stride, size * stride) for size in cells] for stride in strides]
 
 
 def decode_anchors(head: Detect, levels: Sequence[Tensor]) -> Predictions:
-    """Predictions in words of the image: with s = sigmoid, cell (cx, cy) and anchor (aw, ah) in cells,
+    """Decoded predictions of `Detect`: with s = sigmoid, cell (cx, cy) and anchor (aw, ah) in cells,
 
         x = 2 s(tx) - 0.5 + cx,   y = 2 s(ty) - 0.5 + cy,   w = (2 s(tw))^2 aw,   h = (2 s(th))^2 ah,
 
-    and the score of a class is its own chance times that of an object.
-    N runs over levels, anchors, rows, columns.
+    and the score of a class is its probability times the objectness. The order of N is levels, anchors, rows, columns.
     """
     boxes, scores = [], []
     with torch.autocast(levels[0].device.type, enabled=False):
         for level, anchors, stride in zip(levels, head.anchors, head.strides, strict=True):
-            chances = level.float().sigmoid()
-            centre = (2 * chances[..., :2] - 0.5 + grid_cells(level)) * stride
-            size = (2 * chances[..., 2:4]).square() * anchors.float()[:, None, None] * stride
+            outputs = level.float().sigmoid()
+            centre = (2 * outputs[..., :2] - 0.5 + grid_cells(level)) * stride
+            size = (2 * outputs[..., 2:4]).square() * anchors.float()[:, None, None] * stride
             boxes.append(corners(torch.cat((centre, size), 4)).flatten(1, 3))
-            scores.append((chances[..., 4:5] * chances[..., 5:]).flatten(1, 3))
+            scores.append((outputs[..., 4:5] * outputs[..., 5:]).flatten(1, 3))
     return Predictions(torch.cat(boxes, 1), torch.cat(scores, 1))
 
 
 class AnchorFree(nn.Module):
-    """Two branches per level: 4 x `bins` outputs for the distances left, top, right, bottom, and the classes'
-    logits."""
+    """Two branches per level: 4 x `bins` outputs for the distances left, top, right, bottom, and the class logits."""
 
     bins = BINS
-    box_bias = 1.0  # of every bin
+    box_bias = 1.0  # initial bias of the box branch
 
     def __init__(self, channels: Sequence[int], num_classes: int) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class AnchorFree(nn.Module):
         boxes, scores = max(16, channels[0] // 4, 4 * self.bins), max(channels[0], min(num_classes, 100))
         self.cv2 = nn.ModuleList(_branch(c, boxes, 4 * self.bins) for c in channels)
         self.cv3 = nn.ModuleList(self._class_branch(c, scores, num_classes) for c in channels)
-        if self.bins > 1:  # the published files have it
+        if self.bins > 1:  # a constant that published files contain
             self.dfl = nn.Module()
             self.dfl.conv = nn.Conv2d(self.bins, 1, 1, bias=False).requires_grad_(False)
             self.dfl.conv.weight.data[:] = torch.arange(self.bins).view(1, self.bins, 1, 1)
@@ -140,21 +139,21 @@ class AnchorFree(nn.Module):
         return _join(self.cv2, self.cv3, features)
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
-        """Set strides and the biases from which training starts: about 5 objects in an image of 640 pixels."""
+        """Set strides and the initial biases: a prior of 5 objects per 640-pixel image."""
         self.strides = strides
         for box, score, stride in zip(self.cv2, self.cv3, strides, strict=True):
             for branch, bias in ((box, self.box_bias), (score, math.log(5 / self.num_classes / (640 / stride) ** 2))):
                 nn.init.constant_(cast(Tensor, cast(nn.Sequential, branch)[-1].bias), bias)
 
     def lighten(self) -> None:
-        """Nothing: all of it is needed to detect."""
+        """Inference needs all parts."""
 
     def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         return _branch(inputs, hidden, outputs)
 
 
 class LightAnchorFree(AnchorFree):
-    """The same with depth-wise convolutions in the branches of the classes."""
+    """The same with depth-wise convolutions in the class branches."""
 
     def _class_branch(self, inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Sequential(Conv(inputs, inputs, 3, groups=inputs), Conv(inputs, hidden)),
@@ -163,11 +162,9 @@ class LightAnchorFree(AnchorFree):
 
 
 class EndToEnd(LightAnchorFree):
-    """Two such heads with one bin, equal at the start (Wang et al. 2024, arXiv:2405.14458).
+    """A one-to-many head and a one-to-one head, both with one bin and equal at the start (Wang et al. 2024).
 
-    The first, one-to-many, teaches the backbone. The second, one-to-one, sees the features without gradient and needs
-    no
-    suppression of its detections.
+    Only the first passes gradients to the backbone. The detections of the second need no suppression.
     """
 
     bins = 1
@@ -179,24 +176,24 @@ class EndToEnd(LightAnchorFree):
         self.is_light = False
 
     def forward(self, *features: Tensor) -> tuple[Tensor, ...]:
-        """Raw predictions (B, 4 + classes, h, w): of each level one-to-many, then of each level one-to-one."""
-        second = _join(self.one2one_cv2, self.one2one_cv3, [x.detach() for x in features])
-        return second if self.is_light else (*_join(self.cv2, self.cv3, features), *second)
+        """Raw predictions (B, 4 + classes, h, w): all levels one-to-many, then all levels one-to-one."""
+        one_to_one = _join(self.one2one_cv2, self.one2one_cv3, [x.detach() for x in features])
+        return one_to_one if self.is_light else (*_join(self.cv2, self.cv3, features), *one_to_one)
 
     def calibrate(self, strides: tuple[int, ...], anchors_px: Anchors | None) -> None:
-        """Set strides and the biases of both."""
+        """Set strides and the initial biases of both heads."""
         super().calibrate(strides, anchors_px)
         for first, second in ((self.cv2, self.one2one_cv2), (self.cv3, self.one2one_cv3)):
             second.load_state_dict(first.state_dict())
 
     def lighten(self) -> None:
-        """Drop the one-to-many head: `forward` gives the levels of the other one."""
+        """Drop the one-to-many head; `forward` then returns the one-to-one levels only."""
         self.is_light = True
         del self.cv2, self.cv3
 
 
 def _join(boxes: nn.ModuleList, scores: nn.ModuleList, features: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs of both branches of each level, joined."""
+    """The concatenated outputs of both branches of each level."""
     return tuple(torch.cat((box(x), score(x)), 1) for box, score, x in zip(boxes, scores, features, strict=True))
 
 
@@ -205,10 +202,7 @@ def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def decode_distances(head: AnchorFree, levels: Sequence[Tensor]) -> Predictions:
-    """Predictions of `AnchorFree` in words of the image: a class's score is the sigmoid of its logit.
-
-    Of two heads the last levels count, which are the one-to-one head's.
-    """
+    """Decoded predictions of `AnchorFree`; of `EndToEnd` those of the one-to-one head, whose levels come last."""
     levels = levels[-len(head.strides):]
     with torch.autocast(levels[0].device.type, enabled=False):
         distances, classes = flatten_levels(levels, head.bins)

@@ -1,7 +1,5 @@
-"""The YOLOv5 loss: boxes, objectness and classes of anchor-based predictions.
-
-Measured as numerators and counts per level, so that whoever calls decides over which images a mean is taken.
-Nothing here knows how many workers there are.
+"""The YOLOv5 loss of the anchor-based head: boxes, objectness and classes, as sums that do not depend on the worker
+count.
 """
 
 from __future__ import annotations
@@ -18,32 +16,33 @@ from ray_yolo.models.criterion import LossSums
 from ray_yolo.ops.assign import Assignment, assign
 from ray_yolo.ops.boxes import complete_iou, corners
 
-FOCAL_ALPHA = 0.25  # weight of positive targets under the focal option; negative ones have 1 - 0.25
-TINY = 1e-7  # an exponent below 1 has no gradient at 0, which float32 reaches at a logit of 17
+FOCAL_ALPHA = 0.25  # weight of positive targets with focal loss; that of negative ones is 1 - 0.25
+TINY = 1e-7  # powers below 1 have no gradient at 0, which float32 reaches at a logit of 17
 
 
 class AnchorHead(Protocol):
-    """What the loss needs of a head; read at every call, because anchors may be refitted and moved."""
+    """The part of a head that the loss needs; read at every call, because anchors may be refitted or moved."""
 
     anchors: Tensor  # (levels, anchors, 2) in cells
 
 
 class AnchorLoss:
-    """Per level: mean of 1 - CIoU over assigned predictions, mean cross-entropy of objectness over all, and mean
-    cross-entropy of classes over assigned predictions x classes (none for a single class).
+    """The terms of each level:
 
-    The objectness target of an assigned prediction is its CIoU with the target, not below 0 and without gradient; the
-    largest if several targets claim it; 0 for all others.
+    | term | mean of | over |
+    |---|---|---|
+    | box | 1 - CIoU | assigned predictions |
+    | obj | cross-entropy of objectness | all predictions |
+    | cls | cross-entropy of classes | assigned predictions x classes (nothing with a single class) |
+
+    The objectness target of an assigned prediction is its CIoU with the target, clamped at 0, without gradient, and the
+    largest of several targets. It is 0 for other predictions.
     """
 
     names: tuple[str, ...] = ("box", "obj", "cls")
 
     def __init__(self, head: AnchorHead, config: LossConfig, num_classes: int, imgsz: int) -> None:
-        """A loss for this head.
-
-        Args:
-            imgsz: nominal side of the network input in pixels; objectness grows with its square.
-        """
+        """`imgsz`: nominal side of the network input in pixels; the gain of objectness grows with its square."""
         self.head = head
         self.config = config
         self.num_classes = num_classes
@@ -54,16 +53,7 @@ class AnchorLoss:
         self._weights[1] *= torch.tensor(balance)
 
     def measure(self, levels: Sequence[Tensor], targets: Tensor, image_size: tuple[int, int]) -> LossSums:
-        """Numerators and counts of a batch, in float32 whatever the precision of the predictions.
-
-        Args:
-            levels: raw predictions, one (B, anchors, h, w, 5 + classes) per level; B may be 0.
-            targets: (n, 6) rows [image, class, x1, y1, x2, y2], pixels of the network input; n may be 0.
-            image_size: (height, width) of the network input.
-
-        Returns:
-            Sums whose counts depend on targets alone, and whose numerators always reach the predictions' gradients.
-        """
+        """As `Criterion.measure`; `levels` are (B, anchors, h, w, 5 + classes)."""
         with torch.autocast(targets.device.type, enabled=False):
             sums = [self._measure_level(level, anchors, targets.float(), image_size)
                     for level, anchors in zip(levels, self.head.anchors.float(), strict=True)]
@@ -78,51 +68,47 @@ class AnchorLoss:
         self, level: Tensor, anchors: Tensor, targets: Tensor, image_size: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         num_anchors, height, width, outputs = level.shape[1:]
-        found = assign(targets, anchors, (height, width), image_size, self.config.anchor_t)
-        if targets.device.type == "cpu":  # a GPU would be waited for; there, what is not valid is multiplied by 0
-            found = found.kept()
-        # With channels last this is a view, and so is its gradient: no copy of the predictions in either direction.
+        assignment = assign(targets, anchors, (height, width), image_size, self.config.anchor_t)
+        if targets.device.type == "cpu":  # on a GPU selection would synchronise; `valid` masks the others there
+            assignment = assignment.kept()
+        # With channels last the predictions and their gradient are views: no copy in either direction.
         flat = level.permute(0, 2, 3, 1, 4).reshape(-1, outputs)
-        cell = ((found.image * height + found.row) * width + found.column) * num_anchors + found.anchor
+        cell = (assignment.image * height + assignment.row) * width + assignment.column
+        cell = cell * num_anchors + assignment.anchor
         picked, objectness = flat[cell].float(), flat[:, 4].float()
 
-        valid = found.valid.float()
-        overlap = complete_iou(_decode(picked[:, :4], anchors[found.anchor]), corners(found.boxes))
+        valid = assignment.valid.float()
+        overlap = complete_iou(_decode(picked[:, :4], anchors[assignment.anchor]), corners(assignment.boxes))
         box = ((1 - overlap) * valid).sum()
         best = torch.zeros_like(objectness).scatter_reduce(0, cell, overlap.detach() * valid, "amax")
         obj = self._cross_entropy(objectness, best, self.config.obj_pw).sum()
-        cls, num_scores = self._classes(picked[:, 5:], found, valid)
+        cls, num_scores = self._classes(picked[:, 5:], assignment, valid)
         num_valid = valid.sum()
         counts = torch.stack((num_valid, torch.full_like(num_valid, objectness.numel()), num_scores * num_valid))
         return torch.stack((box, obj, cls)), counts
 
-    def _classes(self, logits: Tensor, found: Assignment, valid: Tensor) -> tuple[Tensor, int]:
-        """Summed cross-entropy of class scores, and how many scores each assigned prediction has in it."""
+    def _classes(self, logits: Tensor, assignment: Assignment, valid: Tensor) -> tuple[Tensor, int]:
+        """Summed cross-entropy of class scores, and the number of scores per assigned prediction."""
         if self.num_classes == 1:
             return logits.new_zeros(()), 0
         half = self.config.label_smoothing / 2
-        hit = found.classes[:, None] == torch.arange(self.num_classes, device=logits.device)
+        hit = assignment.classes[:, None] == torch.arange(self.num_classes, device=logits.device)
         loss = self._cross_entropy(logits, hit * (1 - 2 * half) + half, self.config.cls_pw)
         return (loss.sum(1) * valid).sum(), self.num_classes
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
-        """Elementwise binary cross-entropy, focal if asked for (Lin et al. 2017, arXiv:1708.02002)."""
+        """Elementwise binary cross-entropy, or focal loss with fl_gamma > 0 (Lin et al. 2017, arXiv:1708.02002)."""
         weight = logits.new_full((1,), positive_weight)
         loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
         if self.config.fl_gamma == 0:
             return loss
-        chance = logits.sigmoid()
-        miss = targets * (1 - chance) + (1 - targets) * chance
+        probability = logits.sigmoid()
+        miss = targets * (1 - probability) + (1 - targets) * probability
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         return loss * alpha * miss.clamp(min=TINY) ** self.config.fl_gamma
 
 
-def build_loss(head: AnchorHead, loss: LossConfig, num_classes: int, imgsz: int) -> AnchorLoss:
-    """The loss of a head under these gains."""
-    return AnchorLoss(head, loss, num_classes, imgsz)
-
-
 def _decode(raw: Tensor, anchors: Tensor) -> Tensor:
-    """Raw predictions (k, 4) as xyxy boxes in cells, relative to their own cell."""
+    """Raw predictions (k, 4) -> xyxy boxes in cells, relative to their own cell."""
     doubled = 2 * raw.sigmoid()
     return corners(torch.cat((doubled[:, :2] - 0.5, doubled[:, 2:].square() * anchors), 1))

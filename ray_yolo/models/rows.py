@@ -1,7 +1,6 @@
-"""The rows of a model table: where a layer's input comes from, which block it is, how wide, how often repeated.
+"""The rows of a model table: source, block, channels and repeats of each layer.
 
-In a table, channels and repeats are those before the multiples of a model size. Rows are values: validated where they
-are written, comparable, printable.
+Channels and repeats in a table are those before the multiples of a model size. Rows are validated, immutable values.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import nn
 
 from ray_yolo.models import blocks, heads
 
-# The bounds only keep a slip of the pen from asking for more memory than there is.
+# The bounds only protect from typing errors that would exhaust memory.
 Channels = Annotated[int, Field(ge=1, le=2**15)]
 Count = Annotated[int, Field(ge=1, le=1000)]
 Kernel = Annotated[int, Field(ge=1, le=127)]
@@ -27,22 +26,26 @@ STRICT = ConfigDict(strict=True)
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LayerRow:
-    """One layer. `source` are rows by index; a negative one counts back from this row (-1: the row before)."""
+    """One layer. `source`: indices of input rows; negative ones count back from this row (-1: the row before)."""
 
     layer: ClassVar[type[nn.Module]]
     source: tuple[int, ...] = (-1,)
 
     @property
     def arguments(self) -> list[Any]:
-        """What a row of a YAML file writes behind the layer's name, in order."""
+        """The positional arguments, in the order of a YAML row."""
         return [getattr(self, entry.name) for entry in fields(self) if not entry.kw_only]
 
     def build(self, channels: Sequence[int]) -> nn.Module:
-        """The layer, for inputs of so many channels."""
+        """The layer for inputs with these numbers of channels."""
         return self.layer(*self.arguments)
 
     def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
-        """The row of a model size."""
+        """The row after the multiples of a model size."""
+        return self
+
+    def of_size(self, size: str) -> Self:
+        """The row with the blocks of a model size (a letter); most rows are equal in all sizes."""
         return self
 
 
@@ -54,7 +57,7 @@ class WideRow(LayerRow):
     repeats: Count = field(default=1, kw_only=True)
 
     def block(self, channels: int) -> nn.Module:
-        """One repeat, for an input of so many channels."""
+        """One repeat for an input with this number of channels."""
         return self.layer(channels, *self.arguments)
 
     def build(self, channels: Sequence[int]) -> nn.Module:
@@ -62,8 +65,8 @@ class WideRow(LayerRow):
         return nn.Sequential(first, *others) if others else first
 
     def scaled(self, depth: float, width: float, most: int = 2**15) -> Self:
-        """min(channels, most) x width, rounded up to a multiple of 8; repeats above one become max(round(repeats x
-        depth), 1)."""
+        """Channels: min(channels, most) x width, rounded up to a multiple of 8.
+        Repeats above 1: max(round(repeats x depth), 1)."""
         repeats = max(round(self.repeats * depth), 1) if self.repeats > 1 else 1
         return replace(self, channels=math.ceil(min(self.channels, most) * width / 8) * 8, repeats=repeats)
 
@@ -100,52 +103,62 @@ class BottleneckRow(WideRow):
 
 
 @dataclass(frozen=True, config=STRICT)
-class C3Row(WideRow):
-    """Repeats are bottlenecks inside the block."""
+class NestedRow(WideRow):
+    """A row whose repeats are inside the block."""
 
-    layer: ClassVar[type[nn.Module]] = blocks.C3
+    def build(self, channels: Sequence[int]) -> nn.Module:
+        return self.layer(channels[0], self.channels, self.repeats, *self.arguments[1:])
+
+
+@dataclass(frozen=True, config=STRICT)
+class C3Row(NestedRow):
+    """Bottlenecks inside."""
+
+    layer = blocks.C3
     shortcut: bool = True
 
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return self.layer(channels[0], self.channels, self.repeats, self.shortcut)
-
 
 @dataclass(frozen=True, config=STRICT)
-class C2fRow(C3Row):
-    """Repeats are bottlenecks inside the block."""
+class C2fRow(NestedRow):
+    """Bottlenecks inside."""
 
     layer = blocks.C2f
+    shortcut: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)
-class C3k2Row(WideRow):
-    """Repeats are blocks inside the block."""
+class C3k2Row(NestedRow):
+    """Bottlenecks inside, C3 blocks (`c3k`), or bottlenecks with attention."""
 
+    layer = blocks.C3k2
     c3k: bool = False
-    expansion: float = 0.5
+    expansion: Annotated[float, Field(gt=0, le=100)] = 0.5
     attention: bool = False
 
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return blocks.C3k2(channels[0], self.channels, self.repeats, self.c3k, self.expansion, self.attention)
+    def of_size(self, size: str) -> Self:
+        """The large sizes have C3 blocks in all rows."""
+        return replace(self, c3k=self.c3k or size in ("m", "l", "x"))
 
 
 @dataclass(frozen=True, config=STRICT)
-class C2PSARow(WideRow):
-    """Repeats are attention blocks inside the block."""
+class C2PSARow(NestedRow):
+    """Attention blocks inside."""
 
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return blocks.C2PSA(channels[0], self.channels, self.repeats)
+    layer = blocks.C2PSA
 
 
 @dataclass(frozen=True, config=STRICT)
-class A2C2fRow(WideRow):
-    """Repeats are pairs of attention blocks, in so many areas, or (0) C3 blocks."""
+class A2C2fRow(NestedRow):
+    """Pairs of attention blocks inside, each in `areas` areas of the picture; without `attention` C3 blocks."""
 
-    areas: Padding = 0
+    layer = blocks.A2C2f
+    attention: bool = True
+    areas: Annotated[int, Field(ge=-1, le=127)] = 1  # published tables have -1 without attention
     scaled_residual: bool = False
 
-    def build(self, channels: Sequence[int]) -> nn.Module:
-        return blocks.A2C2f(channels[0], self.channels, self.repeats, self.areas, self.scaled_residual)
+    def of_size(self, size: str) -> Self:
+        """The two largest sizes scale the residual."""
+        return replace(self, scaled_residual=self.scaled_residual or size in ("l", "x"))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -158,16 +171,17 @@ class SPPRow(WideRow):
 
 @dataclass(frozen=True, config=STRICT)
 class SPPFRow(WideRow):
-    """Three max-pools of this size in a chain."""
+    """Max-pools of this size in a chain."""
 
     layer = blocks.SPPF
     kernel: Kernel = 5
+    pools: Count = 3
     residual: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)
 class UpsampleRow(LayerRow):
-    """Enlarges by `factor`; `size` is there because the published tables write it, as None."""
+    """Enlarges by `factor`; published tables contain `size`, always None."""
 
     layer = nn.Upsample
     size: None = None
@@ -177,7 +191,7 @@ class UpsampleRow(LayerRow):
 
 @dataclass(frozen=True, config=STRICT)
 class ConcatRow(LayerRow):
-    """Joins the channels of its sources."""
+    """Concatenates the channels of its sources."""
 
     dimension: Literal[1] = 1
 
@@ -205,7 +219,7 @@ class ZeroPadRow(LayerRow):
 
 @dataclass(frozen=True, config=STRICT)
 class HeadRow(LayerRow):
-    """A head, one source per level."""
+    """A head with one source per level."""
 
     num_classes: Channels = 80
 
@@ -215,28 +229,28 @@ class HeadRow(LayerRow):
 
 @dataclass(frozen=True, config=STRICT)
 class AnchorFreeRow(HeadRow):
-    """The decoupled head without anchors."""
+    """The anchor-free head."""
 
-    layer: ClassVar[type[nn.Module]] = heads.AnchorFree
-
-
-@dataclass(frozen=True, config=STRICT)
-class LightAnchorFreeRow(AnchorFreeRow):
-    """The same with depth-wise convolutions."""
-
-    layer: ClassVar[type[nn.Module]] = heads.LightAnchorFree
+    layer = heads.AnchorFree
 
 
 @dataclass(frozen=True, config=STRICT)
-class EndToEndRow(AnchorFreeRow):
-    """Two heads, of which the second needs no suppression."""
+class LightAnchorFreeRow(HeadRow):
+    """The anchor-free head with depth-wise convolutions."""
+
+    layer = heads.LightAnchorFree
+
+
+@dataclass(frozen=True, config=STRICT)
+class EndToEndRow(HeadRow):
+    """The pair of anchor-free heads that needs no suppression."""
 
     layer = heads.EndToEnd
 
 
 @dataclass(frozen=True, config=STRICT)
 class DetectRow(HeadRow):
-    """The head with anchors."""
+    """The anchor-based head."""
 
     layer = heads.Detect
     num_anchors: Count = 3

@@ -1,8 +1,8 @@
-"""The model zoo: YOLOv3 on Darknet-53, YOLOv5 (layout of v6.0) and YOLOv8 in their sizes, as tables of rows."""
+"""The model zoo as tables of rows: YOLOv3 (Darknet-53), YOLOv5 (layout of v6.0), YOLOv8, YOLO11, YOLO12, YOLO26."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -26,15 +26,18 @@ TINY_ANCHORS_PX = (
 )
 
 
-def _stages(block: type[rows.WideRow], *sizes: tuple[int, int]) -> Iterator[rows.LayerRow]:
-    """For each (channels, repeats) a convolution that halves the image, and blocks."""
-    for channels, repeats in sizes:
+Block = Callable[..., rows.WideRow]
+
+
+def _stages(block: Block, *stages: tuple[int, int]) -> Iterator[rows.LayerRow]:
+    """A convolution of stride 2 and blocks for each (channels, repeats)."""
+    for channels, repeats in stages:
         yield rows.ConvRow(channels, kernel=3, stride=2)
-        yield block(channels, repeats=repeats)
+        yield block(channels, shortcut=True, repeats=repeats)
 
 
 def _yolov3(pooling: rows.LayerRow) -> tuple[rows.LayerRow, ...]:
-    """YOLOv3 with this row 12."""
+    """YOLOv3; `pooling` is row 12."""
     return (
         rows.ConvRow(32, kernel=3),
         *_stages(rows.BottleneckRow, (64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)),  # 6: P3, 8: P4
@@ -78,22 +81,20 @@ TINY: tuple[rows.LayerRow, ...] = (
 
 def _pyramid(
     stem: rows.LayerRow,
-    block: type[rows.C3Row],
+    block: Block,
     backbone: Sequence[tuple[int, int]],
     head: type[rows.HeadRow],
     *,
     reduced: bool,
 ) -> tuple[rows.LayerRow, ...]:
-    """YOLOv5 and its successors: a backbone, a way from coarse to fine and back (path aggregation), a head on P3 and
-    all
-    coarser levels.
+    """YOLOv5 and YOLOv8: a backbone, path aggregation from coarse to fine and back, a head on P3 and coarser levels.
 
     Args:
         backbone: (channels, repeats) of the stages from P2 on.
-        reduced: there are 1x1 convolutions before upsampling.
+        reduced: with 1x1 convolutions before upsampling.
     """
     table = [stem, *_stages(block, *backbone), rows.SPPFRow(backbone[-1][0])]
-    widths = [channels for channels, _ in backbone[1:-1]]  # of P3 and coarser ones, but for the last
+    widths = [channels for channels, _ in backbone[1:-1]]  # of P3 and coarser levels except the last
     joints = []
     for level, channels in reversed(list(enumerate(widths, 1))):  # joins a level of the backbone
         if reduced:
@@ -117,14 +118,13 @@ V5_SIZES = {"n": (0.33, 0.25), "s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.00,
 V8_SIZES = {"n": (0.33, 0.25, 1024), "s": (0.33, 0.50, 1024), "m": (0.67, 0.75, 768), "l": (1.00, 1.00, 512),
             "x": (1.00, 1.25, 512)}
 
-SIZES_SINCE_11 = {"n": (0.50, 0.25, 1024), "s": (0.50, 0.50, 1024), "m": (0.50, 1.00, 512), "l": (1.00, 1.00, 512),
-                  "x": (1.00, 1.50, 512)}
-_LARGE = "mlx"  # sizes whose blocks have C3 inside everywhere
+V11_SIZES = {"n": (0.50, 0.25, 1024), "s": (0.50, 0.50, 1024), "m": (0.50, 1.00, 512), "l": (1.00, 1.00, 512),
+             "x": (1.00, 1.50, 512)}  # of YOLO12 and YOLO26, too
 
 
 def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: tuple[int, int, int],
           head: type[rows.HeadRow]) -> tuple[rows.LayerRow, ...]:
-    """From the finest level of a backbone to the head: joins P4 and P3, then back.
+    """Path aggregation from P5 to P3 and back, and the head, for YOLO11 and later.
 
     Args:
         coarse, fine, last: the blocks of P4, P3 and P5.
@@ -138,42 +138,30 @@ def _neck(coarse: rows.WideRow, fine: rows.WideRow, last: rows.WideRow, levels: 
             head(source=(p5 + 6, p5 + 9, p5 + 12)))
 
 
-def _backbone_since_11(size: str) -> tuple[rows.LayerRow, ...]:
-    """Rows 0 to 5 of YOLO11 and its successors."""
-    large = size in _LARGE
-    return (rows.ConvRow(64, kernel=3, stride=2), rows.ConvRow(128, kernel=3, stride=2),
-            rows.C3k2Row(256, large, 0.25, repeats=2), rows.ConvRow(256, kernel=3, stride=2),
-            rows.C3k2Row(512, large, 0.25, repeats=2), rows.ConvRow(512, kernel=3, stride=2))  # 4: P3
+_STAGES_11 = (
+    rows.ConvRow(64, kernel=3, stride=2), rows.ConvRow(128, kernel=3, stride=2),
+    rows.C3k2Row(256, expansion=0.25, repeats=2), rows.ConvRow(256, kernel=3, stride=2),
+    rows.C3k2Row(512, expansion=0.25, repeats=2), rows.ConvRow(512, kernel=3, stride=2))  # 4: P3
+_MIDDLE, _DEEP = rows.C3k2Row(512, c3k=True, repeats=2), rows.C3k2Row(1024, c3k=True, repeats=2)
+_DOWN = rows.ConvRow(1024, kernel=3, stride=2)
+_ROWS_11 = (
+    *_STAGES_11, _MIDDLE, _DOWN, _DEEP, rows.SPPFRow(1024), rows.C2PSARow(1024, repeats=2),
+    *_neck(rows.C3k2Row(512, repeats=2), rows.C3k2Row(256, repeats=2), _DEEP, (4, 6, 10), rows.LightAnchorFreeRow))
+_ROWS_12 = (  # area attention in place of convolutions on P4 and P5
+    *_STAGES_11, rows.A2C2fRow(512, areas=4, repeats=4), _DOWN, rows.A2C2fRow(1024, repeats=4),
+    *_neck(rows.A2C2fRow(512, attention=False, repeats=2), rows.A2C2fRow(256, attention=False, repeats=2), _DEEP,
+           (4, 6, 8), rows.LightAnchorFreeRow))
+_ROWS_26 = (  # YOLO11 with C3 blocks in the neck, attention in its last block, and a pair of heads
+    *_STAGES_11, _MIDDLE, _DOWN, _DEEP, rows.SPPFRow(1024, residual=True), rows.C2PSARow(1024, repeats=2),
+    *_neck(_MIDDLE, rows.C3k2Row(256, c3k=True, repeats=2), rows.C3k2Row(1024, attention=True), (4, 6, 10),
+           rows.EndToEndRow))
 
 
-def _yolo11(size: str) -> tuple[rows.LayerRow, ...]:
-    large, deep = size in _LARGE, rows.C3k2Row(1024, True, repeats=2)
-    deep = rows.C3k2Row(1024, True, repeats=2)
-    return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2), deep,
-            rows.SPPFRow(1024), rows.C2PSARow(1024, repeats=2),
-            *_neck(rows.C3k2Row(512, large, repeats=2), rows.C3k2Row(256, large, repeats=2), deep, (4, 6, 10),
-                   rows.LightAnchorFreeRow))
-
-
-def _yolo12(size: str) -> tuple[rows.LayerRow, ...]:
-    """Attention in areas of the picture in place of convolutions on P4 and P5."""
-    scaled = size in "lx"
-    return (*_backbone_since_11(size), rows.A2C2fRow(512, 4, scaled, repeats=4), rows.ConvRow(1024, kernel=3, stride=2),
-            rows.A2C2fRow(1024, 1, scaled, repeats=4),
-            *_neck(rows.A2C2fRow(512, repeats=2), rows.A2C2fRow(256, repeats=2), rows.C3k2Row(1024, True, repeats=2),
-                   (4, 6, 8), rows.LightAnchorFreeRow))
-
-
-def _yolo26(size: str) -> tuple[rows.LayerRow, ...]:
-    """YOLO11 with C3 inside the neck's blocks, attention in the last one, and two heads."""
-    return (*_backbone_since_11(size), rows.C3k2Row(512, True, repeats=2), rows.ConvRow(1024, kernel=3, stride=2),
-            rows.C3k2Row(1024, True, repeats=2), rows.SPPFRow(1024, residual=True), rows.C2PSARow(1024, repeats=2),
-            *_neck(rows.C3k2Row(512, True, repeats=2), rows.C3k2Row(256, True, repeats=2),
-                   rows.C3k2Row(1024, attention=True), (4, 6, 10), rows.EndToEndRow))
-
-
-def _since_11(name: str, table: Callable[[str], tuple[rows.LayerRow, ...]]) -> dict[str, Architecture]:
-    return {f"{name}{size}": Architecture(table(size), None, *by) for size, by in SIZES_SINCE_11.items()}
+def _in_sizes(name: str, table: Sequence[rows.LayerRow], sizes: Mapping[str, tuple[float, float, int]]
+              ) -> dict[str, Architecture]:
+    """The anchor-free models of a table."""
+    return {f"{name}{size}": Architecture(tuple(row.of_size(size) for row in table), None, *by)
+            for size, by in sizes.items()}
 
 
 YOLOV3 = {
@@ -185,7 +173,8 @@ YOLOV5 = {f"yolov5{size}": Architecture(_yolov5(rows.DetectRow), ANCHORS_PX, *by
     f"yolov5{size}6": Architecture(_yolov5_p6(rows.DetectRow), P6_ANCHORS_PX, *by) for size, by in V5_SIZES.items()}
 _V8_ROWS = _pyramid(rows.ConvRow(64, kernel=3, stride=2), rows.C2fRow, ((128, 3), (256, 6), (512, 6), (1024, 3)),
                     rows.AnchorFreeRow, reduced=False)
-YOLOV8 = {f"yolov8{size}": Architecture(_V8_ROWS, None, *by) for size, by in V8_SIZES.items()} | {
+YOLOV8 = _in_sizes("yolov8", _V8_ROWS, V8_SIZES) | {
     f"yolov5{size}{tail}": Architecture(table(rows.AnchorFreeRow), None, *by)
     for tail, table in (("u", _yolov5), ("6u", _yolov5_p6)) for size, by in V5_SIZES.items()}
-YOLO11, YOLO12, YOLO26 = _since_11("yolo11", _yolo11), _since_11("yolo12", _yolo12), _since_11("yolo26", _yolo26)
+YOLO11, YOLO12, YOLO26 = (_in_sizes(name, table, V11_SIZES) for name, table in (
+    ("yolo11", _ROWS_11), ("yolo12", _ROWS_12), ("yolo26", _ROWS_26)))

@@ -1,7 +1,7 @@
-"""Which predictions answer for which targets. Depends on targets and anchors alone, never on predictions.
+"""Assignment of targets to predictions: by anchors (`assign`), and task-aligned for anchor-free heads (`align`).
 
-Shapes depend on the number of targets alone too: every pair of target and anchor yields five candidate cells, and
-`valid` says which of them count. So nothing waits for a GPU to tell how many there are.
+Shapes depend only on the number of targets: candidates that do not count have `valid` False or weight 0. So no
+operation waits for a GPU to learn how many there are.
 """
 
 from __future__ import annotations
@@ -20,79 +20,81 @@ EPSILON = 1e-9
 
 
 class AlignRule(NamedTuple):
-    """How many points a label takes."""
+    """Limits on the points of a label."""
 
-    top: int = TOP
-    keep: int = 0  # of those; 0: all
-    floor: float = 0.0  # pixels
+    top: int = TOP  # candidates of each label
+    keep: int = 0  # points that it keeps of these; 0: all
+    floor: float = 0.0  # pixels; smaller sides count as this long when candidates are chosen
 
 
 ONE_TO_MANY = AlignRule()
 
 
 class Alignment(NamedTuple):
-    """For each of N points of B images, the label it answers for."""
+    """The assigned label of each of N points of B images."""
 
-    label: Tensor  # (B, N) int64, row of the targets; 0 where there is none, with weight 0
+    label: Tensor  # (B, N) int64, row of the targets; 0, with weight 0, for background
     weight: Tensor  # (B, N) float32, target score of the label's class; 0: the point is background
 
 
 @torch.no_grad()
-def align(boxes: Tensor, scores: Tensor, places: Tensor, targets: Tensor, rule: AlignRule = ONE_TO_MANY) -> Alignment:
-    """The task-aligned assignment of a batch.
+def align(boxes: Tensor, scores: Tensor, points: Tensor, targets: Tensor, rule: AlignRule = ONE_TO_MANY) -> Alignment:
+    """Task-aligned assignment of a batch (Feng et al. 2021, TOOD, arXiv:2108.07755).
 
-    With s the score that a point gives a label's class and u the CIoU of its box with the label's, not below 0, a point
-    inside of a label's box is aligned with it by t = s^0.5 u^6. Each label takes its `top` best aligned points; a
-    point that several take goes to the label of largest u, which may be one that has not taken it. Then each label
-    keeps
-    the `keep` points of largest t. With T and U the largest t and u of a label's points, the target score of a point is
-    t U / (T + 1e-9). For the test whether a point is inside, sides under `floor` pixels count as `floor`.
+    Let s be a point's score for a label's class and u the CIoU of its box with the label's, clamped at 0. The alignment
+    of a point inside the label's box is t = s^0.5 u^6.
+
+    1. Each label takes its `top` points of largest t. Sides below `floor` pixels count as `floor` in the inside test.
+    2. A point that several labels take goes to the label of largest u, even to one that has not taken it.
+    3. Each label keeps its `keep` points of largest t.
+    4. With T and U the largest t and u of a label's points, the target score of a point is t U / (T + 1e-9).
 
     Args:
         boxes: (B, N, 4) predicted, xyxy pixels.
         scores: (B, N, classes) predicted, 0..1.
-        places: (N, 2) points as (x, y), pixels.
+        points: (N, 2) as (x, y), pixels.
         targets: (n, 6) rows [image, class, x1, y1, x2, y2], pixels; n may be 0.
     """
-    images, points = boxes.shape[:2]
+    shape = boxes.shape[:2]
     if len(targets) == 0:
-        return Alignment(boxes.new_zeros(images, points, dtype=torch.long), boxes.new_zeros(images, points))
+        return Alignment(boxes.new_zeros(shape, dtype=torch.long), boxes.new_zeros(shape))
     image, kind, truth = targets[:, 0].long(), targets[:, 1].long(), targets[:, 2:]
     margin = ((rule.floor - (truth[:, 2:] - truth[:, :2])) / 2).clamp(min=0)  # (n, 2)
     low, high = truth[:, :2] - margin, truth[:, 2:] + margin
-    inside = torch.cat((places - low[:, None], high[:, None] - places), 2).amin(2) > INSIDE  # (n, N)
+    inside = torch.cat((points - low[:, None], high[:, None] - points), 2).amin(2) > INSIDE  # (n, N)
     overlap, aligned = _measure(boxes, scores, image, kind, truth, inside)
 
-    best = aligned.topk(min(rule.top, points), dim=1).indices
-    taken = torch.zeros_like(inside).scatter_(1, best, True) & inside
-    place = image[:, None].expand_as(taken)
+    taken = _largest(aligned, rule.top) & inside
     rows = torch.arange(len(targets), device=boxes.device)[:, None].expand_as(taken)
 
-    def of_points(start: float, values: Tensor, how: str) -> Tensor:
-        """The largest or smallest of all labels' values for each point of each image, (B, N)."""
-        return values.new_full((images, points), start).scatter_reduce(0, place, values, how)
+    def reduce_labels(start: float, values: Tensor, how: str) -> Tensor:
+        """The largest or smallest of the labels' values (n, N) for each point of each image, (B, N)."""
+        return values.new_full(shape, start).scatter_reduce(0, image[:, None].expand_as(values), values, how)
 
-    first = of_points(len(targets), torch.where(taken, rows, len(targets)), "amin")
-    contested = of_points(-1, torch.where(taken, rows, -1), "amax") > first
-    claims = taken | contested[image]
-    claim = torch.where(claims, overlap, -1.0)
-    wins = claims & (claim == of_points(-1.0, claim, "amax")[image])
-    owner = of_points(len(targets), torch.where(wins, rows, len(targets)), "amin")  # of equal overlaps the first label
+    first = reduce_labels(len(targets), torch.where(taken, rows, len(targets)), "amin")
+    contested = reduce_labels(-1, torch.where(taken, rows, -1), "amax") > first
+    claims = torch.where(taken | contested[image], overlap, -1.0)
+    wins = (claims >= 0) & (claims == reduce_labels(-1.0, claims, "amax")[image])
+    owner = reduce_labels(len(targets), torch.where(wins, rows, len(targets)), "amin")  # ties: the first label
     wins = owner[image] == rows
     if rule.keep:
-        kept = torch.where(wins, aligned, -1.0).topk(min(rule.keep, points), dim=1).indices
-        wins &= torch.zeros_like(wins).scatter_(1, kept, True)
+        wins &= _largest(torch.where(wins, aligned, -1.0), rule.keep)
 
     top_aligned, top_overlap = ((value * wins).amax(1, keepdim=True) for value in (aligned, overlap))
     weights = aligned * wins * top_overlap / (top_aligned + EPSILON)  # (n, N)
-    weight = of_points(0.0, weights, "amax")
-    return Alignment(torch.where(owner < len(targets), owner, 0), weight)
+    return Alignment(torch.where(owner < len(targets), owner, 0), reduce_labels(0.0, weights, "amax"))
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Mask of the `count` largest values of each row, (n, N) bool."""
+    indices = values.topk(min(count, values.shape[1]), dim=1).indices
+    return torch.zeros_like(values, dtype=torch.bool).scatter_(1, indices, True)
 
 
 def _measure(boxes: Tensor, scores: Tensor, image: Tensor, kind: Tensor, truth: Tensor, inside: Tensor
              ) -> tuple[Tensor, Tensor]:
-    """Overlap u and alignment t of every label and point, (n, N) each; 0 outside of the label's box."""
-    if inside.device.type != "cpu":  # to pick the points inside would wait for it: all are measured
+    """Overlap u and alignment t of every label and point, (n, N) each; 0 outside the label's box."""
+    if inside.device.type != "cpu":  # selecting the points inside would synchronise with the GPU
         label, point = (index.flatten() for index in torch.meshgrid(
             *(torch.arange(length, device=inside.device) for length in inside.shape), indexing="ij"))
     else:
@@ -113,23 +115,22 @@ class Assignment(NamedTuple):
     column: Tensor  # (k,) int64, cell
     boxes: Tensor  # (k, 4) centre x and y relative to the cell, width and height, all in cells
     classes: Tensor  # (k,) int64
-    valid: Tensor  # (k,) bool; what is False takes no part
+    valid: Tensor  # (k,) bool; others are ignored
 
     def kept(self) -> Assignment:
-        """The valid candidates only (on a GPU: waits for it)."""
+        """The valid candidates only (synchronises with a GPU)."""
         return Assignment(*(field[self.valid] for field in self))
 
 
 def assign(
     targets: Tensor, anchors: Tensor, grid: tuple[int, int], image_size: tuple[int, int], anchor_t: float
 ) -> Assignment:
-    """The cells and anchors of one level that answer for each target.
+    """Cells and anchors of one level assigned to each target.
 
-    A target goes to every anchor whose sides both differ from its own by a factor strictly below `anchor_t`: to the
-    cell that holds its centre and to those that hold its centre moved by half a cell, left and up where the centre
-    lies in the first half of its cell, right and down where it lies in the second half, unless it lies in the outermost
-    cells on that side. So all assigned predictions can reach the target: a decoded centre spans -0.5..1.5 cells.
-    A centre on a cell's very edge counts its cell once more (its move by half a cell ends there again).
+    Anchors: those whose sides both differ from the target's by a factor strictly below `anchor_t`.
+    Cells: the one with the target's centre, and the nearer horizontal and vertical neighbour, if inside the grid.
+    Every assigned prediction can reach the target, because a decoded centre spans -0.5..1.5 cells.
+    A centre exactly on the edge of a cell counts this cell twice.
 
     Args:
         targets: (n, 6) rows [image, class, x1, y1, x2, y2], pixels of the network input.
@@ -168,5 +169,5 @@ def assign(
 
 
 def _near_edge(distance: Tensor) -> Tensor:
-    """Whether a point this many cells from an edge of the grid lies nearer to the next cell towards that edge."""
+    """Whether a point at this distance from an edge of the grid, in cells, is nearer to the next cell towards it."""
     return (distance % 1 < 0.5) & (distance > 1)

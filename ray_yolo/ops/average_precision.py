@@ -1,6 +1,6 @@
-"""Average precision as YOLOv5 reports it (the COCO protocol is another one: `coco_metrics`).
+"""Average precision as in YOLOv5; `coco_metrics` has the COCO protocol.
 
-`match` says which detections of one image are correct, `evaluate` turns the matches of a data set into numbers.
+`match` finds the correct detections of one image; `evaluate` computes the metrics of a dataset from these.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 IOU_THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-GRID = np.linspace(0.0, 1.0, 1000)  # confidences and recalls at which curves are given
-RECALLS = np.linspace(0.0, 1.0, 101)  # recalls between which the area is integrated, by trapezoids
+GRID = np.linspace(0.0, 1.0, 1000)  # confidences and recalls at which curves are sampled
+RECALLS = np.linspace(0.0, 1.0, 101)  # nodes of the trapezoidal rule for the area under the curve
 SMOOTHING = 0.1  # width of the box filter over mean F1, as a share of the grid
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What is plotted, at IoU 0.5 and on `GRID`; each (classes, 1000), zero for classes without labels."""
+    """Curves for plots, at IoU 0.5 on `GRID`; each (classes, 1000), zero for classes without labels."""
 
     precision: Floats  # against confidence
     recall: Floats  # against confidence
@@ -35,13 +35,13 @@ class Curves:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How well a data set is detected. Classes without labels have zeros and enter no mean."""
+    """Detection metrics of a dataset. Classes without labels have zeros and are left out of means."""
 
     ap: Floats  # (classes, 10) average precision at `IOU_THRESHOLDS`
     class_precision: Floats  # (classes,) at `confidence`, IoU 0.5
     class_recall: Floats  # (classes,)
     num_labels: Ints  # (classes,)
-    confidence: float  # where the smoothed mean F1 is highest
+    confidence: float  # with the highest smoothed mean F1
     precision: float  # mean at `confidence`, IoU 0.5
     recall: float  # mean at `confidence`, IoU 0.5
     map50: float  # mean average precision at IoU 0.5
@@ -50,11 +50,11 @@ class Metrics:
 
 
 def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
-    """Which detections of one image are correct, for each of `IOU_THRESHOLDS`.
+    """The correct detections of one image, for each of `IOU_THRESHOLDS`.
 
-    A detection claims the label of its class that it overlaps most (the first of equal ones), if their IoU reaches the
-    threshold. A label that several detections claim goes to the one with the highest score (the first of equal ones):
-    if the highest IoU decided, a stray box of score 0.002 could turn the confident one beside it into an error.
+    A detection claims the label of its class with the largest IoU, if it reaches the threshold. A label with several
+    claims goes to the detection of highest score. Ties go to the first. If the largest IoU decided instead, a box of
+    score 0.002 could turn a confident neighbour into an error.
 
     Args:
         detections: (n, 6) rows [x1, y1, x2, y2, score, class] in any order.
@@ -68,7 +68,7 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
     if not len(detections) or not len(boxes):
         return torch.zeros(len(detections), len(thresholds), dtype=torch.bool, device=detections.device)
     same_class = detections[:, 5, None] == classes
-    overlaps = torch.where(same_class, pairwise_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # no area: 0 / 0
+    overlaps = torch.where(same_class, pairwise_iou(detections[:, :4], boxes), 0.0).nan_to_num_(0.0)  # NaN: no area
     overlap, label = overlaps.max(dim=1)
     claims = overlap[:, None] >= thresholds  # (n, 10)
 
@@ -83,12 +83,12 @@ def match(detections: Tensor, classes: Tensor, boxes: Tensor) -> Tensor:
 
 def evaluate(correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints, true_classes: Ints, num_classes: int
              ) -> Metrics:
-    """Precision, recall and average precision of a data set.
+    """Precision, recall and average precision of a dataset.
 
-    Equal scores are taken in the order given, so the same rows in the same order give the same bits.
+    Ties of scores keep the order of the rows, so equal rows in equal order give equal bits.
 
     Args:
-        correct: (n, 10) results of `match` of all images, one under the other.
+        correct: (n, 10) concatenated results of `match` of all images.
         scores: (n,) scores of these detections.
         detected_classes: (n,) their classes.
         true_classes: (m,) classes of all labels.
@@ -109,7 +109,7 @@ def evaluate(correct: NDArray[np.bool_], scores: Floats, detected_classes: Ints,
         for level in range(len(IOU_THRESHOLDS)):
             envelope = np.interp(RECALLS, *_envelope(recall[:, level], precision[:, level]))
             ap[index, level] = np.trapezoid(envelope, RECALLS)
-        # np.interp wants rising abscissae, and scores fall. Above the highest score nothing is detected.
+        # np.interp needs ascending abscissae, but scores descend. Above the highest score there are no detections.
         curves.recall[index] = np.interp(-GRID, -scores[rows], recall[:, 0], left=0.0)
         curves.precision[index] = np.interp(-GRID, -scores[rows], precision[:, 0], left=1.0)
         curves.precision_at_recall[index] = np.interp(GRID, *_envelope(recall[:, 0], precision[:, 0]))
@@ -131,14 +131,14 @@ def _summary(ap: Floats, curves: Curves, num_labels: Ints) -> Metrics:
 
 
 def _mean(values: Floats) -> Floats:
-    """Mean over the first axis; zero where there is nothing to average."""
+    """Mean over the first axis; zero if it is empty."""
     return values.sum(axis=0) / max(len(values), 1)
 
 
 def _envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
     """Recall and the highest precision at that recall or above, from (0, 1) to (1, 0).
 
-    The last point is there for curves that reach recall 1 too, as in YOLOv5: a perfect detector has area 0.995.
+    As in YOLOv5, curves that reach recall 1 also end at precision 0: a perfect detector has area 0.995.
     """
     recall = np.concatenate([[0.0], recall, [1.0]])
     precision = np.concatenate([[1.0], precision, [0.0]])
@@ -146,6 +146,6 @@ def _envelope(recall: Floats, precision: Floats) -> tuple[Floats, Floats]:
 
 
 def _smooth(values: Floats) -> Floats:
-    """Moving average over an odd number of points, `SMOOTHING` of the grid; the ends are continued."""
+    """Moving average over an odd number of points, `SMOOTHING` of the grid, with the end values repeated."""
     half = round(len(values) * SMOOTHING / 2)
     return np.convolve(np.pad(values, half, mode="edge"), np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

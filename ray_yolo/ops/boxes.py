@@ -1,7 +1,7 @@
-"""Arithmetic of boxes: overlaps, forms, the way back from a letterboxed input to the original image, and boxes as
-distances from points to their four sides, each a distribution over whole cells.
+"""Box geometry: overlaps, conversions, mapping from a letterboxed input to the original image, and decoding of
+anchor-free predictions.
 
-Boxes are xyxy unless a name says otherwise; any unit, as long as it is one.
+Boxes are xyxy in any common unit unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BINS = 16  # distances 0 .. 15, in cells
-EPSILON = 1e-7  # keeps quotients of degenerate boxes finite; far below one float32 step of a real area
+BINS = 16  # of a distance distribution: 0 .. 15 cells
+EPSILON = 1e-7  # keeps quotients of degenerate boxes finite; negligible beside a real area
 
 
 def corners(centre_size_boxes: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def corners(centre_size_boxes: Tensor) -> Tensor:
 
 
 def paired_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of boxes taken in pairs: row i of `a` with row i of `b`, (n, 4) each -> (n,).
+    """Intersection over union of row i of `a` with row i of `b`, (n, 4) each -> (n,).
 
     Raises:
         ValueError: if the shapes differ.
@@ -43,17 +43,16 @@ def pairwise_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Complete IoU of boxes taken in pairs: row i of `a` with row i of `b`.
+    """Complete IoU of row i of `a` with row i of `b` (Zheng et al. 2020, "Distance-IoU Loss", arXiv:1911.08287).
 
-    Overlap, minus the squared centre distance relative to the enclosing box, minus a penalty for different aspect
-    ratios (Zheng et al. 2020, "Distance-IoU Loss", arXiv:1911.08287). Equals 1 for equal boxes only; unchanged when
-    both boxes are scaled or swapped.
+    IoU, minus the squared centre distance relative to the enclosing box, minus a penalty for different aspect ratios.
+    Equals 1 for equal boxes only; invariant under scaling and swapping of both boxes.
 
     Args:
         a, b: (n, 4) boxes, in the same unit, with positive width and height.
 
     Returns:
-        (n,) values in (-1.5, 1]. The aspect weight is treated as a constant in the gradient.
+        (n,) values in (-1.5, 1]. The gradient treats the weight of the aspect penalty as a constant.
 
     Raises:
         ValueError: if the shapes differ.
@@ -69,13 +68,13 @@ def complete_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _angle(boxes: Tensor) -> Tensor:
-    """Angle of the diagonal, which measures the aspect ratio."""
+    """Angle of the diagonal, a measure of the aspect ratio."""
     width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(1)
     return torch.atan(width / (height + EPSILON))
 
 
 def to_original(boxes: Tensor, ratio: tuple[float, float], pad: tuple[float, float], size: tuple[int, int]) -> Tensor:
-    """Boxes (n, 4) in pixels of a letterboxed network input as boxes of the original image, clipped to it.
+    """Boxes (n, 4) in pixels of a letterboxed network input -> pixels of the original image, clipped to it.
 
     Args:
         ratio: (vertical, horizontal) scale from the original image to the network input.
@@ -96,20 +95,23 @@ def grid_cells(level: Tensor) -> Tensor:
 
 
 def grid_points(levels: Sequence[Tensor], strides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Points, over levels, rows, columns: the centres of their cells, (N, 2) as (x, y) pixels, and strides, (N, 1)."""
+    """Cell centres in the order levels, rows, columns: (N, 2) as (x, y) pixels, and their strides, (N, 1)."""
     parts = [(grid_cells(level).flatten(0, 1), stride) for level, stride in zip(levels, strides, strict=True)]
     return (torch.cat([(cells + 0.5) * stride for cells, stride in parts]),
             torch.cat([torch.full_like(cells[:, :1], float(stride), dtype=torch.float32) for cells, stride in parts]))
 
 
 def flatten_levels(levels: Sequence[Tensor], bins: int = BINS) -> tuple[Tensor, Tensor]:
-    """Outputs in float32 of all points of levels (B, 4 x bins + classes, h, w): for the distances left, top, right,
-    bottom, (B, N, 4, bins), and for the classes, (B, N, classes)."""
+    """Float32 outputs of all points of levels (B, 4 x bins + classes, h, w).
+
+    Returns:
+        (B, N, 4, bins) for the distances left, top, right, bottom, and (B, N, classes).
+    """
     points = torch.cat([level.float().permute(0, 2, 3, 1).flatten(1, 2) for level in levels], 1)
     return points[..., : 4 * bins].unflatten(2, (4, bins)), points[..., 4 * bins:]
 
 
-def expected_boxes(distances: Tensor, places: Tensor, strides: Tensor) -> Tensor:
+def expected_boxes(distances: Tensor, points: Tensor, strides: Tensor) -> Tensor:
     """Boxes (B, N, 4), xyxy in pixels: each point -/+ its distances x stride.
 
     A distance, in cells, is the expectation of its bins' distribution; with one bin it is the output itself.
@@ -119,4 +121,4 @@ def expected_boxes(distances: Tensor, places: Tensor, strides: Tensor) -> Tensor
     else:
         bins = torch.arange(distances.shape[3], device=distances.device, dtype=distances.dtype)
         expected = (distances.softmax(3) * bins).sum(3) * strides
-    return torch.cat((places - expected[..., :2], places + expected[..., 2:]), 2)
+    return torch.cat((points - expected[..., :2], points + expected[..., 2:]), 2)

@@ -1,8 +1,8 @@
-"""The twelve numbers of the COCO protocol, as pycocotools computes them.
+"""The twelve metrics of the COCO protocol, as pycocotools computes them.
 
-Matching depends on the order of scores within one image and class, and on nothing beyond. So all images and classes are
-matched at the same time, one rank of detections after the other, and only pairs that overlap by half take part: a few
-passes over arrays instead of one loop per image, class, area and threshold.
+Matching depends only on the order of scores within an image and class. So all images and classes are matched in
+parallel, one rank of detections after the other, with only those pairs that overlap by half: a few array passes instead
+of a loop over images, classes, areas and thresholds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Bools = NDArray[np.bool_]
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # all, small, medium, large; square pixels
 LIMITS = (1, 10, 100)  # detections per image and class
-PAIRS_AT_ONCE = 1 << 18  # bounds the memory of overlaps, and keeps them in the processor's cache
+PAIRS_AT_ONCE = 1 << 18  # limits the memory of overlaps, which then fit in the CPU cache
 
 
 class Detected(NamedTuple):
-    """The detections of a data set, in any order; of equal scores in an image, the first counts first."""
+    """The detections of a dataset, in any order; ties of scores within an image keep their order."""
 
     images: Ints  # (n,) numbers of the images, from 0
     classes: Ints  # (n,)
@@ -34,17 +34,17 @@ class Detected(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """The labels of a data set."""
+    """The labels of a dataset."""
 
     images: Ints  # (m,)
     classes: Ints  # (m,)
     boxes: Floats  # (m, 4) xyxy
-    areas: Floats  # (m,) as the annotation file gives them, else of the boxes; decide small, medium or large
-    crowd: Bools  # (m,) regions in which detections count neither as right nor as wrong
+    areas: Floats  # (m,) from the annotation file, else of the boxes; for the classes small, medium and large
+    crowd: Bools  # (m,) regions in which detections are ignored
 
 
 class CocoMetrics(NamedTuple):
-    """Average precision and average recall; -1 where no label falls into the area."""
+    """Average precision and average recall; -1 without labels in the area range."""
 
     ap: float
     ap50: float
@@ -61,9 +61,9 @@ class CocoMetrics(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Detections and labels of one image and class that overlap by the lowest threshold.
+    """Pairs of a detection and a label of the same image and class that overlap by the lowest threshold.
 
-    In the order of the detections; those of one detection by rising overlap, then by label.
+    Sorted by detection, then by rising overlap, then by label.
     """
 
     rows: Ints  # (p,) of the detections
@@ -72,15 +72,15 @@ class _Pairs(NamedTuple):
 
 
 class _Matches(NamedTuple):
-    """What becomes of the detections that stand in a pair."""
+    """Results of the detections that occur in a pair."""
 
     rows: Ints  # (k,) rising
-    matched: Bools  # (k, areas, thresholds) found a label
-    counted: Bools  # (k, areas, thresholds) found a label that counts
+    matched: Bools  # (k, areas, thresholds) matched a label
+    counted: Bools  # (k, areas, thresholds) matched a label that is not ignored
 
 
 def coco_metrics(found: Detected, truth: Labelled) -> CocoMetrics:
-    """The twelve COCO numbers of a data set: IoU 0.50:0.05:0.95, four areas, 1, 10 and 100 detections a class."""
+    """The twelve COCO metrics of a dataset: IoU 0.50:0.05:0.95, four areas, 1, 10 and 100 detections per class."""
     num_images = 1 + max(int(found.images.max(initial=0)), int(truth.images.max(initial=0)))
     label_groups = truth.classes * num_images + truth.images
     order = label_groups.argsort(kind="stable")
@@ -103,7 +103,7 @@ def _rank(groups: Ints) -> Ints:
 
 
 def _outside(areas: Floats) -> Bools:
-    """(n, areas): which ranges an area lies outside of."""
+    """(n, areas): whether an area is outside each range."""
     low, high = np.array(AREAS).T
     return (areas[:, None] < low) | (areas[:, None] > high)
 
@@ -113,7 +113,7 @@ def _box_areas(boxes: Floats) -> Floats:
 
 
 def _overlaps(a: Floats, b: Floats, crowd: Bools) -> Floats:
-    """IoU of pairs of boxes; in a crowd region, the share of `a` that lies inside."""
+    """IoU of pairs of boxes; for a crowd region the share of `a` that is inside."""
     sides = np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2])
     both = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
     either = _box_areas(a) + np.where(crowd, 0.0, _box_areas(b) - both)
@@ -136,10 +136,10 @@ def _pairs(found: Detected, truth: Labelled, groups: Ints, label_groups: Ints) -
 
 
 def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matches:
-    """Give every detection, best score first, the label that it overlaps most among those still free.
+    """Match every detection, best score first, with the free label that it overlaps most.
 
-    A label that counts goes before one that does not; crowd regions are never used up. In one turn of the loop each
-    image and class has one detection, so no two compete.
+    Ignored labels come last; crowd regions are matched any number of times. In each iteration an image and class has at
+    most one detection, so there are no conflicts.
     """
     rows, which = np.unique(pairs.rows, return_inverse=True)
     turns = _rank(groups[rows])[which]
@@ -152,10 +152,10 @@ def _match(pairs: _Pairs, groups: Ints, crowd: Bools, ignored: Bools) -> _Matche
     for start, end in _runs(turns[order]):
         label, detection = labels[start:end], which[start:end]
         num = end - start
-        # Later pairs of a detection overlap more, so the highest value below is the pair to take: a place in this
-        # turn, raised by `num` if the label counts, or -1.
-        place = np.arange(num)[:, None, None] + num * ~ignored[label, :, None]
-        value = np.where(reaches[start:end] & (free[label] | crowd[label, None, None]), place, -1)
+        # Later pairs of a detection overlap more, so the pair of highest value is its match. The value is the pair's
+        # position in this turn, plus `num` if the label is not ignored; -1 if it cannot match.
+        position = np.arange(num)[:, None, None] + num * ~ignored[label, :, None]
+        value = np.where(reaches[start:end] & (free[label] | crowd[label, None, None]), position, -1)
         firsts = np.flatnonzero(np.diff(detection, prepend=-1))
         best = np.maximum.reduceat(value, firsts, axis=0)  # (detections of the turn, areas, thresholds)
         matched[detection[firsts]] = best >= 0
@@ -179,14 +179,14 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
         low, high = np.searchsorted(found.classes, [number, number + 1])
         part = slice(*np.searchsorted(matches.rows, [low, high]))
         order = (-found.scores[low:high]).argsort(kind="stable")
-        place = order.argsort()[matches.rows[part] - low]
-        by_score = place.argsort()
+        position = order.argsort()[matches.rows[part] - low]
+        by_score = position.argsort()
         num_labels = counting[true_classes == number].sum(axis=0)
         for area in np.flatnonzero(num_labels):
             matched, counted = matches.matched[part, area], matches.counted[part, area]
             seen = inside[low:high, area][order]
             precision[index, area] = _precision(
-                matched[by_score], counted[by_score], seen, place[by_score], int(num_labels[area]))
+                matched[by_score], counted[by_score], seen, position[by_score], int(num_labels[area]))
             for level, limit in enumerate(LIMITS):
                 right = counted[rank[matches.rows[part]] < limit].sum(axis=0)
                 recall[level, index, area] = right / num_labels[area]
@@ -195,21 +195,21 @@ def _summary(found: Detected, rank: Ints, matches: _Matches, true_classes: Ints,
         *recall[:, :, 0], *(recall[2, :, area] for area in (1, 2, 3)))))
 
 
-def _precision(matched: Bools, counted: Bools, inside: Bools, place: Ints, num_labels: int) -> Floats:
+def _precision(matched: Bools, counted: Bools, inside: Bools, position: Ints, num_labels: int) -> Floats:
     """(thresholds,) mean over 101 recalls of the highest precision at that recall or above, for one class and area.
 
-    The curve has its corners at right detections only, and those stand in pairs. The others matter by their number: one
-    without a label counts as wrong if its own area is `inside`, one with a label that does not count is left out.
+    Only true positives, which all occur in pairs, can be corners of the curve. Of the other detections only the number
+    matters: an unmatched one is a false positive if its own area is `inside`; one with an ignored label is left out.
 
     Args:
-        matched, counted: (k, thresholds) of the detections that stand in a pair, by falling score.
+        matched, counted: (k, thresholds) of the detections in pairs, by falling score.
         inside: (n,) of all detections of the class, by falling score.
-        place: (k,) where the k detections stand among the n.
+        position: (k,) positions of the k detections among the n.
     """
     if not len(matched):
         return np.zeros(len(THRESHOLDS))
-    own = inside[place, None]
-    seen = inside.cumsum()[place, None] + np.where(matched, counted.astype(np.int64) - own, 0).cumsum(axis=0)
+    own = inside[position, None]
+    seen = inside.cumsum()[position, None] + np.where(matched, counted.astype(np.int64) - own, 0).cumsum(axis=0)
     right = counted.cumsum(axis=0)
     precision = np.divide(right, seen, out=np.zeros(right.shape), where=counted)
     highest = np.maximum.accumulate(precision[::-1])[::-1]
@@ -221,6 +221,6 @@ def _precision(matched: Bools, counted: Bools, inside: Bools, place: Ints, num_l
 
 
 def _mean(values: Floats) -> float:
-    """Mean of what is defined; -1, as the protocol has it, if nothing is."""
+    """Mean of the defined values; -1, as in the protocol, if there are none."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if values.size else -1.0

@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""The confusion matrix of a detector."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ Ints = NDArray[np.int64]
 
 def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Floats, num_classes: int, *,
                      confidence: float = 0.25, iou: float = 0.45) -> Ints:
-    """How often each class was detected where each class was labelled.
+    """Counts of detected classes by labelled class.
 
-    In every image detections and labels of any class are paired by falling overlap, each used once (the first of equal
-    ones first). The last row and column are the background: a label without a detection was missed, a detection without
-    a label found nothing.
+    In every image detections and labels of any class are paired by falling overlap, each used once (ties: the first).
+    The last row and column are the background, for labels without a detection and detections without a label.
 
     Args:
-        detections: (n, 7 or more) rows [image, x1, y1, x2, y2, score, class, ...] of a data set; those with a score
-            above `confidence` count.
+        detections: (n, 7 or more) rows [image, x1, y1, x2, y2, score, class, ...] of a dataset.
         images, classes, boxes: (m,), (m,) and (m, 4) of the labels, xyxy in the unit of the detections.
-        iou: pairs must overlap by more.
+        confidence: detections with a score up to this are ignored.
+        iou: pairs overlap by more than this.
 
     Returns:
         (num_classes + 1, num_classes + 1), [detected, labelled].
     """
     detections = detections[detections[:, 5] > confidence]
     detected_classes = detections[:, 6].astype(np.int64)
-    detected = np.full(len(images), num_classes)  # what was found at each label
-    labelled = np.full(len(detections), num_classes)  # what stands at each detection
+    detected = np.full(len(images), num_classes)  # class of each label's detection
+    labelled = np.full(len(detections), num_classes)  # class of each detection's label
     for image in np.intersect1d(detections[:, 0], images):
         rows, labels = np.flatnonzero(detections[:, 0] == image), np.flatnonzero(images == image)
         for row, label in _pairs(detections[rows, 1:5], boxes[labels], iou):
@@ -46,7 +45,7 @@ def confusion_matrix(detections: Floats, images: Ints, classes: Ints, boxes: Flo
 
 
 def _pairs(a: Floats, b: Floats, iou: float) -> list[tuple[int, int]]:
-    """Rows of `a` and `b` that belong together, by falling overlap, each used once."""
+    """Greedy matching of the rows of `a` and `b` by falling overlap, each used once."""
     overlaps = pairwise_iou(torch.from_numpy(a).double(), torch.from_numpy(b).double()).numpy()
     rows, columns = np.nonzero(overlaps > iou)
     order = (-overlaps[rows, columns]).argsort(kind="stable")

@@ -15,9 +15,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Ema(Generic[Model]):
-    """A copy of the model whose floating entries follow it: e <- d e + (1 - d) m, d the `ema_decay` of the step.
+    """A copy of the model with averaged floating-point entries: e <- d e + (1 - d) m, d the `ema_decay` of the step.
 
-    Every worker keeps its own; equal models give equal averages.
+    Every worker has its own; equal models give equal averages.
     """
 
     def __init__(self, model: Model, limit: float, ramp: float) -> None:
@@ -27,15 +27,15 @@ class Ema(Generic[Model]):
 
     @torch.no_grad()
     def update(self, model: Model, step: int) -> None:
-        """Follow the model after its `step`-th optimiser step (counted from 1)."""
+        """Update the average after the model's `step`-th optimiser step (counted from 1)."""
         if self._pairs is None:
             floating = [pair for pair in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
                         if pair[0].dtype.is_floating_point]
-            self._pairs = [mine for mine, _ in floating], [theirs for _, theirs in floating]
+            self._pairs = [average for average, _ in floating], [value for _, value in floating]
         torch_internals.lerp_(*self._pairs, 1 - ema_decay(step, self.limit, self.ramp))
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            if not mine.dtype.is_floating_point:
-                mine.copy_(theirs)
+        for copied, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
+            if not copied.dtype.is_floating_point:
+                copied.copy_(buffer)
 
 
 def ema_decay(step: int, limit: float, ramp: float) -> float:

@@ -1,7 +1,7 @@
-"""From predictions to detections: confidence thresholds and non-maximum suppression of each image.
+"""Confidence threshold and non-maximum suppression: from predictions to detections.
 
-The result is a pure function of one image's predictions. There is no time limit and no other silent loss: what is left
-out is below the confidence, suppressed by a better box, or beyond the two stated limits.
+The result is a pure function of one image's predictions. Detections are dropped for three reasons only: a score below
+the confidence, suppression by a better box, or the limits `MAX_CANDIDATES` and `max_detections`. No time limit applies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-MAX_CANDIDATES = 30_000  # boxes of one image that enter suppression, best scores first
+MAX_CANDIDATES = 30_000  # boxes of an image that enter suppression, best scores first
 
 
 def select(
@@ -31,30 +31,26 @@ def select(
 ) -> list[Tensor]:
     """Detections of each image, best score first; equal scores in the order of the predictions, then of the classes.
 
-    A prediction detects its best class, or every class under `multi_label`, whose score exceeds `confidence`. A
-    detection is dropped if it overlaps a better, kept one of its class (of any class if `agnostic`) by more than `iou`.
-    With `iou` None nothing is dropped, and a prediction detects every class unless `agnostic`.
-    The first `max_detections` of what remains are given back.
+    A prediction is a candidate for its best class, or for every class with `multi_label`, if the score exceeds
+    `confidence`. A candidate is suppressed if it overlaps a better detection of its class (of any class if `agnostic`)
+    by more than `iou`. With `iou` None there is no suppression, and predictions have every class unless `agnostic`.
 
     Args:
         boxes: (B, N, 4), xyxy.
         scores: (B, N, classes).
 
     Returns:
-        B tensors (n, 6), rows [x1, y1, x2, y2, score, class], in the unit of the boxes.
+        B tensors (n, 6) with n up to `max_detections`, rows [x1, y1, x2, y2, score, class], in the unit of the boxes.
     """
-    detections = []
-    for image in zip(boxes, scores, strict=True):
-        candidates = _best_first(*image, confidence, multi_label if iou is not None else not agnostic)
-        if iou is None:
-            detections.append(candidates[:max_detections])
-            continue
-        detections.append(candidates[_suppress(candidates, iou, max_detections, agnostic)])
-    return detections
+    candidates = [_best_first(*image, confidence, multi_label if iou is not None else not agnostic)
+                  for image in zip(boxes, scores, strict=True)]
+    if iou is None:
+        return [rows[:max_detections] for rows in candidates]
+    return [rows[_suppress(rows, iou, max_detections, agnostic)] for rows in candidates]
 
 
 def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: bool) -> Tensor:
-    """(n, 6) candidates of one image by falling score, at most `MAX_CANDIDATES`; ties keep the order of the boxes."""
+    """Candidates (n, 6) of one image by falling score, at most `MAX_CANDIDATES`; ties keep the order of the boxes."""
     if multi_label:
         rows, classes = torch.nonzero(scores > confidence, as_tuple=True)
         best = scores[rows, classes]
@@ -67,9 +63,9 @@ def _best_first(boxes: Tensor, scores: Tensor, confidence: float, multi_label: b
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """Indices of the `MAX_CANDIDATES` highest scores, falling; the first of equal ones first."""
+    """Indices of the `MAX_CANDIDATES` highest scores in falling order; ties keep their order."""
     chosen = torch.arange(len(scores), device=scores.device)
-    if len(scores) > MAX_CANDIDATES:  # topk is several times faster than a stable sort of everything, but not stable
+    if len(scores) > MAX_CANDIDATES:  # topk is several times faster than a full stable sort, but not stable
         chosen = chosen[scores >= scores.topk(MAX_CANDIDATES, sorted=False).values.min()]
     return chosen[scores[chosen].argsort(descending=True, stable=True)][:MAX_CANDIDATES]
 
@@ -77,33 +73,33 @@ def _highest(scores: Tensor) -> Tensor:
 def _suppress(candidates: Tensor, iou: float, max_detections: int, agnostic: bool) -> Tensor:
     """Indices of the first `max_detections` candidates that survive suppression, ascending.
 
-    Whether a candidate survives depends on better ones only. So suppression of the best few gives the beginning of the
-    full result, and the rest, whose cost is quadratic, is looked at only while the limit is not reached.
+    A candidate's survival depends on better ones only. So suppression of the best few gives a prefix of the full
+    result; more candidates, at quadratic cost, are processed only until the limit is reached.
     """
     boxes = candidates[:, :4].double()
     if not agnostic and len(boxes):
-        # Classes are moved apart by more than the extent of all boxes, which may be negative or large. In double
+        # Offset each class by more than the extent of all boxes, whose coordinates may be negative or large. In double
         # precision this changes an overlap by less than 1e-9; in single precision by up to 1e-2 for small boxes.
         boxes = boxes + (candidates[:, 5:].double() * (boxes.max() - boxes.min() + 1.0))
-    # Ranks in place of scores: the kernel sorts by them, and equal scores must not be reordered.
+    # Ranks instead of scores: the kernel's sort must not reorder ties.
     ranks = torch.arange(len(boxes), 0, -1, dtype=boxes.dtype, device=boxes.device)
-    looked_at = 2 * max_detections
+    count = 2 * max_detections
     while True:
-        kept = _kernel()(boxes[:looked_at], ranks[:looked_at], iou)
-        if len(kept) >= max_detections or looked_at >= len(boxes):
+        kept = _kernel()(boxes[:count], ranks[:count], iou)
+        if len(kept) >= max_detections or count >= len(boxes):
             return kept[:max_detections]
-        looked_at *= 2
+        count *= 2
 
 
 @cache
 def _kernel() -> Callable[[Tensor, Tensor, float], Tensor]:
-    """torchvision's greedy suppression (boxes, scores, iou) -> kept.
+    """torchvision's greedy suppression (boxes, scores, iou) -> indices.
 
-    Its library alone registers the operator. `import torchvision` registers it too, but also loads torch's compiler,
-    which takes as many CPU seconds (2) as torch itself: that is for where the library lies elsewhere.
+    Loading its library alone registers the operator. `import torchvision.ops` is the fallback for other library
+    locations: it also loads torch's compiler, which takes as long as torch itself (2 CPU seconds).
 
     Raises:
-        ImportError: if torchvision is not there, or was built without its operators.
+        ImportError: if torchvision is missing or was built without its operators.
     """
     package = find_spec("torchvision")
     for folder in (package and package.submodule_search_locations) or ():

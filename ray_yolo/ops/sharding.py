@@ -1,4 +1,4 @@
-"""Who does what, and the tree in which gradients are summed: every worker computes the same, nobody has to ask."""
+"""Shards of work, and the tree in which gradients are summed; every worker computes both without communication."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from typing import NamedTuple
 
 
 class TreeNode(NamedTuple):
-    """A subtree of the sum over microbatches start .. start + size - 1; size a power of two, start a multiple of it."""
+    """Subtree of the sum over microbatches start .. start + size - 1; size is a power of two that divides start."""
 
     start: int
     size: int
 
 
 def shard(count: int, worker: int, num_workers: int) -> range:
-    """The worker's contiguous part of `count` things; parts differ by at most one and cover each thing once."""
+    """The worker's contiguous shard of `count` items; shards differ by at most one and cover each item once."""
     return range(count * worker // num_workers, count * (worker + 1) // num_workers)
 
 
 def balanced_shard(costs: Sequence[float], worker: int, num_workers: int) -> list[int]:
-    """The worker's part of things of unequal cost, ascending: dearest first, each goes to whoever has least so far."""
-    loads, mine = [0.0] * num_workers, []
-    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-        taker = loads.index(min(loads))
-        loads[taker] += costs[number]
-        if taker == worker:
-            mine.append(number)
-    return sorted(mine)
+    """The worker's shard of items of unequal cost, ascending.
+
+    Greedy: in falling order of cost each item goes to the worker with the least load.
+    """
+    loads, items = [0.0] * num_workers, []
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+        least = loads.index(min(loads))
+        loads[least] += costs[item]
+        if least == worker:
+            items.append(item)
+    return sorted(items)
 
 
 def aligned_nodes(part: range) -> Iterator[TreeNode]:
@@ -41,7 +44,7 @@ def aligned_nodes(part: range) -> Iterator[TreeNode]:
 
 
 def parent(left: TreeNode, right: TreeNode) -> TreeNode | None:
-    """The node above two neighbours, or None if they are not its two halves."""
+    """The parent of two adjacent nodes, or None if they are not its two halves."""
     if left.size == right.size and left.start % (2 * left.size) == 0:
         return TreeNode(left.start, 2 * left.size)
     return None

@@ -1,4 +1,4 @@
-"""PyTorch's private names: operations on lists of tensors, each a few kernels instead of one per tensor."""
+"""Private names of PyTorch: operations on lists of tensors that need few kernels instead of one per tensor."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def lerp_(left: Sequence[Tensor], right: Sequence[Tensor], weight: float) -> Non
 
 
 def import_compiler() -> None:
-    """Import what the constructor of DDP imports, which takes seconds."""
+    """Import the compiler, which DDP's constructor needs; this takes seconds."""
     internal("torch._dynamo", "disable")

@@ -1,6 +1,4 @@
-"""Images with their boxes: what training is fed with, what validation finds beside what is labelled, and at their full
-size, fast enough for every frame of a video, what `predict` finds.
-"""
+"""Images with boxes: training batches, labels beside detections of a validation, and the results of `predict`."""
 
 from __future__ import annotations
 
@@ -17,23 +15,23 @@ from PIL import Image, ImageDraw, ImageFont
 from ray_yolo.core.files import replacing
 from ray_yolo.plots.style import COLOURS, INK, one_line
 
-SIDE = 480  # pixels of a picture's width in a grid
+SIDE = 480  # width of a picture in a grid, in pixels
 TITLE, GAP = 20, 4  # pixels
 LONGEST_NAME, LONGEST_TITLE = 24, 56  # characters
 
 
 class Picture(NamedTuple):
-    """An image and what is drawn on it."""
+    """An image with its boxes."""
 
     image: NDArray[np.uint8]  # (height, width, 3) RGB
     boxes: NDArray[np.floating]  # (n, 4) xyxy in pixels of the image
     classes: NDArray[np.int64]  # (n,)
-    scores: NDArray[np.floating] | None = None  # (n,) of detections; labels have none
+    scores: NDArray[np.floating] | None = None  # (n,); None for labels
     title: str = ""
 
 
 def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path, *, columns: int = 4) -> Image.Image:
-    """A grid of images with boxes, each row as high as its highest one."""
+    """A grid of images with boxes; the height of a row is that of its highest image."""
     tiles = [_tile(picture, names) for picture in pictures]
     rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) + GAP for row in rows]
@@ -48,7 +46,7 @@ def plot_pictures(pictures: Sequence[Picture], names: Sequence[str], path: Path,
 
 
 def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
-    """An image of a grid, under its title."""
+    """An image of a grid below its title."""
     scale = SIDE / picture.image.shape[1]
     size = SIDE, max(round(picture.image.shape[0] * scale), 1)
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
@@ -65,7 +63,7 @@ def _tile(picture: Picture, names: Sequence[str]) -> Image.Image:
 def plot_truth_and_detections(
     truth: Sequence[Picture], detections: Sequence[Picture], names: Sequence[str], path: Path
 ) -> Image.Image:
-    """Labels beside detections of the same images, two images a row."""
+    """Labels next to the detections of the same images, two images per row."""
     pairs = [
         picture._replace(title=f"{side}{': ' * bool(picture.title)}{picture.title}")
         for labelled, detected in zip(truth, detections, strict=True)
@@ -76,11 +74,14 @@ def plot_truth_and_detections(
 
 def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[int, str] | Sequence[str], *,
                     labels: bool = True, scores: bool = True, line_px: int | None = None) -> np.ndarray:
-    """A copy of an image (height, width, 3) uint8 RGB with a box for each detection, best on top.
+    """A copy of an image (height, width, 3) uint8 RGB with a box for each detection, the best on top.
+
+    Fast enough for every frame of a video.
 
     Args:
-        labels, scores: what is written at each box.
-        line_px: width of the lines; None: 1/200 of the shorter side.
+        detections: (n, 6) rows [x1, y1, x2, y2, score, class], best first.
+        labels, scores: whether to write them at each box.
+        line_px: line width; None: 1/200 of the shorter side.
     """
     picture = Image.fromarray(image)
     canvas = ImageDraw.Draw(picture)
@@ -100,7 +101,7 @@ def draw_detections(image: np.ndarray, detections: np.ndarray, names: Mapping[in
 
 @lru_cache
 def _font(size_px: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's own font, which knows more alphabets than Pillow's."""
+    """Matplotlib's font, which covers more alphabets than Pillow's."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)

@@ -1,4 +1,4 @@
-"""What the labels of a data set look like."""
+"""The label statistics of a dataset as a figure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELLS = 50  # of a heat map on each side; most bars of a histogram
-NAMED = 40  # classes up to which the bars carry names
+CELLS = 50  # per side of a heat map; most bars of a histogram
+NAMED = 40  # largest number of classes with names at the bars
 
 
 def plot_labels(index: AnnotationIndex, path: Path) -> Figure:
-    """Labels per class and per image, and where their boxes are and how large, as shares of the image."""
+    """Labels per class and per image, and positions and sizes of boxes as fractions of the image."""
     per_image = np.diff(index.offsets)
     height, width = np.repeat(index.sizes, per_image, axis=0).T.astype(float)
     left, top, right, bottom = index.boxes.T

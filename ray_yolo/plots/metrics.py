@@ -1,4 +1,4 @@
-"""How well a data set is detected: precision, recall and F1 as curves, and the confusion matrix."""
+"""Figures of a validation: precision, recall and F1 curves, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-READABLE = 30  # classes up to which the cells of a matrix carry their numbers
+READABLE = 30  # largest number of classes with numbers in the cells of a matrix
 
 
 def plot_all_curves(metrics: Metrics, names: Sequence[str], folder: Path) -> list[Figure]:
@@ -27,33 +27,33 @@ def plot_all_curves(metrics: Metrics, names: Sequence[str], folder: Path) -> lis
     peak = int(curves.f1[labelled].mean(axis=0).argmax()) if labelled else reported
     return [plot_curves(curves.precision_at_recall[labelled], metrics.ap[labelled, 0], shown, folder / "PR_curve.png",
                         title="Precision and recall at IoU 0.5", x="Recall", y="Precision"),
-            *(plot_curves(values[labelled], values[labelled, place], shown, folder / f"{letter}_curve.png",
-                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=(word, float(GRID[place])))
-              for letter, name, values, word, place in (
+            *(plot_curves(values[labelled], values[labelled, index], shown, folder / f"{letter}_curve.png",
+                          title=f"{name} at IoU 0.5", x="Confidence", y=name, mark=(word, float(GRID[index])))
+              for letter, name, values, word, index in (
                   ("F1", "F1", curves.f1, "highest", peak), ("P", "Precision", curves.precision, "reported", reported),
                   ("R", "Recall", curves.recall, "reported", reported)))]
 
 
-def plot_curves(values: Floats, told: Floats, names: Sequence[str], path: Path, *, title: str, x: str, y: str,
+def plot_curves(values: Floats, summary: Floats, names: Sequence[str], path: Path, *, title: str, x: str, y: str,
                 mark: tuple[str, float] | None = None) -> Figure:
     """One line per class and one for their mean.
 
     Args:
         values: (classes, 1000) on the grid of recalls or confidences.
-        told: (classes,) numbers for the legend.
-        mark: a word and a confidence: where the mean F1 is highest; or where precision and recall are reported, which
-            is the peak of the smoothed mean F1.
+        summary: (classes,) numbers for the legend.
+        mark: a word and the confidence to mark: of the highest mean F1, or of the reported precision and recall (the
+            peak of the smoothed mean F1).
     """
     figure = new_figure(9, 6)
     axes = dress(figure.add_subplot(), title=title, x=x, y=y)
     if len(values) <= len(LINES):
-        for row, name, number, (dash, colour) in zip(values, names, told, LINES, strict=False):
+        for row, name, number, (dash, colour) in zip(values, names, summary, LINES, strict=False):
             axes.plot(GRID, row, linewidth=1.2, label=f"{plain(name)}  {number:.3f}", color=colour, linestyle=dash)
-    else:  # so many lines show a spread, not single classes
+    else:  # too many to tell apart: the lines show the spread
         lines = axes.plot(GRID, values.T, linewidth=0.5, color=GREY, alpha=0.6)
         lines[0].set_label("single classes")
     if len(values) > 1:
-        mean = f"mean of {len(names)} classes  {told.mean():.3f}"
+        mean = f"mean of {len(names)} classes  {summary.mean():.3f}"
         axes.plot(GRID, values.mean(axis=0), linewidth=2.8, color=INK, label=mean)
     if len(values):
         figure.legend(loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
@@ -68,7 +68,7 @@ def plot_curves(values: Floats, told: Floats, names: Sequence[str], path: Path, 
 
 
 def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, *, normalised: bool) -> Figure:
-    """Detected against labelled classes, as counts or as shares of each labelled class (column).
+    """Detected versus labelled classes, as counts or as shares of each labelled class (column).
 
     Args:
         matrix: (classes + 1, classes + 1), [detected, labelled], the background last.
@@ -80,7 +80,7 @@ def plot_confusion(matrix: NDArray[np.int64], names: Sequence[str], path: Path, 
     title = f"Detections by labelled class{', share of each column' if normalised else ''}"
     axes = dress(figure.add_subplot(), title=title, x="Labelled", y="Detected")
     axes.grid(visible=False)
-    # Colours are shares in both pictures: counts would show little more than which classes are frequent.
+    # Colours show shares in both variants: counts would mainly show which classes are frequent.
     picture = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
     bar = figure.colorbar(picture, ax=axes, shrink=0.6, aspect=30)
     bar.set_label("Share of the labelled class", fontsize=9, color=INK)

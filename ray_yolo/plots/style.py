@@ -1,7 +1,7 @@
-"""How our pictures look, and the only place that imports matplotlib.
+"""The common style of all figures, and the helpers that import matplotlib.
 
-Figures are made directly, without pyplot: no global state, no window system, no figure that has to be closed. Colours
-are Okabe and Ito's, which readers with colour blindness can tell apart; no picture relies on colour alone.
+Figures are created without pyplot: no global state, no window system, no figure to close. The colours are Okabe and
+Ito's, which are distinguishable with colour blindness; no figure relies on colour alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ INK = "#222222"
 GREY = "#8c8c8c"
 PALE = "#e4e4e4"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008, without yellow
-LINES = tuple(product(("-", "--"), COLOURS))  # (dash, colour) of lines that can be told apart in one picture
+LINES = tuple(product(("-", "--"), COLOURS))  # (dash, colour) of the distinguishable lines of one figure
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
@@ -34,7 +34,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
-    """Axes with a title, labels and a quiet frame."""
+    """Set title, labels, grid and frame of axes."""
     axes.set_title(title, fontsize=11, color=INK, loc="left")
     axes.set_xlabel(x, fontsize=9, color=INK)
     axes.set_ylabel(y, fontsize=9, color=INK)
@@ -48,7 +48,7 @@ def dress(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> Axes:
 
 
 def count_along_x(axes: Axes) -> None:
-    """Ticks of the x axis, whose data is drawn, at whole numbers only."""
+    """Ticks of the x axis at whole numbers only; call it after drawing the data."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = axes.get_xlim()
@@ -65,20 +65,19 @@ def count_along_y(axes: Axes) -> None:
 
 
 def one_line(text: str, limit: int = 24) -> str:
-    """A name as it can be drawn: on one line, and shortened."""
-    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())  # file names may be no text
+    """A name on one line, shortened to `limit` characters."""
+    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())  # file names may contain surrogates
     return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def plain(text: str, limit: int = 24) -> str:
-    """The same as matplotlib shall print it: never read as a formula or a hidden label."""
+    """`one_line`, escaped for matplotlib, which would parse formulas and hide names with a leading underscore."""
     text = one_line(text, limit)
-    # A leading underscore would hide the name from legends.
     return ("\N{ZERO WIDTH SPACE}" if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> Figure:
-    """Write the figure (the suffix names the format) and give it back."""
+    """Write the figure (the suffix names the format) and return it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a name in a script without a font
         path.parent.mkdir(parents=True, exist_ok=True)

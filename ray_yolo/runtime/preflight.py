@@ -25,7 +25,7 @@ import torch
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import read_weights
 from ray_yolo.checkpoints.remote import anywhere, local_file
-from ray_yolo.config.model_facts import off_grid, plugin_of
+from ray_yolo.config.model_facts import off_grid, plugin_of, read_model_file
 from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
 from ray_yolo.config.yaml import load_yaml
@@ -275,4 +275,4 @@ def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
         return model, None
     if not os.path.exists(model) and path.stem in FAMILY_OF:
         return path.stem, None
-    return model, dict(load_yaml(path).data)
+    return model, read_model_file(path)

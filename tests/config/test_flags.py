@@ -147,7 +147,7 @@ def test_export_has_yolov5s_spellings(yolov5: str, changes: dict[str, Any]) -> N
 def test_a_command_without_gpus_says_so() -> None:
     with pytest.raises(InputError) as caught:
         parse_export(["--weights", "w.pt", "--device", "0"])
-    assert str(caught.value) == "--device 0: this command runs on the CPU; leave it out"
+    assert str(caught.value) == "--device 0: this command runs on the CPU; omit it"
 
 
 def test_validation_runs_in_this_process_unless_asked_otherwise() -> None:
@@ -207,8 +207,8 @@ REFUSED = {
     "--epochs ten": "--epochs: got 'ten'; expected a whole number >= 1",
     "--epochs 0": "--epochs: got '0'; expected a whole number >= 1",
     "--workers 1e6": "--workers: got '1e6'; expected a whole number >= -1 and <= 256",
-    "--img 100": "--img: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
-    "--img-size 640 320": "--img-size 640 320: training and validation use one size; give one number",
+    "--img 100": "--img: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
+    "--img-size 640 320": "--img-size 640 320: training and validation use the same size; give one number",
     "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
     "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",
     "--batch 10 --microbatch 4": "--batch, --microbatch: microbatch 4 does not divide batch_size 10; "
@@ -219,8 +219,8 @@ REFUSED = {
     "--name ../x": "--name: got '../x': a name is up to 63 letters, digits, '.', '_' or '-', starting with a "
                    "letter or digit; folders go into --project",
     "--config nowhere.yaml": "nowhere.yaml: cannot be read: No such file or directory",
-    "--device 0": "--device 0: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
-    "--device 0,1": "--device 0,1: Ray chooses the devices; say how many with --num-workers and --gpus-per-worker",
+    "--device 0": "--device 0: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
+    "--device 0,1": "--device 0,1: Ray assigns the devices; set their number with --num-workers and --gpus-per-worker",
     "--bucket b": "--bucket: use --storage-path s3://BUCKET (or gs://, az://)",
     "--evolve": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
     "--evolve 300": "--evolve: use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
@@ -249,7 +249,7 @@ def test_every_refused_flag_is_in_the_table() -> None:
 def test_validation_needs_weights() -> None:
     with pytest.raises(InputError) as caught:
         parse_val([])
-    assert str(caught.value) == "weights is needed: Weights to validate, such as runs/train/exp/weights/best.pt."
+    assert str(caught.value) == "weights is required: Weights to validate, such as runs/train/exp/weights/best.pt."
 
 
 WORDS = st.sampled_from([

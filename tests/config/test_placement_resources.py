@@ -85,7 +85,7 @@ def test_what_is_left_open_follows_from_the_node(
 
 def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     told = share_out(Placement(num_workers=2), 0, [NodeResources(4), NodeResources(2)], 0, Images(3 * GB, 2 * GB)).event
-    assert told.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, memory spares 2")
+    assert told.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 
@@ -96,7 +96,7 @@ def test_without_a_cluster_auto_is_a_worker_for_each_of_several_gpus(gpus: int, 
     number, why = workers_here(gpus, each)
     assert number == workers
     assert why == (f"{gpus} GPUs here" if workers else
-                   "in this process: no cluster was asked for, and no more than one GPU")
+                   "in this process: no cluster was requested, and there is at most one GPU")
 
 
 @pytest.mark.parametrize(("nodes", "gpus", "cpus", "workers", "why"), [

@@ -146,7 +146,7 @@ REFUSED = {
     "epochs: 1.5": "1: epochs: got '1.5'; expected a whole number >= 1",
     "epochs: yes": "1: epochs: got 'yes'; expected a whole number >= 1",
     f"epochs: {'9' * 5000}": "1: epochs: got '999999999999...9999999999999'; expected a whole number >= 1",
-    "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
+    "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
     "rect: maybe": "1: rect: got 'maybe'; expected true or false",
     "cache: no": "1: cache: got 'no'; expected one of auto, none, ram, disk",
     "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number or auto",
@@ -154,8 +154,8 @@ REFUSED = {
     "num_workers: 8-2": "1: num_workers: got '8-2': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
                         "or auto",
     "num_workers: many": "1: num_workers: got 'many'; expected Ray workers: a number, a range 'low-high' (elastic), "
-                         "0 to train in this process without Ray, or auto: one per GPU or, without GPUs, per node of "
-                         "the cluster that was asked for; without one, and with at most one GPU here, 0",
+                         "0 to train in this process without Ray, or auto: one per GPU of the requested cluster, or "
+                         "per node without GPUs; without a cluster one per local GPU, 0 for at most one",
     "name:": "1: name: got nothing; expected text",
     "name: a/b": "1: name: got 'a/b': a name is up to 63 letters, digits, '.', '_' or '-', starting with a letter "
                  "or digit; folders go into --project",
@@ -163,7 +163,7 @@ REFUSED = {
         "1, {path}:3: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
     "{batch_size: 10, microbatch: 4}": "1: microbatch 4 does not divide batch_size 10; legal: 1, 2, 5, 10",
     "batch_size: -2": "1: batch_size: got '-2'; expected a whole number >= -1 and <= 131072",
-    "batch_size: 0": "1: batch_size: got '0': must be 1 or more, or -1 for as many as the workers' memory holds",
+    "batch_size: 0": "1: batch_size: got '0': must be 1 or more, or -1 for as many as fit into the workers' memory",
     "brilliance: 0.05": "1: unknown setting 'brilliance'",
     "optimizer:\n  lr: 0.1": "2: unknown setting 'optimizer.lr'; did you mean optimizer.lr0?",
     "optimizer: SGD": "1: 'optimizer' is a section; give one of its fields: optimizer.name, optimizer.lr0, "
@@ -186,7 +186,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         resolve_config(RunConfig, read_config_file(path) | {"seed": SourcedValue("x", "--seed")})
     assert str(caught.value).splitlines() == [
         f"{path}:1: unknown setting 'epoch'; did you mean epochs?",
-        f"{path}:2: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
+        f"{path}:2: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
         "--seed: got 'x'; expected a whole number >= 0 and < 4294967296",
         f"{path}:3: optimizer.lr0: got '7'; expected a number >= 1e-06 and <= 1.0",
     ]

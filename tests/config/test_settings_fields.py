@@ -54,8 +54,8 @@ def test_paths_leave_out_recipe_and_placement() -> None:
     ("project", "text"),
     ("gpus_per_worker", "a number or auto"),
     ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or "
-                    "auto: one per GPU or, without GPUs, per node of the cluster that was asked for; without one, and "
-                    "with at most one GPU here, 0"),
+                    "auto: one per GPU of the requested cluster, or per node without GPUs; without a cluster one per "
+                    "local GPU, 0 for at most one"),
 ])
 def test_what_is_expected_is_said_in_words(path: str, words: str) -> None:
     assert FIELDS[path].expected == words

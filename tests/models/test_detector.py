@@ -112,9 +112,9 @@ def test_given_anchors_replace_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("anchors", "message"),
     [
-        ([[(1, 1)]], "2 levels with equally many"),
-        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equally many"),
-        ([[], []], "2 levels with equally many"),
+        ([[(1, 1)]], "2 levels with equal numbers"),
+        ([[(1, 1)], [(1, 1), (2, 2)]], "2 levels with equal numbers"),
+        ([[], []], "2 levels with equal numbers"),
         ([[(1, 1)], [(1, 0)]], "above 0"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_row_takes_from_earlier_rows_only(source: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("rows", [(ConvRow(8),), (DetectRow(), ConvRow(8)), (ConvRow(8), DetectRow(), DetectRow())])
 def test_the_head_is_the_last_row_and_the_only_one(rows: tuple[ConvRow | DetectRow, ...]) -> None:
-    with pytest.raises(ConfigError, match="exactly one Detect"):
+    with pytest.raises(ConfigError, match="the last row must be Detect"):
         Architecture(rows, 3).build(2)
 
 

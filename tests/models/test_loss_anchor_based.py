@@ -12,7 +12,7 @@ from torchvision.ops import complete_box_iou_loss, sigmoid_focal_loss
 
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
-from ray_yolo.models.loss_anchor_based import AnchorLoss, build_loss
+from ray_yolo.models.loss_anchor_based import AnchorLoss
 from ray_yolo.ops.assign import Assignment
 
 BOX, OBJ, CLS = 0, 1, 2
@@ -27,7 +27,7 @@ class Head:
 def build(num_levels: int = 3, num_classes: int = 3, imgsz: int = 640, **gains: Any) -> AnchorLoss:
     """Levels of 8, 16, ... pixels per cell, two anchors of 1 x 1 and 2 x 3 cells on each."""
     anchors = torch.tensor([[1.0, 1.0], [2.0, 3.0]]).expand(num_levels, 2, 2)
-    return build_loss(Head(anchors), LossConfig(**gains), num_classes, imgsz)
+    return AnchorLoss(Head(anchors), LossConfig(**gains), num_classes, imgsz)
 
 
 def predict(num_images: int, num_classes: int = 3, size: tuple[int, int] = (32, 48), seed: int = 0) -> list[Tensor]:
@@ -50,7 +50,7 @@ def random_targets(num: int, num_images: int = 2, size: tuple[int, int] = (32, 4
 
 def one_cell(num_classes: int = 3) -> tuple[AnchorLoss, Tensor, Tensor]:
     """One level, one anchor of 1 x 1 cells of 8 pixels; raw zeros, and the target in cell (1, 1) that they hit."""
-    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(), num_classes, 640)
+    loss = AnchorLoss(Head(torch.ones(1, 1, 2)), LossConfig(), num_classes, 640)
     level = torch.zeros(1, 1, 3, 4, 5 + num_classes, requires_grad=True)
     return loss, level, torch.tensor([[0.0, 1, 8, 8, 16, 16]])
 
@@ -234,14 +234,14 @@ def test_a_single_class_has_no_class_term() -> None:
 
 def test_smoothed_class_targets() -> None:
     _, level, targets = one_cell()
-    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(label_smoothing=0.2), 3, 640)
+    loss = AnchorLoss(Head(torch.ones(1, 1, 2)), LossConfig(label_smoothing=0.2), 3, 640)
     wanted = 0.5 - gradient(loss.measure([level], targets, (24, 32)).numerators[CLS, 0], level)[0, 0, 1, 1, 5:]
     torch.testing.assert_close(wanted, torch.tensor([0.1, 0.9, 0.1]))
 
 
 def test_weights_of_positive_targets() -> None:
     _, level, targets = one_cell()
-    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(cls_pw=3, obj_pw=5), 3, 640)
+    loss = AnchorLoss(Head(torch.ones(1, 1, 2)), LossConfig(cls_pw=3, obj_pw=5), 3, 640)
     numerators = loss.measure([level], targets, (24, 32)).numerators
     torch.testing.assert_close(gradient(numerators[CLS, 0], level)[0, 0, 1, 1, 5:], torch.tensor([0.5, -1.5, 0.5]))
     torch.testing.assert_close(gradient(numerators[OBJ, 0], level)[0, 0, 1, :2, 4], torch.tensor([0.5, -2.5]))
@@ -258,7 +258,7 @@ def test_the_focal_option_is_torchvisions_focal_loss(gamma: float) -> None:
 
 def test_the_focal_option_has_finite_gradients_at_certain_predictions() -> None:
     _, level, targets = one_cell()
-    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=0.5), 3, 640)
+    loss = AnchorLoss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=0.5), 3, 640)
     with torch.no_grad():
         level[..., 4] = -200
         level[0, 0, 1, 1, 4:] = torch.tensor([200.0, -200, 200, -200])
@@ -267,7 +267,7 @@ def test_the_focal_option_has_finite_gradients_at_certain_predictions() -> None:
 
 def test_the_focal_option_weighs_classes_too() -> None:
     _, level, targets = one_cell()
-    loss = build_loss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=2.0), 3, 640)
+    loss = AnchorLoss(Head(torch.ones(1, 1, 2)), LossConfig(fl_gamma=2.0), 3, 640)
     with torch.no_grad():
         level[0, 0, 1, 1, 5:] = torch.tensor([1.0, 2.0, -3.0])
     expected = sigmoid_focal_loss(torch.tensor([1.0, 2.0, -3.0]), torch.tensor([0.0, 1.0, 0.0]), 0.25, 2.0, "sum")

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchvision.ops import complete_box_iou_loss
 
 from ray_yolo.config.sections import LossConfig
-from ray_yolo.models.loss_anchor_free import AnchorFreeLoss, build_loss
+from ray_yolo.models.loss_anchor_free import AnchorFreeLoss
 from ray_yolo.ops.assign import align
 
 GAINS = LossConfig(box=7.5, cls=0.5, dfl=1.5)
@@ -24,8 +24,8 @@ class Head:
     bins: int = 16
 
 
-def build(*strides: int, num_classes: int = 3) -> AnchorFreeLoss:
-    return build_loss(Head(strides or (8, 16)), GAINS, num_classes, 640)
+def build(*strides: int) -> AnchorFreeLoss:
+    return AnchorFreeLoss(Head(strides or (8, 16)), GAINS)
 
 
 def predict(num_images: int, seed: int = 0) -> list[Tensor]:
@@ -54,7 +54,7 @@ def one_cell() -> Tensor:
 
 def test_every_term_of_a_label_that_covers_one_cell_by_hand() -> None:
     """The label's own sides are 1/2 cell away."""
-    loss = build(8, num_classes=1)
+    loss = build(8)
     sums = loss.measure([one_cell()], torch.tensor([[0.0, 0, 8, 0, 16, 8]]), (8, 16))
     # The box is the label: u = 1, s = 1/2, t = s^0.5, weight t U / (T + 1e-9) = 1 = W.
     box, cls, dfl = loss.terms(*sums).tolist()
@@ -67,7 +67,7 @@ def test_every_term_of_a_label_that_covers_one_cell_by_hand() -> None:
 
 def test_distances_beyond_the_last_bin_are_its() -> None:
     level = torch.zeros(1, 65, 1, 1, requires_grad=True)
-    loss = build(8, num_classes=1)
+    loss = build(8)
     numerators, counts = loss.measure([level], torch.tensor([[0.0, 0, -600, -600, 600, 600]]), (8, 8))
     weight = float(counts[0])
     assert numerators[2].item() == pytest.approx(weight * math.log(16), rel=1e-5)  # all bins alike
@@ -79,7 +79,7 @@ def test_a_distance_beyond_the_bins_counts_as_14_99() -> None:
     for side in range(4):
         level[0, 16 * side + 14], level[0, 16 * side + 15] = 2.0, 5.0
     label = torch.tensor([[0.0, 0, 4 - 130, 4 - 130, 4 + 130, 4 + 130]])  # 16.25 cells to each side
-    numerators, counts = build(8, num_classes=1).measure([level], label, (8, 8))
+    numerators, counts = build(8).measure([level], label, (8, 8))
     total = math.log(14 + math.exp(2) + math.exp(5))
     assert counts[2].item() > 0.5
     assert (numerators[2] / counts[2]).item() == pytest.approx(total - 0.01 * 2 - 0.99 * 5, rel=1e-5)
@@ -166,7 +166,7 @@ def test_images_without_labels_cost_their_scores_and_reach_every_gradient() -> N
 def test_the_assignment_has_no_gradient() -> None:
     """The class term's gradient is that of a cross-entropy, score minus target, and boxes have none of it."""
     level = one_cell()
-    numerators, _ = build(8, num_classes=1).measure([level], torch.tensor([[0.0, 0, 8, 0, 16, 8]]), (8, 16))
+    numerators, _ = build(8).measure([level], torch.tensor([[0.0, 0, 8, 0, 16, 8]]), (8, 16))
     (gradient,) = torch.autograd.grad(numerators[1].sum(), level)
     torch.testing.assert_close(gradient[0, 64, 0], torch.tensor([0.5, 0.5 - 1]))
     assert gradient[0, :64].eq(0).all()

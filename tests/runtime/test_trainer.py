@@ -132,8 +132,8 @@ def test_auto_workers_are_chosen_once_and_told_with_the_reason(tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "ray", None)  # nothing of it is imported
     result = fit(config, quiet=True)
     (told,) = run_log.events_of(result.run_dir, ResourcesEvent)
-    assert told.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was asked for, and no more than one "
-                               "GPU")
+    assert told.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was requested, and there is at "
+                               "most one GPU")
     assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]["num_workers"] == 0
     assert json.loads((result.run_dir / "run.json").read_bytes())["num_workers"] == 0
 

@@ -1,0 +1,159 @@
+"""Model files as Ultralytics writes them: heads without anchors, `scales`, the letter in the file's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from ray_yolo.config.model_facts import read_model_file
+from ray_yolo.config.recipe import Recipe
+from ray_yolo.core.errors import ConfigError
+from ray_yolo.models.families import build_model, find_family
+from ray_yolo.models.yaml_rows import read_architecture
+
+NECK = """
+  - [-1, 1, nn.Upsample, [None, 2, "nearest"]]
+  - [[-1, 6], 1, Concat, [1]]
+  - [-1, {n}, {coarse}]
+  - [-1, 1, nn.Upsample, [None, 2, "nearest"]]
+  - [[-1, 4], 1, Concat, [1]]
+  - [-1, {n}, {fine}]
+  - [-1, 1, Conv, [256, 3, 2]]
+  - [[-1, {p4}], 1, Concat, [1]]
+  - [-1, {n}, {coarse}]
+  - [-1, 1, Conv, [512, 3, 2]]
+  - [[-1, {p5}], 1, Concat, [1]]
+  - [-1, {last}]
+  - [[{levels}], 1, Detect, [nc]]
+"""
+START = "backbone:\n  - [-1, 1, Conv, [64, 3, 2]]\n  - [-1, 1, Conv, [128, 3, 2]]\n"
+START_11 = START + """\
+  - [-1, 2, C3k2, [256, False, 0.25]]
+  - [-1, 1, Conv, [256, 3, 2]]
+  - [-1, 2, C3k2, [512, False, 0.25]]
+  - [-1, 1, Conv, [512, 3, 2]]
+"""
+SCALES_11 = "scales: {n: [0.50, 0.25, 1024], s: [0.50, 0.50, 1024], m: [0.50, 1.00, 512], l: [1.00, 1.00, 512]}\n"
+DEEP_11 = """\
+  - [-1, 2, C3k2, [512, True]]
+  - [-1, 1, Conv, [1024, 3, 2]]
+  - [-1, 2, C3k2, [1024, True]]
+"""
+TABLES = {
+    "yolov8": "nc: 80\nscales:\n  n: [0.33, 0.25, 1024]\n  m: [0.67, 0.75, 768]\n" + START + """\
+  - [-1, 3, C2f, [128, True]]
+  - [-1, 1, Conv, [256, 3, 2]]
+  - [-1, 6, C2f, [256, True]]
+  - [-1, 1, Conv, [512, 3, 2]]
+  - [-1, 6, C2f, [512, True]]
+  - [-1, 1, Conv, [1024, 3, 2]]
+  - [-1, 3, C2f, [1024, True]]
+  - [-1, 1, SPPF, [1024, 5]]
+head:""" + NECK.format(n=3, coarse="C2f, [512]", fine="C2f, [256]", last="3, C2f, [1024]", p4=12, p5=9,
+                       levels="15, 18, 21"),
+    "yolo11": "nc: 80\n" + SCALES_11 + START_11 + DEEP_11 + """\
+  - [-1, 1, SPPF, [1024, 5]]
+  - [-1, 2, C2PSA, [1024]]
+head:""" + NECK.format(n=2, coarse="C3k2, [512, False]", fine="C3k2, [256, False]", last="2, C3k2, [1024, True]", p4=13,
+                       p5=10, levels="16, 19, 22"),
+    "yolo12": "nc: 80\n" + SCALES_11 + START_11 + """\
+  - [-1, 4, A2C2f, [512, True, 4]]
+  - [-1, 1, Conv, [1024, 3, 2]]
+  - [-1, 4, A2C2f, [1024, True, 1]]
+head:""" + NECK.format(n=2, coarse="A2C2f, [512, False, -1]", fine="A2C2f, [256, False, -1]",
+                       last="2, C3k2, [1024, True]", p4=11, p5=8, levels="14, 17, 20"),
+    "yolo26": "nc: 80\nend2end: True\nreg_max: 1\n" + SCALES_11 + START_11 + DEEP_11 + """\
+  - [-1, 1, SPPF, [1024, 5, 3, True]]
+  - [-1, 2, C2PSA, [1024]]
+head:""" + NECK.format(n=2, coarse="C3k2, [512, True]", fine="C3k2, [256, True]",
+                       last="1, C3k2, [1024, True, 0.5, True]", p4=13, p5=10, levels="16, 19, 22"),
+}
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["yolov8n", "yolov8m", "yolo11n", "yolo11m", "yolo12n", "yolo12l", "yolo26n", "yolo26m"])
+def test_a_file_gives_the_built_in_model_of_the_letter_in_its_name(name: str, tmp_path: Path) -> None:
+    table = read_model_file(write(tmp_path, f"my_{name}-2.yaml", TABLES[name[:-1]]))
+    with torch.device("meta"):
+        model, built_in = build_model(table, 3), build_model(name, 3)
+    assert shapes(model) == shapes(built_in)
+    assert model.head.strides == built_in.head.strides
+    family = find_family(table)
+    assert (family.decode, family.suppress) == (find_family(name).decode, find_family(name).suppress)
+
+
+@pytest.mark.parametrize("name", ["yolov8n", "yolo11n", "yolo12n", "yolo26n"])
+def test_a_file_computes_what_the_built_in_model_does(name: str) -> None:
+    images = torch.rand(1, 3, 64, 64)
+    torch.manual_seed(1)
+    ours = build_model(name, 3).eval()
+    torch.manual_seed(1)
+    theirs = build_model(yaml.safe_load(TABLES[name[:-1]]), 3).eval()
+    with torch.no_grad():
+        assert all(torch.equal(level, other) for level, other in zip(ours(images), theirs(images), strict=True))
+
+
+@pytest.mark.parametrize(("file", "scale"), [
+    ("yolo11s.yaml", "s"), ("cards_yolo11m-big.yml", "m"), ("yolo11.yaml", "n"), ("yolo11z.yaml", "n"),
+    ("models.yaml", "n")])
+def test_the_scale_is_the_letter_in_the_name_or_the_first(file: str, scale: str, tmp_path: Path) -> None:
+    assert read_model_file(write(tmp_path, file, TABLES["yolo11"]))["scale"] == scale
+
+
+def test_the_scale_key_comes_before_the_name(tmp_path: Path) -> None:
+    table = read_model_file(write(tmp_path, "yolo11n.yaml", "scale: l\n" + TABLES["yolo11"]))
+    architecture = read_architecture(table)
+    assert (architecture.depth, architecture.width, architecture.most) == (1.0, 1.0, 512)
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_loss_gains_follow_the_head_and_not_the_name(family: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "yolov5s.yaml", TABLES[family])
+    assert Recipe(model=path).loss.box == 7.5
+    assert Recipe(model=path, loss={"box": 3.0}).loss.box == 3.0
+
+
+def test_loss_gains_of_a_file_with_anchors_are_the_defaults(tmp_path: Path) -> None:
+    anchored = "anchors: 3\nbackbone: [[-1, 1, Conv, [8, 3, 2]]]\nhead: [[-1, 1, Detect, [nc, anchors]]]\n"
+    assert Recipe(model=write(tmp_path, "yolov8n.yaml", anchored)).loss.box == 0.05
+    assert Recipe(model=str(tmp_path / "no" / "yolov8n.yaml")).loss.box == 7.5  # a missing file means the name
+    assert Recipe(model=write(tmp_path, "broken.yaml", "a: [")).loss.box == 0.05
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"scale": "q"}, "scale: 'q' is none of scales: n, s, m, l"),
+    ({"scales": {"n": [0.5, 0.25]}}, "scales.n"),
+    ({"scales": {"n": [0.0, 0.25, 512]}}, "scales.n.*greater than 0"),
+    ({"anchors": 3, "end2end": True, "reg_max": 1}, "end2end: a head with anchors has none"),
+    ({"end2end": True}, "reg_max: must be 1 with end2end: True, else 16"),
+    ({"reg_max": 1}, "reg_max: must be 1 with end2end: True, else 16"),
+    ({"reg_max": 8}, "reg_max: .*1 or 16"),
+    ({"anchors": 3}, r"Detect: its arguments are \[nc, anchors\]"),
+    ({"head": [[-1, 1, "Detect", [3]]]}, r"Detect: its arguments are \[nc\], as given"),
+    ({"head": [[-1, 1, "Detect", ["nc", "anchors"]]]}, "argument 'anchors' is not a number"),
+    ({"head": [[-1, 1, "A2C2f", [64, True, 0]], [-1, 1, "Detect", ["nc"]]]}, "cannot take inputs"),
+    ({"head": [[-1, 1, "A2C2f", [32, True, 4]], [-1, 1, "Detect", ["nc"]]], "scale": "n"}, None),
+    ({"head": [[-1, 1, "C2PSA", [2]], [-1, 1, "Detect", ["nc"]]]}, None),
+])
+def test_what_contradicts_itself_is_refused_on_one_line(changes: dict[str, Any], message: str | None) -> None:
+    table = {**yaml.safe_load(TABLES["yolo11"]), **changes}
+    if message is None:
+        assert build_model(table, 2).num_classes == 2
+        return
+    with pytest.raises(ConfigError, match=message) as raised:
+        build_model(table, 2)
+    assert str(raised.value).startswith("model")
