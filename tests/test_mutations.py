@@ -92,7 +92,7 @@ MUTATIONS = (
     # stores
     Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
-    Mutation("storage/store.py", "if known != version:", "if False:", "storage/test_store.py"),
+    Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
     Mutation("checkpoints/remote.py", "self._check_attempt()", "pass", "checkpoints/test_remote.py"),
     Mutation(
@@ -249,7 +249,7 @@ MUTATIONS = (
     ),
     Mutation("checkpoints/foreign.py", "> path.stat().st_size", "> 1 << 60", "checkpoints/test_foreign.py"),
     Mutation(
-        "checkpoints/foreign.py", "for place in places:", "for place in places[1:]:", "checkpoints/test_foreign.py"
+        "checkpoints/foreign.py", "for model in models:", "for model in models[1:]:", "checkpoints/test_foreign.py"
     ),
     Mutation("inference/results.py", "(y1 + y2) / 2, x2 - x1", "(y1 + y2) / 2, x2", "inference/test_results.py"),
     Mutation("data/sources.py", "picture[..., 2::-1]", "picture[..., :3]", "data/test_sources.py"),

@@ -125,7 +125,7 @@ def test_torchscript_gives_torchs_numbers_for_any_shape(weights: Path, nms: bool
             assert np.abs(found - torch_says(weights, images).numpy()).max() < 1e-3
 
 
-ONE_OF_EACH = ("yolov5n", "yolov3-tiny", "yolov8n", "yolov5nu")  # each family, and both heads on YOLOv5's rows
+ONE_OF_EACH = ("yolov5n", "yolov3-tiny", "yolov8n", "yolov5nu", "yolo26n")  # each family, and both heads on YOLOv5's rows
 
 
 @pytest.fixture(scope="module", params=ONE_OF_EACH)
@@ -157,6 +157,14 @@ def test_the_exported_models_are_of_every_family() -> None:
 
 def test_every_family_becomes_torchscript_of_any_shape(known: Path) -> None:
     assert_exports(known, (1, 3, 64, 64), (3, 3, 96, 160), format="torchscript")
+
+
+def test_a_file_without_suppression_does_not_claim_it(tmp_path: Path) -> None:
+    torch.save(build_model("yolo26n", 2).state_dict(), tmp_path / "x.pt")
+    result = run(tmp_path / "x.pt", imgsz=64, format="torchscript", nms=True)
+    assert "nms" not in result.metadata
+    assert result.metadata["detections"] == "True"
+    assert "suppress" not in str(result)
 
 
 @pytest.mark.slow
