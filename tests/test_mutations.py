@@ -88,9 +88,9 @@ MUTATIONS = (
     ),
     Mutation("runs/event_log.py", "StartEvent(regrouped=False)", "StartEvent()", "runs/test_event_log.py"),
     # stores
-    Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
+    Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
-    Mutation("storage/store.py", "if known != version:", "if False:", "storage/test_store.py"),
+    Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
     Mutation("checkpoints/remote.py", "self._check_attempt()", "pass", "checkpoints/test_remote.py"),
     Mutation(
@@ -104,14 +104,12 @@ MUTATIONS = (
     Mutation("runs/remote_run.py", "if name[:7] == names[-1][:7]", "", "runs/test_remote_run.py"),
     Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:", "runs/test_run_dir.py"),
     Mutation(
-        "data/remote.py", "found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True", MIRROR
+        "data/remote.py", "status.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True", MIRROR
     ),
     Mutation("data/remote.py", "            if md5 == tag:", "            if True:", MIRROR),
-    Mutation("data/remote.py", "(md5 == tag or not is_md5)", "True", MIRROR),
-    Mutation("data/remote.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
-    Mutation(
-        "data/remote.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):", MIRROR
-    ),
+    Mutation("data/remote.py", "(fetched.md5 == tag or not is_md5)", "True", MIRROR),
+    Mutation("data/remote.py", "self.trusts_tags &= fetched.sha256 != previous", "pass", MIRROR),
+    Mutation("data/remote.py", "if fetched.tag != tag:", "if not fetched.tag:", MIRROR),
     Mutation("data/remote.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
@@ -198,11 +196,11 @@ MUTATIONS = (
     Mutation("data/image_cache.py", " and not (original % part).any()", "", "data/test_image_cache.py"),
     Mutation(
         "data/image_cache.py",
-        "original >= part * wanted",
-        "original >= (part - 1) * wanted",
+        "original >= part * target",
+        "original >= (part - 1) * target",
         "data/test_image_cache.py",
     ),
-    Mutation("data/images.py", "way |= _REDUCED[reduction]", "pass", "data/test_images.py"),
+    Mutation("data/images.py", "flags |= _REDUCED[reduction]", "pass", "data/test_images.py"),
     Mutation(
         "data/coco.py", "path: self._rows[path] for path in paths", "path: [] for path in paths", "data/test_index.py"
     ),
@@ -247,7 +245,7 @@ MUTATIONS = (
     ),
     Mutation("checkpoints/foreign.py", "> path.stat().st_size", "> 1 << 60", "checkpoints/test_foreign.py"),
     Mutation(
-        "checkpoints/foreign.py", "for place in places:", "for place in places[1:]:", "checkpoints/test_foreign.py"
+        "checkpoints/foreign.py", "for model in models:", "for model in models[1:]:", "checkpoints/test_foreign.py"
     ),
     Mutation("inference/results.py", "(y1 + y2) / 2, x2 - x1", "(y1 + y2) / 2, x2", "inference/test_results.py"),
     Mutation("data/sources.py", "picture[..., 2::-1]", "picture[..., :3]", "data/test_sources.py"),

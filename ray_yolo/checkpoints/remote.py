@@ -1,12 +1,12 @@
-"""A run's checkpoints in a store, where workers have no folder in common.
+"""A run's checkpoints in object storage, for workers without a common folder.
 
-    states/SHA256.pt                  a state by its digest, so that an upload replaces nothing
-    checkpoints/000002-step-123.json  manifest of the one that attempt 2 has saved at step 123; written last
-    weights/best.json                 a pointer: the manifest of the checkpoint that it is; when training has ended
-                                      weights/best.pt is an object of its own
+    states/SHA256.pt                  a state under its digest, so that an upload never replaces an object
+    checkpoints/000002-step-123.json  manifest of the checkpoint that attempt 2 saved at step 123; written last
+    weights/best.json                 a pointer: the manifest of the checkpoint to use; after training, weights/best.pt
+                                      is an object of its own
 
-They are written to and read from a folder of the worker's machine, which `engine.checkpoint` knows; the store decides.
-The newest one is that of the last attempt: what one that was taken over still writes counts no more.
+Workers write to and read from a local folder (`checkpoints.local`); the store is authoritative. The newest checkpoint
+is that of the last attempt: what a superseded attempt (a zombie) still writes is ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEASE = "lease.json"
 
 
 class _Name(NamedTuple):
-    """Of a manifest; the greatest is the newest."""
+    """The name of a manifest; the greatest is the newest."""
 
     attempt: int
     step: int
@@ -43,7 +43,7 @@ class _Name(NamedTuple):
 
 
 class RemoteCheckpoints:
-    """Those of one run, for one attempt at it.
+    """The checkpoints of one run, as one attempt at it sees them.
 
     Args:
         store: of the run.
@@ -53,39 +53,41 @@ class RemoteCheckpoints:
         self._store, self._attempt = store, attempt
 
     def put(self, folder: Path, keep: int) -> None:
-        """Bring a saved checkpoint there; of older ones the newest stay, and those that `weights/` is to show.
+        """Upload a saved checkpoint. Of older ones the `keep` newest remain, and those that `weights/` shows.
 
         Raises:
-            OSError: if storage refuses; every checkpoint that was there still is.
-            TrainingError: if another attempt has begun.
+            OSError: if storage fails; existing checkpoints are unchanged.
+            TrainingError: if another attempt has started.
         """
-        told = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads((folder / MANIFEST).read_bytes())
         newest = next(iter(self._names()), None)
-        known = self._read(newest)["weights"] if newest else {}
+        stored = self._read(newest)["weights"] if newest else {}
         weights: dict[str, int] = {}
-        for kind, step in (*known.items(), *told["weights"].items()):  # who saves may know of no earlier ones
-            if step <= told["step"]:
+        for kind, step in (*stored.items(), *manifest["weights"].items()):  # this worker may not know earlier ones
+            if step <= manifest["step"]:
                 weights[kind] = max(step, weights.get(kind, step))
-        data = json.dumps(told | {"weights": weights}, indent=1).encode()
-        self._store.put(state_key(told), folder / "state.pt")
+        data = json.dumps(manifest | {"weights": weights}, indent=1).encode()
+        self._store.put(state_key(manifest), folder / "state.pt")
         self._check_attempt()
-        self._store.put(_Name(self._attempt, told["step"]).key, data)
-        with suppress(OSError):  # the next one does the rest
-            self._point({kind: data for kind, step in weights.items() if step == told["step"]})
+        self._store.put(_Name(self._attempt, manifest["step"]).key, data)
+        with suppress(OSError):  # the next upload repeats it
+            for kind, step in weights.items():
+                if step == manifest["step"]:
+                    self._store.put(f"weights/{kind}.json", data)
             self._prune(keep, weights)
 
     def put_file(self, path: Path) -> None:
-        """Bring a file of the run's folder there."""
+        """Upload a file of the run's folder."""
         self._store.put(path.name, path)
 
     def download(self, run_dir: Path, step: int | None = None) -> list[str]:
-        """Make the newest sound checkpoint the only one of a folder. Returns what was wrong with newer ones.
+        """Make the newest intact checkpoint the only one of a folder. Returns the problems of newer ones.
 
         Args:
-            step: it is to be the one of this step, which was chosen before.
+            step: download the checkpoint of this step, chosen before.
 
         Raises:
-            CheckpointError: if there are checkpoints and none is sound, or storage keeps that from being told.
+            CheckpointError: if there are checkpoints and none is intact, or storage fails.
         """
         problems: list[str] = []
         try:
@@ -103,21 +105,21 @@ class RemoteCheckpoints:
         except OSError as error:
             raise io_error(run_dir, error) from error
         if names or step is not None:
-            raise CheckpointError(f"nothing in checkpoints/ of the store can be gone on from ({'; '.join(problems)}); "
-                                  "put a checkpoint back from a copy, or choose another --name")
+            raise CheckpointError(f"checkpoints/ of the store: no usable checkpoint ({'; '.join(problems)}); restore a "
+                                  "checkpoint from a copy, or choose another --name")
         self._forget(run_dir)
         return problems
 
     def withdraw(self, newer_than: int) -> None:
-        """Remove this attempt's checkpoints newer than a step; see `checkpoint.withdraw`.
+        """Remove this attempt's checkpoints newer than a step; see `local.withdraw`.
 
         Raises:
-            OSError: if storage refuses.
+            OSError: if storage fails.
         """
         self._keep([name for name in self._names() if name.attempt != self._attempt or name.step <= newer_than])
 
     def download_weights(self, run_dir: Path) -> None:
-        """The newest checkpoint, and weights/last.pt and best.pt as they are now, for a folder without them."""
+        """Download the newest checkpoint and the current weights/last.pt and best.pt into a folder without them."""
         self.download(run_dir)
         for kind, step in checkpoint.steps_of_weights(run_dir).items():
             name = next((name for name in self._names() if name.step == step), None)
@@ -126,13 +128,13 @@ class RemoteCheckpoints:
                 self._fetch(self._store.get(name.key).data, weights, weights.with_suffix(".json"))
 
     def download_all(self, run_dir: Path) -> None:
-        """Every checkpoint as it is, sound or not."""
+        """Download every checkpoint, intact or not."""
         for name in reversed(self._names()):
             folder = run_dir / "checkpoints" / f"step-{name.step}"
             self._fetch(self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
     def download_pending(self, run_dir: Path) -> None:
-        """Store the newest checkpoint of a folder that an attempt was kept from storing."""
+        """Upload the newest checkpoint of a folder if an earlier attempt could not."""
         local, _ = checkpoint.newest_verified(run_dir)
         stored = max((name.step for name in self._names()), default=-1)
         if local and int(local.name[5:]) > stored:
@@ -140,29 +142,25 @@ class RemoteCheckpoints:
 
     def drop(self) -> None:
         """Remove all of them."""
-        for folder in ("checkpoints", "weights", "states"):  # what names a state before it
+        for folder in ("checkpoints", "weights", "states"):  # references before the states that they name
             for entry in self._store.list(f"{folder}/"):
                 self._store.delete(f"{folder}/{entry.name}")
 
     def _names(self) -> list[_Name]:
-        """Of all manifests, newest first."""
-        found = (re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name)
-                 for entry in self._store.list("checkpoints/"))
-        return sorted((_Name(int(match[1]), int(match[2])) for match in found if match), reverse=True)
+        """The names of all manifests, newest first."""
+        matches = (re.fullmatch(r"([0-9]{6})-step-([0-9]+)\.json", entry.name)
+                   for entry in self._store.list("checkpoints/"))
+        return sorted((_Name(int(match[1]), int(match[2])) for match in matches if match), reverse=True)
 
     def _read(self, name: _Name) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._store.get(name.key).data)
-        return found
+        manifest: dict[str, Any] = json.loads(self._store.get(name.key).data)
+        return manifest
 
     def _check_attempt(self) -> None:
-        told = read_terms(self._store, LEASE)
-        if told and told[0].attempt != self._attempt:
-            raise TrainingError(f"attempt {told[0].attempt} at this run has begun ({told[0].owner}): this one, "
-                                f"{self._attempt}, was taken for dead and stores nothing any more")
-
-    def _point(self, kinds: dict[str, bytes]) -> None:
-        for kind, data in kinds.items():
-            self._store.put(f"weights/{kind}.json", data)
+        lease = read_terms(self._store, LEASE)
+        if lease and lease[0].attempt != self._attempt:
+            raise TrainingError(f"attempt {lease[0].attempt} of this run has started ({lease[0].owner}): the lease of "
+                                f"this one, {self._attempt}, expired, and it stores nothing more")
 
     def _prune(self, keep: int, weights: dict[str, int]) -> None:
         names = self._names()
@@ -180,17 +178,9 @@ class RemoteCheckpoints:
                     self._store.delete(state)
 
     def _fetch(self, data: bytes, state: Path, manifest: Path) -> str | None:
-        """Put a stored state and its manifest into files, unless they are there. Returns what is wrong with them."""
-        state.parent.mkdir(parents=True, exist_ok=True)
+        """`_download_state`, with a missing state or an unreadable manifest as a problem."""
         try:
-            told = json.loads(data)
-            if _holds(state, manifest, key := state_key(told)):
-                return None
-            with replacing(state, durable=False) as temporary:
-                fetched = self._store.fetch(key, temporary)
-                manifest.unlink(missing_ok=True)
-            atomic_write(manifest, data)
-            return mismatch(told, fetched.size, fetched.sha256)
+            return _download_state(self._store, data, state, manifest)
         except FileNotFoundError:
             return "its state is missing"
         except (ValueError, KeyError, TypeError) as error:
@@ -203,62 +193,71 @@ class RemoteCheckpoints:
 
 
 def state_key(manifest: dict[str, Any]) -> str:
-    """Where the state of a manifest lies, below the run."""
+    """The key of a manifest's state, below the run."""
     return f"states/{manifest['sha256']}.pt"
 
 
-def _holds(state: Path, manifest: Path, key: str) -> bool:
-    """Whether a file is that state already."""
-    with suppress(OSError, ValueError, KeyError):
-        return state_key(json.loads(manifest.read_bytes())) == key and verify_manifest(state, manifest) is None
-    return False
-
-
 def anywhere(weights: str) -> str:
-    """The same file by a name that holds in every working folder."""
+    """The same weights file as an absolute path or an address."""
     return weights if is_address(weights) else str(Path(weights).absolute())
 
 
 def local_file(weights: str) -> Path:
-    """The file; of an object the copy on this machine.
+    """The file; for an object its copy on this machine.
 
     Raises:
-        CheckpointError: if there is no such object, it is not what its manifest says, or storage refuses.
+        CheckpointError: if there is no such object, it does not match its manifest, or storage fails.
     """
     if not is_address(weights):
         return Path(weights).absolute()
     folder, _, name = weights.rpartition("/")
-    run, _, last = folder.rpartition("/")  # the pointers of a run that is trained are beside its states
+    run, _, last = folder.rpartition("/")  # during training, weights/ has pointers to the run's states
     address, prefix = (run, f"{last}/") if last == "weights" else (folder, "")
     store = open_store(address, "weights")
     path = cache_folder() / "weights" / hashlib.sha256(weights.encode()).hexdigest()[:16] / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _fetched(store, f"{prefix}{name}", path)
+        return _cached(store, f"{prefix}{name}", path)
     except FileNotFoundError:
         raise CheckpointError(f"{redact(weights)}: there is no such object") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{redact(weights)}: {error}") from error
 
 
-def _fetched(store: Store, key: str, path: Path) -> Path:
-    """The copy, fetched unless it is there; without a manifest each time."""
+def _cached(store: Store, key: str, path: Path) -> Path:
+    """The copy of an object, downloaded if it is missing or outdated; without a manifest every time."""
     manifest = path.with_suffix(".json")
-    told = b""
-    with suppress(FileNotFoundError):
-        told = store.get(f"{key.removesuffix(path.suffix)}.json").data
-    if told and manifest.exists() and manifest.read_bytes() == told and verify_manifest(path, manifest) is None:
+    try:
+        data = store.get(f"{key.removesuffix(path.suffix)}.json").data
+    except FileNotFoundError:
+        with replacing(path, durable=False) as temporary:
+            store.fetch(key, temporary)
+            manifest.unlink(missing_ok=True)
         return path
-    with replacing(path, durable=False) as temporary:
-        try:
-            fetched = store.fetch(key, temporary)
-        except FileNotFoundError:
-            if not told:
-                raise
-            fetched = store.fetch(state_key(json.loads(told)), temporary)
-        manifest.unlink(missing_ok=True)
-    if told:
-        atomic_write(manifest, told)
-        if problem := mismatch(json.loads(told), fetched.size, fetched.sha256):
-            raise CheckpointError(f"{problem} (see the .json beside it)")
+    if problem := _download_state(store, data, path, manifest, key):
+        raise CheckpointError(f"{problem} (see the .json beside it)")
     return path
+
+
+def _download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
+    """Download the state that a stored manifest (`data`) names, unless it is present. Returns how it mismatches.
+
+    Args:
+        key: of an object that holds it, preferred to the run's states if it exists.
+    """
+    expected = json.loads(data)
+    name = state_key(expected)
+    with suppress(OSError, ValueError, KeyError):
+        if state_key(json.loads(manifest.read_bytes())) == name and verify_manifest(state, manifest) is None:
+            return None
+    state.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(state, durable=False) as temporary:
+        try:
+            fetched = store.fetch(key or name, temporary)
+        except FileNotFoundError:
+            if not key:
+                raise
+            fetched = store.fetch(name, temporary)
+        manifest.unlink(missing_ok=True)
+    atomic_write(manifest, data)
+    return mismatch(expected, fetched.size, fetched.sha256)

@@ -1,6 +1,6 @@
-"""One state in one file, with a manifest that it can be verified by. Nothing here is ever unpickled.
+"""One state in one file, with a manifest to verify it by. Nothing is unpickled.
 
-A state is a dict of tensors, of dicts of tensors, and text; what it means is for others to know.
+A state is a dict of tensors, dicts of tensors, and text. This module does not interpret it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ray_yolo.core.files import HashingWriter
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
-_ARCHIVE = b"PK\x03\x04"  # how torch, too, knows one
+_ARCHIVE = b"PK\x03\x04"  # of zip archives, as torch checks it
 _PICKLE = b"\x80"
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's magic number before it wrote archives, pickled
-_HEAD = 1024  # bytes that tell other kinds of files
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's pickled magic number before 1.6
+_HEAD = 1024  # bytes that identify other file types
 _OTHER_KINDS = (
     (rb"<(!doctype|html|head|\?xml)", "a page of HTML or XML"), (rb"\xff\xd8\xff", "a JPEG picture"),
     (rb"\x89PNG", "a PNG picture"), (rb"RIFF....WEBP", "a WebP picture"), (rb"\x1f\x8b", "a gzip archive"),
-    (rb"version https://git-lfs", "a pointer of Git LFS (`git lfs pull` brings the file)"), (rb"%PDF", "a PDF file"),
+    (rb"version https://git-lfs", "a pointer of Git LFS (run `git lfs pull`)"), (rb"%PDF", "a PDF file"),
 )
 
 CONVERT_HINT = (
@@ -39,7 +39,7 @@ CONVERT_HINT = (
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a state durably, without a copy of it in memory. Returns what its manifest knows it by."""
+    """Write a state durably without a copy in memory. Returns its size and SHA-256 for the manifest."""
     with path.open("wb") as file:
         hashed = HashingWriter(file, "sha256")
         torch.save(dict(state), cast(BinaryIO, hashed))
@@ -49,7 +49,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 over names, kinds and bytes of a state's tensors: what an equal training has equal."""
+    """SHA-256 over names, dtypes, shapes and bytes of a state's tensors, equal for equal trainings."""
     whole = hashlib.sha256()
     for name, tensor in tensors(state):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -70,7 +70,7 @@ def verify_manifest(state: Path, manifest: Path) -> str | None:
     """Why a state file does not match its manifest, or None if it does.
 
     Raises:
-        CheckpointError: if that cannot be told: storage does not let them be read, or their format is a newer one.
+        CheckpointError: if storage fails or the format is newer.
     """
     try:
         expected = json.loads(manifest.read_bytes())
@@ -91,19 +91,19 @@ def verify_manifest(state: Path, manifest: Path) -> str | None:
 
 
 def mismatch(manifest: Mapping[str, Any], size: int, sha256: str) -> str | None:
-    """Why a state file of this size and digest is not the one that a manifest names, or None if it is."""
-    both = (manifest, manifest.get("whole", manifest))
-    if (size, sha256) in [(known["size"], known["sha256"]) for known in both]:
+    """Why a state file of this size and digest does not match a manifest, or None if it does."""
+    if (size, sha256) in [(file["size"], file["sha256"]) for file in (manifest, manifest.get("whole", manifest))]:
         return None
-    wrong = f"{size} bytes instead of {manifest['size']}"
-    return "its SHA-256 does not match" if size == manifest["size"] else wrong
+    if size != manifest["size"]:
+        return f"{size} bytes instead of {manifest['size']}"
+    return "its SHA-256 does not match"
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours holds; verified if a manifest lies beside it.
+    """The contents of a checkpoint of ours, verified if it has a manifest.
 
     Raises:
-        CheckpointError: if it is missing, damaged, or would have to be unpickled.
+        CheckpointError: if it is missing, damaged, or needs unpickling.
     """
     check_file(path)
     state = load_plain(path)
@@ -113,12 +113,12 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def manifest_of(path: Path) -> Path:
-    """Where the manifest of a state file lies."""
+    """The path of a state file's manifest."""
     return path.with_name(MANIFEST) if path.name == "state.pt" else path.with_suffix(".json")
 
 
 def check_file(path: Path) -> None:
-    """Refuse a weights file that is missing, does not match its manifest, or would not fit into memory when read."""
+    """Refuse a weights file that is missing, does not match its manifest, or may inflate when read."""
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no such weights file; give a .pt file of a run or of plain tensors")
     manifest = manifest_of(path)
@@ -128,22 +128,22 @@ def check_file(path: Path) -> None:
         raise CheckpointError(f"{path}: {kind}")
     if _inflates(path):
         raise CheckpointError(f"{path}: its contents are compressed, which torch never does, and may inflate beyond "
-                              "all memory; save it again with torch.save")
+                              "the memory; save it again with torch.save")
 
 
 def kind_of_file(path: Path) -> str:
-    """What a file is that is no weights file, and what to do; '' for what may be one."""
+    """Why a file is evidently no weights file, and what to do; '' for what may be one."""
     with path.open("rb") as file:
-        begin = file.read(_HEAD).lstrip()
-    kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, begin, re.IGNORECASE)), "")
-    return kind and f"is {kind}, no weights file; fetch it again from where it is released"
+        head = file.read(_HEAD).lstrip()
+    kind = next((kind for pattern, kind in _OTHER_KINDS if re.match(pattern, head, re.IGNORECASE)), "")
+    return kind and f"is {kind}, no weights file; download it again from its release page"
 
 
 def load_plain(path: Path) -> object:
-    """What `torch.save` has written to a file that was checked, by torch's reader of plain values.
+    """Read a file of `torch.save`, checked before, with torch's weights-only reader.
 
     Raises:
-        CheckpointError: if it is damaged, or would have to be unpickled.
+        CheckpointError: if it is damaged, or needs unpickling.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -152,20 +152,20 @@ def load_plain(path: Path) -> object:
         raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
     except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
         with path.open("rb") as file:
-            begin = file.read(len(_LEGACY))
-        if not begin.startswith((_ARCHIVE, _PICKLE)):
-            raise CheckpointError(f"{path}: is no file that torch.save wrote; fetch it again") from None
-        why = "torch's format of before 1.6, of which plain tensors alone are read" if begin == _LEGACY else (
+            head = file.read(len(_LEGACY))
+        if not head.startswith((_ARCHIVE, _PICKLE)):
+            raise CheckpointError(f"{path}: was not written by torch.save; download it again") from None
+        why = "torch's format before 1.6, of which only plain tensors are read" if head == _LEGACY else (
             type(error).__name__)
         raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}"
                               ) from None
 
 
 def _inflates(path: Path) -> bool:
-    """Whether reading a file would take more memory than its size tells: torch stores tensors as they are, once.
+    """Whether reading a file would take more memory than its size: torch stores tensors uncompressed, once.
 
     Raises:
-        CheckpointError: of an archive of which that cannot be told, though torch might read it.
+        CheckpointError: for an archive that zipfile cannot read, though torch might.
     """
     try:
         with path.open("rb") as file:
@@ -173,16 +173,16 @@ def _inflates(path: Path) -> bool:
                 return False
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except OSError:  # whoever reads it says so
+    except OSError:  # the reader reports it
         return False
-    except (zipfile.BadZipFile, ValueError, RuntimeError) as error:  # the last one for entries of newer formats
-        raise CheckpointError(f"{path}: not a readable weights file ({error}); fetch it again, or save it again with "
-                              "torch.save") from None
+    except (zipfile.BadZipFile, ValueError, RuntimeError) as error:  # RuntimeError: entries of newer formats
+        raise CheckpointError(f"{path}: not a readable weights file ({error}); download it again, or save it again "
+                              "with torch.save") from None
     return (any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
             or sum(entry.file_size for entry in entries) > path.stat().st_size)
 
 
 def io_error(path: Path, error: OSError) -> CheckpointError:
-    """What says nothing about a checkpoint, good or bad."""
+    """A storage error, which says nothing about the state of a checkpoint."""
     return CheckpointError(f"{error.filename or path}: {error.strerror or error}; repair the storage or its "
-                           "permissions and run the same command again (nothing was given up)")
+                           "permissions and run the same command again (nothing was discarded)")

@@ -1,4 +1,4 @@
-"""Checkpoints without a stop: training waits for a copy of its state; a thread writes it."""
+"""Asynchronous checkpoints: training waits for a copy of its state; a thread writes it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
 
-MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # so many in a row, and nothing saved for so long, end training
-WRITE_SECONDS = 600.0  # storage that takes longer is taken for lost, as if it were full
-LOSS_SECONDS = 60.0  # of training that may be lost with all workers
-COST = 0.01  # share of the time that saving by time may take
+MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # training ends after both: failures in a row, time without a save
+WRITE_SECONDS = 600.0  # a slower write counts as failed
+LOSS_SECONDS = 60.0  # training time that may be lost with all workers
+COST = 0.01  # the largest share of time for saves by time
 
 
 class Saver:
-    """Writes a run's checkpoints, one at a time, in order; for a while each failure in a row costs a warning.
+    """Writes a run's checkpoints in order, one at a time. A failed save is a warning at first, then ends training.
 
     Args:
-        keep: checkpoints that stay.
-        stored: where they are brought, if not to `run_dir` alone.
+        keep: number of checkpoints to keep.
+        stored: object storage to upload them to; left out: `run_dir` alone.
     """
 
     def __init__(self, run_dir: Path, digest: str, keep: int, emit: Emit,
@@ -38,14 +38,14 @@ class Saver:
         self._pending: Future[None] | None = None
         self._missed = 0
         self._missed_since = 0.0
-        self.step = -1  # of the newest checkpoint that was asked for
-        self.waited = self.wrote = 0.0  # seconds that the last save has kept training, and its thread
+        self.step = -1  # of the newest requested checkpoint
+        self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 
     def save(self, state: Mapping[str, Any], step: int, epoch: int, kinds: Sequence[str]) -> None:
-        """Have a state written as it is now. Waits for the save before this one.
+        """Write a snapshot of a state in a thread. Waits for the previous save first.
 
         Raises:
-            TrainingError: if that one was the last that may fail.
+            TrainingError: if that one failed and no further failure is allowed.
         """
         began = time.monotonic()
         self.wait()
@@ -70,13 +70,13 @@ class Saver:
         return self._pending is not None and not self._pending.done()
 
     def wait(self, *, needed: bool = False) -> None:
-        """Wait until everything that was asked for is on storage, or was missed.
+        """Wait until the pending save has been written or has failed.
 
         Args:
-            needed: the newest one has to be there.
+            needed: its failure is an error.
 
         Raises:
-            TrainingError: if it is not, or nothing could be written for too long.
+            TrainingError: if a needed save failed, or saves have failed for too long.
         """
         pending, self._pending = self._pending, None
         try:
@@ -90,8 +90,8 @@ class Saver:
             reason = str(error) or f"the storage has not answered for {WRITE_SECONDS:g} s"
             problem = f"the checkpoint at step {self.step} could not be written ({reason})"
             self._emit(WarningEvent(message=problem))
-            lasts = time.monotonic() - self._missed_since >= MISSED_SECONDS
-            if needed or (self._missed >= MAX_MISSED_SAVES and lasts):
+            elapsed = time.monotonic() - self._missed_since
+            if needed or (self._missed >= MAX_MISSED_SAVES and elapsed >= MISSED_SECONDS):
                 raise TrainingError(f"{self._run_dir}: {problem}; free or repair the storage and run the same command "
                                     "again") from error
 
@@ -104,19 +104,19 @@ class Saver:
                                    digest=state_file.digest(state)))
 
 
-def save_interval(asked: float | Literal["auto"], saver: Saver) -> float:
-    """Seconds from the beginning of one save to that of the next.
+def save_interval(setting: float | Literal["auto"], saver: Saver) -> float:
+    """Seconds from the start of one save to that of the next; infinite while none is due.
 
-    `auto`: until a save is on storage, `LOSS_SECONDS` have passed since the one before it; but saves keep training from
-    its work for no more than `COST` of the time, and their thread is idle for as long as it writes.
+    `auto` aims at one completed save per `LOSS_SECONDS`. Saves block training for at most `COST` of the time, and their
+    thread is idle for as long as it writes.
     """
-    if asked != "auto":
-        return asked or math.inf
+    if setting != "auto":
+        return setting or math.inf
     return math.inf if saver.is_busy else max(LOSS_SECONDS - saver.wrote, 2 * saver.wrote, saver.waited / COST)
 
 
 def copied(tree: Any) -> Any:
-    """A copy, in the host's memory, of tensors in dicts of dicts; everything else as it is."""
+    """A copy of nested dicts with their tensors in host memory; everything else is shared."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True)
     return {name: copied(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree

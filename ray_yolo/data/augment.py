@@ -1,6 +1,6 @@
-"""What training images go through: draws, colour, blending and padding.
+"""Augmentations of training images: random draws, colour, blending and padding.
 
-Pure functions of arrays and draws; every draw comes from the generator that is handed in.
+Pure functions of arrays; all random numbers come from the given generator.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.labels import Labels, covered, join, mirror
 
 _MAX_COVERED = 0.30
-GREY = 114  # what is seen where there is no picture
-FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by what is mirrored, (x, y)
-_BAND_PIXELS = 2**15  # bands stay in the processor's cache and need no fresh memory
+GREY = 114  # value of pixels without an image
+FLIPS = {(True, True): -1, (True, False): 1, (False, True): 0}  # code of `cv2.flip` by mirrored axes (x, y)
+_BAND_PIXELS = 2**15  # bands fit the CPU cache and need no new memory
 
 
 def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple[float, float, float]:
@@ -28,18 +28,18 @@ def draw_colour_gains(rng: np.random.Generator, augment: AugmentConfig) -> tuple
 def recolour(image: np.ndarray, gains: tuple[float, float, float], rows: range | None = None) -> None:
     """Multiply hue (modulo 180), saturation and value of an image (h, w, 3) uint8 RGB in place.
 
-    Gains of 1 are skipped, because the way to whole hues and back would not be exact.
+    Gains of 1 are skipped, because the conversion to integer hues and back is not exact.
 
     Args:
-        rows: those that hold a picture, all by default; the others are `GREY`, which costs nothing.
+        rows: rows with image content, all by default; the others are `GREY`.
     """
     if gains == (1, 1, 1):
         return
     rows = range(len(image)) if rows is None else rows
     image[:rows.start] = image[rows.stop:] = cv2.convertScaleAbs(np.full(1, GREY, np.uint8), alpha=gains[2])[0]
-    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are to be cut to whole ones
+    factors = np.column_stack([np.diag(gains), (-0.4999, 0, 0)])  # OpenCV rounds; hues are truncated
     wrapped = None
-    if 179 * gains[0] > 255:  # no byte holds it; from 180 on OpenCV begins again itself
+    if 179 * gains[0] > 255:  # exceeds a byte; up to 255 OpenCV wraps at 180 itself
         wrapped, factors[0] = (np.arange(256) * gains[0] % 180).astype(np.uint8), (1, 0, 0, 0)
     num_rows = max(1, _BAND_PIXELS // image.shape[1])
     for top in rows[::num_rows]:
@@ -55,7 +55,7 @@ def draw_affine(rng: np.random.Generator, augment: AugmentConfig, canvas: tuple[
     """A 3 x 3 matrix from the canvas's points to the output's, and its zoom; sizes are (height, width).
 
     M = T S R P C: centre, perspective, rotation with zoom, shear, translation to 0.5 +- translate of the output.
-    Always the same number of draws, so that one gain does not change the others' values.
+    The number of draws is constant, so that one gain does not change the values of others.
     """
     tilt = rng.uniform(-1, 1, 2) * augment.perspective
     angle = math.radians(rng.uniform(-1, 1) * augment.degrees)
@@ -77,9 +77,9 @@ def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
 
 
 def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, share: float) -> tuple[np.ndarray, Labels]:
-    """The image with `share` of its outlined objects pasted again at their mirrored place, and all labels.
+    """The image with `share` of its outlined objects pasted again at mirrored positions, and all labels.
 
-    An object is pasted only where its box covers less than 30 % of every box that is already there.
+    An object is pasted only if its box covers less than 30 % of every existing box.
 
     Source: Ghiasi et al. 2021, "Simple Copy-Paste", arXiv:2012.07177; mirrored as in YOLOv5.
     """
@@ -87,10 +87,10 @@ def copy_paste(rng: np.random.Generator, image: np.ndarray, labels: Labels, shar
     mirrored = mirror(labels, (True, False), image.shape[:2])
     mask = np.zeros(image.shape[:2], np.uint8)
     for number in rng.permutation(outlined)[:round(share * len(outlined))].tolist():
-        one = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))
-        if (covered(labels.boxes, one.boxes[0]) < _MAX_COVERED).all():
-            labels = join([labels, one])
-            cv2.fillPoly(mask, [np.rint(one.polygons[0] - 0.5).astype(np.int32)], 1)
+        pasted = Labels(mirrored.classes[[number]], mirrored.boxes[[number]], (mirrored.polygons[number],))
+        if (covered(labels.boxes, pasted.boxes[0]) < _MAX_COVERED).all():
+            labels = join([labels, pasted])
+            cv2.fillPoly(mask, [np.rint(pasted.polygons[0] - 0.5).astype(np.int32)], 1)
     return np.where(mask[..., None], cv2.flip(image, 1), image), labels
 
 

@@ -1,5 +1,5 @@
-"""COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`): the same labels as YOLO text files
-for the same boxes.
+"""COCO annotation files (`instances_*.json`, Roboflow's `_annotations.coco.json`). Equal boxes give the same labels as
+in YOLO text files.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ray_yolo.data.labels import (
 
 
 class CocoFile:
-    """One annotation file: its images' paths, and the labels of each.
+    """One annotation file: the paths of its images, and the labels of each.
 
-    Categories belong to the description's classes by name, else in the order of their ids; one that no annotation has
-    (Roboflow's supercategory) may be none of them.
+    Categories map to the description's classes by name, else in the order of their ids. A category without annotations
+    (Roboflow's supercategory) may be unknown.
 
     Args:
-        folder: of the images, where it is none of the usual ones.
+        folder: of the images; left out: one of the usual folders.
 
     Attributes:
-        findings: annotations that belong to no image of the file, which are left out.
+        findings: annotations of unknown images, which are left out.
 
     Raises:
-        DatasetError: if the file is no COCO annotation file or its categories are not the described classes.
+        DatasetError: if the file is no COCO annotation file, or its categories do not match the description.
     """
 
     def __init__(self, file: Path, root: Path, names: tuple[str, ...], folder: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class CocoFile:
         for path, image in zip(paths, content["images"], strict=True):
             if path_of.setdefault(_field(image, "id", file), path) != path:
                 raise DatasetError(f"{file}: {path_of[image['id']]} and {path} have the same id {short(image['id'])}; "
-                                   "give each image one of its own")
+                                   "give each image its own id")
         self._rows: dict[str, list[dict[str, Any]]] = {path: [] for path in paths}
         self.findings: list[Finding] = []
         for row in content["annotations"]:
@@ -70,11 +70,11 @@ class CocoFile:
 
     @property
     def paths(self) -> list[str]:
-        """Every image that the file names, whether or not it is on disk."""
+        """Every listed image, whether or not it exists on disk."""
         return list(self._images)
 
     def part(self, paths: list[str]) -> CocoFile:
-        """The same file with some of its images alone."""
+        """The same file with a subset of its images."""
         chosen = copy(self)
         chosen.findings, chosen._images = [], {path: self._images[path] for path in paths}
         chosen._rows = {path: self._rows[path] for path in paths}
@@ -90,16 +90,16 @@ class CocoFile:
         return {kind: number for number, kind in reversed(self._classes.items())}
 
     def read(self, path: str, size: tuple[int, int]) -> ImageLabels:
-        """The labels of one of `paths`, whose picture has the upright `size`. Crowds are no labels to learn.
+        """The labels of one of `paths`, an image of upright `size`. Crowds are not training labels.
 
         Raises:
-            UnreadableLabelsError: for a picture of another size than the file says.
+            UnreadableLabelsError: if the size differs from the one in the file.
         """
         image = self._images[path]
-        said = (image.get("height", size[0]), image.get("width", size[1]))
-        if said != size:
+        listed = (image.get("height", size[0]), image.get("width", size[1]))
+        if listed != size:
             raise UnreadableLabelsError(path, f"is {size[1]} x {size[0]} pixels, but {self.file.name} says "
-                                              f"{short(said[1])} x {short(said[0])}")
+                                              f"{short(listed[1])} x {short(listed[0])}")
         (rows, findings), (crowds, more) = (
             read_rows([row for row in self._rows[path] if bool(row.get("iscrowd")) == is_crowd],
                       lambda row: self._row(row, size)) for is_crowd in (False, True))
@@ -119,7 +119,7 @@ class CocoFile:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not os.path.isfile(file):  # reading a pipe or a device may never end
+    if not os.path.isfile(file):  # reading a pipe or a device may block forever
         raise DatasetError(f"{file}: is not a file; expected COCO's annotations")
     try:
         content = json.loads(file.read_bytes())
@@ -147,7 +147,7 @@ def _file_name(image: dict[str, Any], file: Path) -> str:
 
 
 def _categories(content: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The categories, without those that are no class and that no annotation has."""
+    """The categories without those that are neither a class nor used by an annotation."""
     used = [row.get("category_id") for row in content["annotations"]]
     rows: list[dict[str, Any]] = content["categories"]
     return rows if len(rows) <= len(names) else [
@@ -155,19 +155,19 @@ def _categories(content: dict[str, Any], names: tuple[str, ...]) -> list[dict[st
 
 
 def _match(categories: list[dict[str, Any]], names: tuple[str, ...], file: Path) -> dict[object, int]:
-    """Class of each category id."""
+    """The class of each category id."""
     named = {_field(row, "id", file): str(row.get("name")) for row in categories}
     if set(named.values()) <= set(names):
         return {number: names.index(name) for number, name in named.items()}
     if len(named) == len(names):
         ordered = sorted(named, key=lambda number: (isinstance(number, str), number))
-        return {number: place for place, number in enumerate(ordered)}
-    raise DatasetError(f"{file}: its {len(named)} categories ({', '.join(named.values())[:200]}) are not the "
-                       f"{len(names)} classes of the description; make `names` agree")
+        return {number: kind for kind, number in enumerate(ordered)}
+    raise DatasetError(f"{file}: its {len(named)} categories ({', '.join(named.values())[:200]}) do not match "
+                       f"the {len(names)} classes of the description; correct `names`")
 
 
 def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
-    """Where the images are: beside the annotations or in COCO's usual folders."""
+    """The folder of the images: beside the annotations or one of COCO's usual folders."""
     split = file.stem.removeprefix("instances_")
     bases = (file.parent, file.parent.parent, root)
     folders = [folder for base in bases for folder in (base / "images" / split, base / split, base / "images", base)]
@@ -178,7 +178,7 @@ def _image_folder(file: Path, root: Path, file_names: list[str]) -> Path:
 
 
 def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
-    """xyxy, cut at the picture's edges."""
+    """xyxy, clipped to the image."""
     bbox = row.get("bbox")
     with suppress(TypeError, ValueError, OverflowError):
         if isinstance(bbox, list):
@@ -188,7 +188,7 @@ def _box(row: dict[str, Any], size: tuple[int, int], place: str) -> Box:
 
 
 def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The outline of an object in one piece; empty for several pieces, run lengths, or none."""
+    """The outline of an object in one part; empty for several parts, run lengths, or none."""
     parts = row.get("segmentation")
     if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], list) and len(parts[0]) >= 6:
         with suppress(TypeError, ValueError, OverflowError):
@@ -199,7 +199,7 @@ def _outline(row: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
 
 
 def _area(row: dict[str, Any], box: Box) -> float:
-    """The object's area as the file gives it, else that of its box."""
+    """The object's area in the file, else that of its box."""
     with suppress(TypeError, ValueError, OverflowError):
         area = float(row.get("area", math.nan))
         if math.isfinite(area) and area >= 0:

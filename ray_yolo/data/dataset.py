@@ -1,7 +1,7 @@
-"""Training samples, each a function of its key, the recipe and the files; validation batches, of the data set alone.
+"""Training samples and validation batches.
 
-The same key gives the same sample in any process, in any order, on any machine; position in a batch, loader
-processes and workers play no part. Validation batches are cut once, so that any number of workers scores the same bits.
+A training sample depends only on its key, the recipe and the files: not on the process, order, machine, position in a
+batch or number of workers. Validation batches depend only on the data set: any number of workers scores the same bits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ray_yolo.ops.seeding import Stream, generator
 Sample = dict[str, Any]
 Batch = dict[str, Tensor]
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""A terminal, or `timeout`, sends them to the whole process group: the training alone acts on them."""
+"""A terminal or `timeout` sends them to the whole process group; only the training process handles them."""
 _QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 _log = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ class TrainDataset(Dataset[Sample]):
     """Augmented samples of an index.
 
     Args:
-        epochs: length of the training; the last `augment.close_mosaic` of it go without mosaic and mixup.
-        shapes: (images, 2) output (height, width) of each image for rectangular training, which has no mosaic;
-            None gives squares. Images of one batch must have the same.
+        epochs: length of the training; its last `augment.close_mosaic` epochs have no mosaic and mixup.
+        shapes: (images, 2) output (height, width) of each image for rectangular training without mosaic; None: squares.
+            Images of one batch must share a shape.
         quad: merge groups of four samples of a batch.
     """
 
     def __init__(self, index: AnnotationIndex, store: ImageStore, augment: AugmentConfig, imgsz: int, seed: int,
                  epochs: int, shapes: np.ndarray | None = None, *, quad: bool = False) -> None:
-        # Outlines matter where pictures are cut or moved, and are the bulk of what a process is sent.
+        # Outlines matter only if images are cut or moved, and are the largest part of a pickled index.
         moved = (augment.mosaic, augment.translate, augment.scale, augment.degrees, augment.shear, augment.perspective)
         self.index = replace(index, polygons=index.polygons if any(moved) else {}, findings=())
         self.pictures = store
@@ -68,7 +68,7 @@ class TrainDataset(Dataset[Sample]):
         return self._sample(key, np.empty((*self._size(key.image), 3), np.uint8))
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Batch:
-        """The batch of several keys' samples (see `collate`), each written straight into its place."""
+        """The batch of several keys' samples (see `collate`), each written directly into the batch."""
         images = torch.empty((len(keys), *self._size(keys[0].image), 3), dtype=torch.uint8)
         samples = [self._sample(key, out) for key, out in zip(keys, images.numpy(), strict=True)]
         return quad_collate(samples) if self.quad else collate(samples, images)
@@ -97,22 +97,22 @@ class TrainDataset(Dataset[Sample]):
                 "classes": torch.from_numpy(labels.classes), "index": key.image, "draw": rng.random()}
 
     def _picture(self, number: int) -> tuple[np.ndarray, Labels, tuple[float, float]]:
-        """A picture at the network's size, its labels as they are in the file, and the factors (x, y) from there to it;
-        the next one that can be read if it is damaged."""
+        """An image at the network's size, its labels in original pixels, and the factors (x, y) between them. A damaged
+        image is replaced by the next readable one."""
         for step in range(len(self)):
             image = (number + step) % len(self)
             try:
                 pixels = self.pictures.load(image)
             except UnreadableImageError as error:
-                _log.warning("%s: %s; the next image takes its place", self.index.paths[image], error)
+                _log.warning("%s: %s; replaced by the next image", self.index.paths[image], error)
                 continue
-            shown = self.index[image]
-            factors = (pixels.shape[1] / shown.size[1], pixels.shape[0] / shown.size[0])
-            return pixels, Labels(shown.classes, shown.boxes, shown.polygons), factors
-        raise DatasetError("none of the data set's images can be read any more; are its files still there?")
+            annotation = self.index[image]
+            factors = (pixels.shape[1] / annotation.size[1], pixels.shape[0] / annotation.size[0])
+            return pixels, Labels(annotation.classes, annotation.boxes, annotation.polygons), factors
+        raise DatasetError("none of the data set's images can be read any more; check that its files still exist")
 
     def _mosaic(self, rng: np.random.Generator, number: int, out: np.ndarray) -> tuple[Labels, range]:
-        """Write a mosaic of a picture and three others; returns its labels and the rows that hold pictures."""
+        """Write a mosaic of an image and three others. Returns its labels and the rows that images cover."""
         size = self.imgsz
         seam = tuple(rng.integers(size // 2, size + size // 2 + 1, 2).tolist())
         partners = rng.integers(0, len(self), 3).tolist()
@@ -143,7 +143,7 @@ class TrainDataset(Dataset[Sample]):
 def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
     """A batch: images (B, 3, H, W) uint8 in channels-last memory, targets (N, 6), indices (B,).
 
-    images: (B, H, W, 3), if the samples' pictures lie in it already.
+    images: (B, H, W, 3), if it already has the samples' pixels.
     """
     if images is None:
         images = torch.stack([sample["image"].permute(1, 2, 0) for sample in samples])
@@ -153,15 +153,15 @@ def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
 
 
 def as_it_is(batch: Any) -> Any:
-    """What a loader is to do with a batch that its data set has made."""
+    """The identity, as `collate_fn` of loaders whose data set makes batches."""
     return batch
 
 
 def quad_collate(samples: Sequence[Sample]) -> Batch:
     """A batch of ceil(B / 4) images of twice the height and width, each from four neighbouring samples.
 
-    By the draw of the group's first sample: either that sample alone, enlarged, or all four side by side. A last
-    group of fewer than four leaves grey where there is none.
+    The first sample's draw decides: either that sample alone, enlarged, or all four in a grid. An incomplete last group
+    leaves grey.
     """
     return collate([_quad(samples[first:first + 4]) for first in range(0, len(samples), 4)])
 
@@ -190,8 +190,8 @@ def targets(labels: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def start_forkserver() -> None:
-    """Start the process that forks loader processes, unless it runs. It and they block `GROUP_SIGNALS`."""
-    multiprocessing.set_forkserver_preload([__name__])  # torch is imported once, not by each of them
+    """Start the fork server of loader processes, unless it runs. The server and its children block `GROUP_SIGNALS`."""
+    multiprocessing.set_forkserver_preload([__name__])  # torch is imported once, not by each child
     resource_tracker.ensure_running()  # which unblocks these signals; it ignores them itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -201,11 +201,11 @@ def start_forkserver() -> None:
 
 
 def worker_init(_: int) -> None:
-    """For each loader process: a process group of its own, where signals to the training's group do not reach it, and
-    one thread, because parallelism comes from the processes.
+    """Set up a loader process: its own process group, out of reach of signals to the training's group, and one thread,
+    because parallelism comes from the processes.
     """
     os.setpgid(0, 0)
-    while signal.sigtimedwait(GROUP_SIGNALS, 0):  # came before that
+    while signal.sigtimedwait(GROUP_SIGNALS, 0):  # drop those that arrived before
         pass
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # torch ends a loader that hangs with SIGTERM
     keep_freed_memory()
@@ -221,7 +221,7 @@ class ValBatch(NamedTuple):
 
 
 def padded_shapes(sizes: np.ndarray, imgsz: int, grid: int, pad: float = 0.5) -> np.ndarray:
-    """Network input (height, width) of each image, (n, 2) int64, from its own size alone.
+    """Network input (height, width) of each image, (n, 2) int64, from its size.
 
     ceil(side x imgsz / long side / grid + pad) x grid.
     """
@@ -249,7 +249,7 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         return len(self.batches)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """A batch as `collate` makes it, and what maps its boxes back to the original pixels.
+        """A batch as in `collate`, with the mapping of its boxes to original pixels.
 
         ratios, pads (B, 2) float32, (y, x): input = original x ratio + pad. sizes (B, 2) int64: original
         (height, width).
@@ -257,12 +257,12 @@ class ValDataset(Dataset[dict[str, Tensor]]):
         batch = self.batches[number]
         images, labels, ratios, pads = [], [], [], []
         for image in batch.indices:
-            pixels, shown = self.store.load_or_grey(image), self.index[image]
+            pixels, annotation = self.store.load_or_grey(image), self.index[image]
             padded, (top, left) = effects.letterbox(pixels, batch.shape)
-            ratio = np.array(pixels.shape[:2]) / np.array(shown.size)
-            boxes = shown.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
+            ratio = np.array(pixels.shape[:2]) / np.array(annotation.size)
+            boxes = annotation.boxes * ratio[[1, 0, 1, 0]] + np.array([left, top, left, top])
             images.append(torch.from_numpy(padded))
-            labels.append((torch.tensor(shown.classes), torch.from_numpy(boxes.astype(np.float32))))
+            labels.append((torch.tensor(annotation.classes), torch.from_numpy(boxes.astype(np.float32))))
             ratios.append(ratio)
             pads.append((top, left))
         return {"images": torch.stack(images).permute(0, 3, 1, 2), "targets": targets(labels),

@@ -1,8 +1,7 @@
-"""Data-set YAML as its users have it, turned into one frozen value with absolute paths.
+"""Parse data-set YAML into one frozen value with absolute paths.
 
-Knows the YOLOv5 keys (path, train, val, test, names, nc) and the habits around them: names as a list or
-by number, splits as folders, list files, patterns or lists of those, Roboflow's `../train/images`.
-Nothing is ever downloaded and no code from a description is run.
+Supports the YOLOv5 keys (path, train, val, test, names, nc) and their variants: names as a list or by number; splits as
+folders, list files, patterns or lists of those; Roboflow's `../train/images`. The `download` entry is never run.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from ray_yolo.storage.store import is_address
 
 Where = Callable[..., str]  # keys from the top -> "file:line"
 _ADDRESS = re.compile(r"https?://[^\s'\"`)\],]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would tear the tables of results apart
-MAX_CLASSES = 2**15  # what a model's head can tell apart; the largest public data sets name some 20,000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # would break the tables of results
+MAX_CLASSES = 2**15  # limit of a model's head; the largest public data sets have some 20,000
 
 
 @dataclass(frozen=True)
 class DatasetDescription:
-    """Where a data set's images are and what its classes are called.
+    """The images and class names of a data set.
 
-    Splits hold absolute paths of folders, list files, COCO files or glob patterns; () where there is none.
-    `image_folders` has the folder of a COCO file's images where it was given.
+    Splits are absolute paths of folders, list files, COCO files or glob patterns; () for a missing split.
+    `image_folders` maps a COCO file to its folder of images if the description gives one.
     """
 
     file: str
@@ -44,9 +43,9 @@ class DatasetDescription:
     val: tuple[str, ...]
     test: tuple[str, ...]
     names: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()  # what there was to say about the description itself
+    findings: tuple[Finding, ...] = ()  # about the description itself
     image_folders: Mapping[str, str] = field(default_factory=dict)
-    snapshot: DatasetSnapshot | None = None  # where the data set lies in a store
+    snapshot: DatasetSnapshot | None = None  # of a data set in a store
 
     def split(self, name: str) -> tuple[str, ...]:
         """Sources of `train`, `val` or `test`.
@@ -60,20 +59,21 @@ class DatasetDescription:
 
 
 def read_description(source: str | Path) -> DatasetDescription:
-    """The description of a built-in data set (drawn if need be), of a YAML file, or of one in a store, whose data set
-    is mirrored on this machine.
+    """The description of a built-in data set (drawn on first use), of a YAML file, or of one in a store, whose data set
+    is downloaded to this machine.
 
     Raises:
         DatasetError: if there is no such data set or its description cannot be used.
     """
     if is_address(str(source)):
-        mirrored = snapshot(str(source))
+        local = snapshot(str(source))
+        folder, name = address_parts(local.address)
         try:
-            found = read_description(Path(mirrored.folder, address_parts(mirrored.address)[1]))
+            description = read_description(Path(local.folder, name))
         except InputError as error:
-            raise DatasetError(str(error).replace(mirrored.folder, address_parts(mirrored.address)[0])) from None
-        return replace(found, file=mirrored.address, snapshot=mirrored)
-    from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
+            raise DatasetError(str(error).replace(local.folder, folder)) from None
+        return replace(description, file=local.address, snapshot=local)
+    from ray_yolo.config.yaml import load_text_yaml  # as text: names may look like numbers or booleans
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
     if os.path.isdir(path):
@@ -89,21 +89,21 @@ def _description_in(folder: Path) -> Path:
     """The YAML file of a data set's folder: data.yaml, else the only one.
 
     Raises:
-        DatasetError: if there is none, or which of several is open.
+        DatasetError: if there is none, or several without a data.yaml.
     """
-    found = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
-    if named := [file for file in found if file.name == "data.yaml"] or (found if len(found) == 1 else []):
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
+    if named := [file for file in files if file.name == "data.yaml"] or (files if len(files) == 1 else []):
         return named[0]
-    several = f"holds several YAML files ({', '.join(file.name for file in found[:4])}); give the path of one"
-    raise DatasetError(f"{folder}: {several if found else 'holds no YAML file; give the path of a data-set YAML'}")
+    several = f"holds several YAML files ({', '.join(file.name for file in files[:4])}); give the path of one"
+    raise DatasetError(f"{folder}: {several if files else 'holds no YAML file; give the path of a data-set YAML'}")
 
 
 def describe(content: Mapping[str, Any], path: Path, where: Where | None = None) -> DatasetDescription:
     """The description in an already loaded YAML mapping.
 
     Args:
-        path: the file that it came from; its folder is what `path:` starts from.
-        where: gives `file:line` of a key for messages; the file alone by default.
+        path: its file; `path:` is relative to the file's folder.
+        where: returns `file:line` of a key for messages; by default the file.
 
     Raises:
         DatasetError: naming the key, for classes or splits that are missing, ill-typed or not on disk.
@@ -117,27 +117,27 @@ def describe(content: Mapping[str, Any], path: Path, where: Where | None = None)
     if not splits["train"] and not splits["val"]:
         raise DatasetError(f"{path}: there is neither a `train` nor a `val` split; "
                            "add lines such as `train: images/train`")
-    findings = (*_unrun(content, where), *_doubles(names, where("names")))
+    findings = (*_download_code(content, where), *_duplicates(names, where("names")))
     return DatasetDescription(str(path), root, names=names, findings=findings, image_folders=folders,
                               snapshot=None, **splits)
 
 
-def _unrun(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
-    """Code under `download` is never run, which is said so that nobody believes it; an address says so itself."""
+def _download_code(content: Mapping[str, Any], where: Where) -> Iterator[Finding]:
+    """Report code under `download`, which is never run; an address needs no report."""
     download = content.get("download")
     if download and not (isinstance(download, str) and _ADDRESS.fullmatch(download.strip())):
-        yield Finding(where("download"), "download: holds code, which is never run here; the data are there", False)
+        yield Finding(where("download"), "download: contains code, which is never run; the data exist already", False)
 
 
-def _doubles(names: tuple[str, ...], where: str) -> Iterator[Finding]:
-    """A word on every name that several classes have."""
+def _duplicates(names: tuple[str, ...], where: str) -> Iterator[Finding]:
+    """Report each name that several classes share."""
     numbers: dict[str, list[str]] = defaultdict(list)
     for number, name in enumerate(names):
         numbers[name].append(str(number))
     for name, same in numbers.items():
         if len(same) > 1:
             yield Finding(where, f"names: {short(name)} is the name of {len(same)} classes ({', '.join(same[:10])}); "
-                                 "labels that say the name belong to the first", False)
+                                 "labels with this name belong to the first", False)
 
 
 def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _names(content: Mapping[str, Any], where: Where) -> tuple[str, ...]:
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or not str(name).strip():
             raise DatasetError(f"{where('names')}: names: {short(name)} is not a class name; put it in quotes")
         if _CONTROL.search(str(name).strip()):
-            raise DatasetError(f"{where('names')}: names: {short(name)} holds line ends or control characters")
+            raise DatasetError(f"{where('names')}: names: {short(name)} contains line ends or control characters")
     if count is not None and count != len(value):
         raise DatasetError(f"{where('nc')}: nc is {count}, but names has {len(value)} entries; "
                            "make them agree or drop nc")
@@ -174,7 +174,7 @@ def _count(value: object, where: str) -> int | None:
 
 
 def _number(value: object) -> int:
-    """A whole number as it may be written; -1 for anything else."""
+    """An integer or its decimal text; -1 for anything else."""
     plain = not isinstance(value, bool) and str(value).isdecimal() and len(str(value)) < 10
     return int(str(value)) if plain else -1
 
@@ -187,37 +187,36 @@ def _text(value: object, where: str, key: str) -> str:
 
 def _sources(content: Mapping[str, Any], key: str, root: Path, where: Where, folders: dict[str, str]
              ) -> tuple[str, ...]:
-    """The places of a split; of an entry `{annotations: FILE, images: FOLDER}` the file, its folder goes to `folders`.
-    """
+    """The sources of a split. `{annotations: FILE, images: FOLDER}` yields FILE, which `folders` maps to FOLDER."""
     value = content.get(key)
     entries = value if isinstance(value, list) else [] if value in (None, "") else [value]
-    found = []
+    sources = []
     for entry in entries:
         both = isinstance(entry, Mapping) and entry.keys() == {"annotations", "images"}
         parts = (entry["annotations"], entry["images"]) if both else (entry,)
-        places = [_locate(_text(each, where(key), key), key, root, content, where) for each in parts]
-        found.append(places[0])
+        paths = [_locate(_text(part, where(key), key), key, root, content, where) for part in parts]
+        sources.append(paths[0])
         if both:
-            folders[places[0]] = places[1]
-    return tuple(found)
+            folders[paths[0]] = paths[1]
+    return tuple(sources)
 
 
 def _locate(entry: str, key: str, root: Path, content: Mapping[str, Any], where: Where) -> str:
-    """The place that an entry means: below `root`, or there without Roboflow's leading `../`."""
+    """The path of an entry: below `root`, else the same without Roboflow's leading `../`."""
     plain = re.sub(r"^(\.\./)+", "", entry)
     tried = list(dict.fromkeys(os.path.normpath(root / os.path.expanduser(text)) for text in (entry, plain)))
     for candidate in tried:
         if os.path.exists(candidate) or (glob.has_magic(candidate) and matching(candidate)):
             return candidate
-    if key == "test":  # many descriptions name a test split that was never shipped; it is missed when asked for
+    if key == "test":  # many descriptions name a test split without files; using it is the error
         return tried[0]
-    raise DatasetError(f"{where(key)}: {key}: {entry!r} is not there; looked for {' and '.join(tried)}"
-                       f"{_to_fetch(content)}; correct the entry or `path`")
+    raise DatasetError(f"{where(key)}: {key}: {entry!r} does not exist; looked for {' and '.join(tried)}"
+                       f"{_download_hint(content)}; correct the entry or `path`")
 
 
-def _to_fetch(content: Mapping[str, Any]) -> str:
-    """What a message about missing data says of the `download` entry, if there is one."""
+def _download_hint(content: Mapping[str, Any]) -> str:
+    """The hint about the `download` entry, if there is one, for a message about missing data."""
     if not (download := content.get("download")):
         return ""
     addresses = list(dict.fromkeys(_ADDRESS.findall(str(download))))[:5]
-    return f" (`download` is never run here: fetch the data yourself{''.join(f', {each}' for each in addresses)})"
+    return f" (`download` is never run: download the data yourself{''.join(f', {each}' for each in addresses)})"

@@ -1,8 +1,8 @@
-"""Decoded images at the network's size, kept once per node and shared by every process on it.
+"""Decoded images at the network's size, cached once per node and shared by all its processes.
 
-One file holds all images of a split back to back, in memory (`/dev/shm`) or on disk; workers and loader
-processes map it read-only, so N processes need the memory of one and a restarted worker finds it again. The
-file is named by what it was made from, built once under a lock, and appears whole or not at all.
+One file holds all images of a split back to back, in memory (`/dev/shm`) or on disk. Workers and loader processes map
+it read-only, so N processes need the memory of one, and a restarted worker reuses it. Its name is a digest of its
+sources; it is built once under a lock and appears atomically.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from ray_yolo.data.index_cache import cache_folder, content_key
 from ray_yolo.storage.lease import try_lock
 
 Mode = Literal["none", "ram", "disk"]
-MEMORY_SHARE = 0.25  # of what is free, that a choice of ours fills with images
-FORMAT = 3  # of the kept file; raise it when a pixel of it would change
-SHARED_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
-_MARGIN = 1.1  # of free space, so that others can breathe
+MEMORY_SHARE = 0.25  # of the free memory, for images that are cached by default
+FORMAT = 3  # of the cache file; raise it when a pixel of it would change
+SHARED_MEMORY = Path("/dev/shm")  # Linux's file system in memory
+_MARGIN = 1.1  # required free space per byte, to leave some for others
 _LOCK_SECONDS = 3600.0  # for another process to decode a large data set
 _log = logging.getLogger(__name__)
 
 
 def loaded_sizes(sizes: np.ndarray, imgsz: int) -> np.ndarray:
-    """Sizes after the long side became `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
+    """Sizes scaled to a long side of `imgsz`: (n, 2) int64 from (n, 2), (height, width), at least 1 px."""
     return np.maximum(1, np.rint(sizes * (imgsz / sizes.max(axis=-1, keepdims=True)))).astype(np.int64)
 
 
 def decoded_bytes(index: AnnotationIndex, imgsz: int) -> int:
-    """What a store of the index's images keeps."""
+    """Bytes of the index's decoded images."""
     return int(loaded_sizes(index.sizes, imgsz).prod(axis=1).sum()) * 3
 
 
 def room_for_images() -> int:
-    """Bytes of this node's memory that may be filled with images unasked."""
+    """Bytes of this node's memory that the cache may use by default."""
     with suppress(OSError):
         return int(min(MEMORY_SHARE * available_memory(), shutil.disk_usage(SHARED_MEMORY).free / _MARGIN))
     return 0
 
 
 class ImageStore:
-    """Images of an index with their long side at `imgsz`, decoded when asked for or once per node.
+    """Images of an index with their long side at `imgsz`, decoded on access or once per node.
 
     Pickling it is cheap: another process maps the same file.
 
     Args:
-        mode: none decodes at every call; ram and disk keep one file per node.
-        directory: folder of the kept file; by default shared memory (ram) or the user's cache (disk).
-        smooth: shrink by area averaging, from the whole picture (validation), instead of linearly (training).
+        mode: none decodes at every call; ram and disk cache one file per node.
+        directory: folder of the cache file; by default shared memory (ram) or the user's cache (disk).
+        smooth: shrink the full image by area averaging (validation) instead of linearly (training).
     """
 
     def __init__(self, index: AnnotationIndex, imgsz: int, mode: Mode = "none", directory: Path | None = None, *,
@@ -91,43 +91,43 @@ class ImageStore:
         return {**self.__dict__, "_mapped": None}
 
     def load(self, image: int) -> np.ndarray:
-        """(height, width, 3) uint8 RGB, long side `imgsz`; read-only where it is kept.
+        """(height, width, 3) uint8 RGB, long side `imgsz`; read-only if cached.
 
         Raises:
-            UnreadableImageError: if the file no longer holds the picture that the index describes.
+            UnreadableImageError: if the file no longer has the image that the index describes.
         """
         if self.file is None:
             return self._decode(image)
         if self._mapped is None:
             self._mapped = _map(self.file)
         if not self._mapped[self._starts[-1] + image]:
-            raise UnreadableImageError("could not be decoded when the images were kept")
+            raise UnreadableImageError("could not be decoded when the images were cached")
         return self._mapped[self._starts[image]:self._starts[image + 1]].reshape(*self.sizes[image].tolist(), 3)
 
     def load_or_grey(self, image: int) -> np.ndarray:
-        """The same, or grey of its size if it was damaged since the check: its labels then count as missed."""
+        """`load`, or a grey image if the file was damaged after the check: its labels then count as missed."""
         try:
             return self.load(image)
         except UnreadableImageError as error:
-            _log.warning("%s: %s; a grey picture takes its place", self.paths[image], error)
+            _log.warning("%s: %s; replaced by a grey image", self.paths[image], error)
             return np.full((*self.sizes[image].tolist(), 3), GREY, np.uint8)
 
     def close(self) -> None:
-        """Give the file back; in shared memory the last one to leave removes it."""
+        """Unmap the file; in shared memory its last user removes it."""
         self._mapped = None
         if self.file is not None and SHARED_MEMORY in self.file.parents:
             _remove_unused(self.file)
 
     def _decode(self, image: int) -> np.ndarray:
-        original, wanted = self._original[image], self.sizes[image]
-        # An eighth, quarter or half is enough to train on where it is as large as what is wanted. Sides that had to be
-        # rounded would move the picture against its labels. Validation sees what prediction does, of any pixels.
+        original, target = self._original[image], self.sizes[image]
+        # Training may decode at an eighth, quarter or half if that is not below the target size. Rounded sides would
+        # shift the image against its labels. Validation decodes in full, as prediction does.
         reduction = next((part for part in (8, 4, 2) if not self._smooth
-                          and (original >= part * wanted).all() and not (original % part).any()), 1)
+                          and (original >= part * target).all() and not (original % part).any()), 1)
         picture = read_image(self.paths[image], reduction)
         if picture.shape[:2] not in (tuple(original.tolist()), tuple((original // reduction).tolist())):
             raise UnreadableImageError("has changed its size since the data set was checked")
-        height, width = wanted.tolist()
+        height, width = target.tolist()
         if picture.shape[:2] == (height, width):
             return picture
         shrinks = height < picture.shape[0] or width < picture.shape[1]
@@ -135,14 +135,14 @@ class ImageStore:
         return cv2.resize(picture, (width, height), interpolation=method)
 
     def _build(self, file: Path) -> np.ndarray:
-        """The file's bytes, made first if need be. Mapped under the lock: what nobody maps counts as left behind."""
+        """The file's bytes, built first if missing. Mapped under the lock: an unmapped file counts as unused."""
         with _only_one(file.with_suffix(".lock")):
             if file.exists():
                 return _map(file)
             for other in file.parent.glob("*.rgb"):
                 if SHARED_MEMORY in other.parents:
                     _remove_unused(other)
-            temporary = file.with_suffix(".part")  # the lock makes us its only writer
+            temporary = file.with_suffix(".part")  # its only writer holds the lock
             try:
                 self._fill(temporary)
                 temporary.replace(file)
@@ -152,53 +152,53 @@ class ImageStore:
 
     def _fill(self, temporary: Path) -> None:
         total = int(self._starts[-1]) + len(self)
-        temporary.unlink(missing_ok=True)  # left by a kill, or a link
+        temporary.unlink(missing_ok=True)  # of a killed process, or a link
         with temporary.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, total)  # "no space" now, not a bus error later
         content = np.memmap(temporary, np.uint8, "r+", shape=(total,))
 
-        def keep(image: int) -> None:
+        def store(image: int) -> None:
             with suppress(UnreadableImageError):
                 content[self._starts[image]:self._starts[image + 1]] = self._decode(image).reshape(-1)
                 content[self._starts[-1] + image] = 1
 
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            list(pool.map(keep, range(len(self)), chunksize=8))
+            list(pool.map(store, range(len(self)), chunksize=8))
         content.flush()
 
 
 def _folder(mode: Mode, directory: Path | None, num_bytes: int) -> Path | None:
-    """Where the images fit: shared memory, else disk, else nowhere (with a warning)."""
-    places = [directory or cache_folder() / "images"]
+    """The first folder with enough space: shared memory, disk, or None (with a warning)."""
+    folders = [directory or cache_folder() / "images"]
     if mode == "ram":
-        places.insert(0, directory or SHARED_MEMORY / f"ray_yolo-{os.getuid()}")
-    for number, place in enumerate(places):
+        folders.insert(0, directory or SHARED_MEMORY / f"ray_yolo-{os.getuid()}")
+    for number, folder in enumerate(folders):
         with suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if place.parent == SHARED_MEMORY and not _is_private(place):
-                _log.warning("%s is not this user's alone (another user made it, or may write to it): memory is not "
-                             "used; remove it, or give --cache disk", place)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.parent == SHARED_MEMORY and not _is_private(folder):
+                _log.warning("%s is not private (another user created it, or may write to it): memory is not used; "
+                             "remove it, or use --cache disk", folder)
                 continue
-            memory = available_memory() if SHARED_MEMORY in place.parents else math.inf
-            if min(shutil.disk_usage(place).free, memory) > num_bytes * _MARGIN:
+            memory = available_memory() if SHARED_MEMORY in folder.parents else math.inf
+            if min(shutil.disk_usage(folder).free, memory) > num_bytes * _MARGIN:
                 if number:
-                    _log.warning("decoded images need %s, more than memory has free: kept in %s",
-                                 format_size(num_bytes), place)
-                return place
-    _log.warning("decoded images need %s, more than is free in %s: nothing is cached", format_size(num_bytes),
-                 places[-1])
+                    _log.warning("decoded images need %s, more than the free memory: cached in %s",
+                                 format_size(num_bytes), folder)
+                return folder
+    _log.warning("decoded images need %s, more than the free space in %s: they are not cached",
+                 format_size(num_bytes), folders[-1])
     return None
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can have put a file or a link there: shared memory is everybody's, its names are known."""
-    state = folder.lstat()
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
+    """Whether no other user can have created a file or link there: shared memory is world-writable."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
-    """Context of one process at a time. It takes the file along: who has waited for that one asks for another."""
+    """Admits one process at a time and removes the lock file; a process that waited for it opens a new one."""
     while True:
         with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
             _lock(lock, file, fcntl.LOCK_EX)
@@ -217,17 +217,17 @@ def _is_at(path: Path, file: IO[Any]) -> bool:
 
 
 def _lock(path: Path, file: IO[Any], kind: int) -> None:
-    """Wait for a lock that another process has, but not for ever: it may be frozen. Then a TimeoutError."""
+    """Wait for a lock of another process; TimeoutError after a while, because that process may be frozen."""
     deadline = time.monotonic() + _LOCK_SECONDS
     while not try_lock(file, kind):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path}: another process has kept it locked for {_LOCK_SECONDS:g} s; end that one, or "
+            raise TimeoutError(f"{path}: another process has locked it for {_LOCK_SECONDS:g} s; end that process, or "
                                "use --cache none")
         time.sleep(0.05)
 
 
 def _map(path: Path) -> np.ndarray:
-    """The file's bytes, read-only. A shared lock, as long-lived as the mapping, tells others that it is in use."""
+    """The file's bytes, read-only. A shared lock marks it as in use for the lifetime of the mapping."""
     with path.open("rb") as file:
         _lock(path, file, fcntl.LOCK_SH)
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

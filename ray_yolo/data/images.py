@@ -1,4 +1,4 @@
-"""Image files to arrays: what is read is upright, RGB, eight bits, or refused with a reason."""
+"""Decode image files to upright 8-bit RGB arrays, or refuse them with a reason."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from PIL import Image, ImageOps
 from ray_yolo.core.errors import DatasetError
 
 cv2.setNumThreads(0)  # parallelism comes from processes and our own thread pools
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file is for the caller to tell
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the caller reports damaged files
 
 SUFFIXES = frozenset({".bmp", ".dng", ".jpeg", ".jpg", ".mpo", ".pfm", ".png", ".tif", ".tiff", ".webp"})
 MIN_SIDE_PX = 10
 MAX_PIXELS = 178_956_970  # Pillow's limit for decompression bombs
-# OpenCV's bits of "a half, quarter, eighth"; with its bit of RGB they do not mean grey.
+# OpenCV's flags for a half, quarter and eighth; combined with RGB they do not mean grey.
 _REDUCED = {1: 0, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
             8: cv2.IMREAD_REDUCED_GRAYSCALE_8}
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
-# What Pillow may take a file for, whatever its suffix. The others are no pictures that cameras make, and one of them
-# (EPS) starts a program to be drawn.
+# The formats that Pillow may detect, for any suffix. Cameras do not write others, and EPS would start a program.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_FILLED = 128  # grey of what a JPEG has no data for
+_FILLED = 128  # grey of missing JPEG data
 _MORE = bytes(range(1, 255)) * 4
-# What Pillow raises for damaged files, a decompression bomb apart.
+# Errors of Pillow for damaged files, except decompression bombs.
 _DAMAGE = (OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError, struct.error)
 
 
 class UnreadableImageError(DatasetError):
-    """An image file that has to be left out; the message is the reason and does not repeat the path."""
+    """An unusable image file; the message is the reason without the path."""
 
 
 def read_image(path: str | bytes, reduction: int = 1) -> np.ndarray:
-    """The upright picture, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, 16 bits cut to 8.
+    """The upright image, (height, width, 3) uint8 RGB; grey is repeated, alpha dropped, 16 bits cut to 8.
 
     Args:
         path: of the file, or its content.
-        reduction: 2, 4 or 8 gives a JPEG with sides so many times shorter, which costs less; 1 as it is.
+        reduction: 2, 4 or 8 decodes a JPEG faster, with its sides divided by it; 1: full size.
 
     Raises:
-        UnreadableImageError: if the file is no picture, is damaged or ends early.
+        UnreadableImageError: if the file is no image, is damaged or ends early.
     """
     content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else np.fromfile(path, np.uint8)
     if content.size and (image := _decode(path, content, reduction)) is not None:
@@ -59,11 +58,11 @@ def _decode(path: str | bytes, content: np.ndarray, reduction: int) -> np.ndarra
             return None
         grey = np.nan_to_num(floats * 255.0, nan=0.0, posinf=255.0, neginf=0.0).clip(0, 255).astype(np.uint8)
         return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB if grey.ndim == 2 else cv2.COLOR_BGR2RGB)
-    way = cv2.IMREAD_COLOR_RGB
-    if content[:2].tobytes() == _JPEG:  # others would be decoded in full and then resized
-        way |= _REDUCED[reduction]
+    flags = cv2.IMREAD_COLOR_RGB
+    if content[:2].tobytes() == _JPEG:  # OpenCV would decode others in full and resize them
+        flags |= _REDUCED[reduction]
     try:
-        image = cv2.imdecode(content, way)
+        image = cv2.imdecode(content, flags)
     except cv2.error:
         image = None
     return image if image is not None else _decode_with_pillow(path)
@@ -82,7 +81,7 @@ def _open(path: str | bytes) -> Image.Image:
 
 
 def _decode_with_pillow(path: str | bytes) -> np.ndarray | None:
-    """Second opinion for rare forms (32-bit TIFF) that OpenCV does not know."""
+    """Fallback for rare formats (32-bit TIFF) that OpenCV does not support."""
     try:
         with _open(path) as file:
             return np.array(ImageOps.exif_transpose(file).convert("RGB"))
@@ -91,34 +90,34 @@ def _decode_with_pillow(path: str | bytes) -> np.ndarray | None:
 
 
 def check_image(path: str | bytes) -> tuple[int, int]:
-    """(height, width) of the upright picture in a file, or in its content, from its header, after a look at the data.
+    """(height, width) of the upright image in a file, or in its content, after a check of the data.
 
-    A JPEG is decoded at an eighth of its size, formats other than JPEG and PNG whole, to be sure.
+    A JPEG is decoded at an eighth of its size, formats other than JPEG and PNG in full.
 
     Raises:
-        UnreadableImageError: saying why the file cannot be used.
+        UnreadableImageError: with the reason.
     """
     if (len(path) if isinstance(path, bytes) else Path(path).stat().st_size) == 0:
         raise UnreadableImageError("is empty (0 bytes)")
-    height, width, whole = _header(path)
+    height, width, complete = _header(path)
     if height * width > MAX_PIXELS:
         raise UnreadableImageError(f"has {width} x {height} pixels, more than the {MAX_PIXELS} that are decoded")
     if min(height, width) < MIN_SIDE_PX:
         raise UnreadableImageError(f"has {width} x {height} pixels; both sides must have {MIN_SIDE_PX} or more")
-    if whole:
+    if complete:
         return height, width
     content = _content(path)
     if content.startswith(_JPEG) and (small := _eighth(content)) is not None:
-        if _starves(content, small):
-            raise UnreadableImageError("is grey from some place on: its data end before the picture does")
+        if _is_truncated(content, small):
+            raise UnreadableImageError("is grey from some point on: its data end before the image does")
         return height, width
-    if _decode_with_pillow(path) is None:  # Pillow alone refuses a picture that ends early in every version
+    if _decode_with_pillow(path) is None:  # only Pillow refuses truncated images in every version
         raise UnreadableImageError("is damaged or cut off")
     return read_image(path).shape[:2]
 
 
 def _eighth(content: bytes) -> np.ndarray | None:
-    """A JPEG at an eighth of its size, as it lies in the file; None if it is damaged."""
+    """A JPEG at an eighth of its size, in stored orientation; None if it is damaged."""
     try:
         with _open(content) as file:
             file.draft("L", (1, 1))
@@ -127,27 +126,27 @@ def _eighth(content: bytes) -> np.ndarray | None:
         return None
 
 
-def _starves(content: bytes, small: np.ndarray) -> bool:
-    """Whether a JPEG with an end marker has too little data before it: decoders go on in grey and say nothing.
+def _is_truncated(content: bytes, small: np.ndarray) -> bool:
+    """Whether a JPEG with an end marker lacks data before it: decoders silently continue in grey.
 
-    With more data before the marker such a picture is another one; a whole one, which may end in grey, stays as it is.
+    Extra data before the marker changes a truncated image, but not a complete one, which may end in grey too.
     """
     if (small[-1, -1] != _FILLED).any():
         return False
     end = content.rindex(_JPEG_END)
-    fed = _eighth(content[:end] + _MORE + content[end:])
-    return fed is None or not np.array_equal(small, fed)
+    extended = _eighth(content[:end] + _MORE + content[end:])
+    return extended is None or not np.array_equal(small, extended)
 
 
 def _header(path: str | bytes) -> tuple[int, int, bool]:
-    """(height, width, known to be whole) from what the file says of itself."""
+    """(height, width, known to be complete) from the file's header."""
     try:
         with _open(path) as file:
             (width, height), kind = file.size, file.format
-            if kind == "PNG":  # asking for EXIF would decode it, so it is left to the decoder where there is any
-                whole = width * height <= MAX_PIXELS and b"eXIf" not in _content(path)
+            if kind == "PNG":  # reading EXIF would decode it, so a file with EXIF is left to the decoder
+                complete = width * height <= MAX_PIXELS and b"eXIf" not in _content(path)
                 file.verify()
-                return height, width, whole
+                return height, width, complete
             turned = file.getexif().get(0x0112) in _TURNED
     except Image.DecompressionBombError:
         raise UnreadableImageError(f"has far more than the {MAX_PIXELS} pixels that are decoded") from None

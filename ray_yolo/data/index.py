@@ -1,4 +1,4 @@
-"""All annotations of a split: every image and label file checked once, in parallel; and what there is, in numbers."""
+"""The annotations of a split: every image and label file is checked once, in parallel; and their statistics."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ from ray_yolo.data.label_files import LabelSources
 from ray_yolo.data.labels import NO_LABELS, ImageLabels, UnreadableLabelsError, box_areas
 
 _MANY = 4000  # images whose check takes longer than the start of processes
-_PART = 256  # images that a reader takes at once
-_TOLD = 10  # findings that an error lists
+_PART = 256  # images per task of a reader
+_LISTED = 10  # findings that an error lists
 
 
 class Checked(NamedTuple):
-    """One image file: its upright size, or none if it has to be left out; what its labels are, or none without a file;
-    and what there was to say."""
+    """The result of checking one image file."""
 
-    size: tuple[int, int] | None
-    found: ImageLabels | None
+    size: tuple[int, int] | None  # upright (height, width); None: the image is left out
+    labels: ImageLabels | None  # None: there is no label file
     findings: tuple[Finding, ...]
 
 
 def read_index(description: DatasetDescription, split: str, *, single_cls: bool = False, strict: bool = False,
                num_readers: int = 0) -> AnnotationIndex:
-    """Every usable image of a split, sorted by path, with its labels and what the check found.
+    """Every usable image of a split, sorted by path, with its labels and the findings of the check.
 
     Args:
         split: train, val or test.
-        single_cls: make every label class 0, called "item".
-        strict: refuse the data set if any image or label has to be left out.
+        single_cls: set every label to class 0, named "item".
+        strict: refuse the data set if any image or label is unusable.
         num_readers: threads, or processes where there are many images; 0 means one for each CPU, eight at most.
 
     Raises:
-        DatasetError: for a split without a usable image, or (strict) anything left out.
+        DatasetError: for a split without a usable image, or (strict) with an unusable image or label.
     """
     sources = LabelSources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
@@ -74,7 +73,7 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
 
 
 def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:
-    """The same images with the labels of some classes; the others are background. Numbers and names stay."""
+    """The same images with only the labels of some classes. Class numbers and names stay."""
     kept, owners = np.isin(index.classes, classes), np.arange(len(index)).repeat(np.diff(index.offsets))
     counts = np.bincount(owners[kept], minlength=len(index))
     polygons = {image: tuple(compress(outlines, kept[index.offsets[image]:].tolist()))
@@ -87,7 +86,7 @@ def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIn
 
 
 def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
-    """A part of the images, one at least, drawn by the seed; in their order."""
+    """A random subset of at least one image, by the seed, in the original order."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
     labels = np.concatenate([np.arange(index.offsets[image], index.offsets[image + 1]) for image in chosen])
     crowds = index.crowds[np.isin(index.crowds[:, 0], chosen)].copy()
@@ -96,7 +95,7 @@ def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex
         index, paths=tuple(index.paths[image] for image in chosen), sizes=index.sizes[chosen],
         offsets=np.concatenate([[0], np.cumsum(np.diff(index.offsets)[chosen])]).astype(np.int64),
         classes=index.classes[labels], boxes=index.boxes[labels], crowds=crowds,
-        polygons={place: index.polygons[image] for place, image in enumerate(chosen.tolist())
+        polygons={position: index.polygons[image] for position, image in enumerate(chosen.tolist())
                   if image in index.polygons},
         areas=None if index.areas is None else index.areas[labels])
 
@@ -104,21 +103,21 @@ def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex
 def _check_all(sources: LabelSources, num_readers: int) -> list[Checked]:
     parts = [sources.part(sources.paths[first:first + _PART]) for first in range(0, len(sources.paths), _PART)]
     with warnings.catch_warnings(), _readers(num_readers, len(sources.paths)) as pool:
-        # Pillow's about odd files. Set here and not where they arise: filters belong to the process, not to a thread.
+        # Pillow's, about odd files. Set here because filters are global to the process, not local to a thread.
         warnings.simplefilter("ignore")
         return list(chain.from_iterable(pool.map(_check_part, parts)))
 
 
 def _readers(number: int, num_images: int) -> Executor:
-    """Threads; processes for many images, because most of the work is Python's, of which threads share one core.
+    """Threads; for many images processes, because the work is mostly Python code, which holds the GIL.
 
-    Processes import their parent's main module, and a user's script may do everything again then: only our commands,
-    and sessions without a file, have them. They are spawned, since a process starts one fork server, and loader
-    processes need one that has imported torch.
+    Child processes import the main module, and a user's script may then run again. So only our commands and
+    sessions without a file use them. They are spawned: a process has one fork server, and loader processes need one
+    with torch preloaded.
     """
     main = sys.modules["__main__"]
-    ours = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
-    if num_images < _MANY or number < 2 or not ours:
+    importable = not hasattr(main, "__file__") or getattr(main.__spec__, "name", "").startswith("ray_yolo.")
+    if num_images < _MANY or number < 2 or not importable:
         return ThreadPoolExecutor(number)
     return ProcessPoolExecutor(number, get_context("spawn"), warnings.simplefilter, ("ignore",))
 
@@ -131,11 +130,11 @@ def _check(sources: LabelSources, path: str) -> Checked:
     findings: tuple[Finding, ...] = ()
     try:
         size = check_image(path)
-        found = sources.read_labels(path, size)
-        findings = tuple(found.findings) if found else ()
-        if not (found and not len(found.labels.classes) and any(finding.dropped for finding in findings)):
-            return Checked(size, found, findings)
-        problem = Finding(path, "no row of its labels can be used, so nobody knows what it shows", dropped=True)
+        labels = sources.read_labels(path, size)
+        findings = tuple(labels.findings) if labels else ()
+        if not (labels and not len(labels.labels.classes) and any(finding.dropped for finding in findings)):
+            return Checked(size, labels, findings)
+        problem = Finding(path, "no row of its labels is usable, so its contents are unknown", dropped=True)
     except UnreadableLabelsError as error:
         problem = error.finding
     except UnreadableImageError as error:
@@ -146,12 +145,13 @@ def _check(sources: LabelSources, path: str) -> Checked:
 
 
 def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[str, ...]) -> AnnotationIndex:
-    """The flat arrays of all images that were not left out, in the given order."""
+    """The flat arrays of all usable images, in the given order."""
     used = [(path, item) for path, item in zip(paths, checked, strict=True) if item.size]
-    found = [item.found or ImageLabels(NO_LABELS) for _, item in used]
-    labels, crowds, areas = [each.labels for each in found], [each.crowds for each in found], None
-    if any(each.areas is not None for each in found):  # as files give them, else of the boxes
-        areas = np.concatenate([box_areas(each.labels.boxes) if each.areas is None else each.areas for each in found])
+    images = [item.labels or ImageLabels(NO_LABELS) for _, item in used]
+    labels, crowds, areas = [image.labels for image in images], [image.crowds for image in images], None
+    if any(image.areas is not None for image in images):  # of the files, else of the boxes
+        areas = np.concatenate([box_areas(image.labels.boxes) if image.areas is None else image.areas
+                                for image in images])
     return AnnotationIndex(
         paths=tuple(path for path, _ in used),
         sizes=np.array([item.size for _, item in used], np.int32).reshape(-1, 2),
@@ -164,15 +164,16 @@ def build_index(paths: Sequence[str], checked: Sequence[Checked], names: tuple[s
         areas=areas,
         crowds=np.concatenate([np.zeros((0, 7)), *(np.insert(each, 0, number, axis=1)
                                                    for number, each in enumerate(crowds) if len(each))]),
-        num_without_file=sum(item.found is None for _, item in used))
+        num_without_file=sum(item.labels is None for _, item in used))
 
 
 def survey(index: AnnotationIndex) -> SplitCounts:
-    """What there is in a split, and where labels were looked for."""
-    out = [finding.image for finding in index.findings if finding.dropped]
+    """The statistics of a split, and its searched label paths."""
+    dropped = [finding.image for finding in index.findings if finding.dropped]
     without_boxes = int((np.diff(index.offsets) == 0).sum())
     return SplitCounts(
-        images=len(index), boxes=len(index.classes), images_left_out=sum(out), rows_left_out=len(out) - sum(out),
+        images=len(index), boxes=len(index.classes), images_left_out=sum(dropped),
+        rows_left_out=len(dropped) - sum(dropped),
         per_class=tuple(np.bincount(index.classes, minlength=len(index.names)).tolist()),
         empty_file=without_boxes - index.num_without_file, no_file=index.num_without_file, looked_for=index.looked_for,
         digest=index.digest)
@@ -182,46 +183,46 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     """Refuse a split without any box.
 
     Raises:
-        DatasetError: saying where labels were looked for, and what was left out.
+        DatasetError: with the searched label paths and the first unusable row or image.
     """
     if len(index.classes):
         return
     dropped = [finding for finding in index.findings if finding.dropped]
-    reasons = f"; {len(dropped)} rows and images were left out, the first: {listed(dropped[:1])}" if dropped else ""
+    reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
-                       f"{first_places(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if that is "
-                       "meant")
+                       f"{first_places(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if this is "
+                       "intended")
 
 
 def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescription) -> None:
-    """Refuse labels whose classes look counted from 1: none is 0, and some are as high as the number of classes.
+    """Refuse labels whose classes seem to count from 1: none is 0, and some equal the number of classes.
 
     Raises:
-        DatasetError: with the first row whose class is that high.
+        DatasetError: with the first such row.
     """
     number = len(index.names)
-    words = tuple(f"has the class {spelled}, but" for spelled in (number, float(number)))
-    beyond = next((finding for finding in index.findings if finding.what.startswith(words)), None)
+    prefixes = tuple(f"has the class {spelled}, but" for spelled in (number, float(number)))
+    beyond = next((finding for finding in index.findings if finding.what.startswith(prefixes)), None)
     if beyond and len(index.classes) and index.classes.min() > 0:
-        raise DatasetError(f"{description.file}: the classes of the labels look counted from 1: none is 0, and "
+        raise DatasetError(f"{description.file}: the classes of the labels seem to count from 1: none is 0, and "
                            f"{beyond.where} has {number}; YOLO labels count from 0, so subtract 1 from each class")
 
 
 def first_places(looked_for: Sequence[str]) -> str:
-    """WorkerPool in one line, the first of many."""
+    """The first paths, on one line."""
     more = len(looked_for) - 4
     return ", ".join(looked_for[:4]) + (f" and {more} more" if more > 0 else "")
 
 
 def listed(findings: Sequence[Finding]) -> str:
-    """Findings in one line, the first of many."""
-    more = len(findings) - _TOLD
-    lines = [f"{finding.where}: {finding.what}" for finding in findings[:_TOLD]]
+    """The first findings, on one line."""
+    more = len(findings) - _LISTED
+    lines = [f"{finding.where}: {finding.what}" for finding in findings[:_LISTED]]
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")
 
 
 def class_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """(num_classes,) weights in proportion to 1 / number of labels, with sum 1; absent classes count as one label."""
+    """(num_classes,) weights proportional to 1 / number of labels, with sum 1; absent classes count as one label."""
     counts = np.maximum(np.bincount(classes, minlength=num_classes), 1)
     return (1 / counts) / (1 / counts).sum()
 
@@ -229,7 +230,7 @@ def class_weights(classes: np.ndarray, num_classes: int) -> np.ndarray:
 def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.ndarray:
     """(images,) weights: the sum over an image's labels of class weight x (1 - average precision)^2.
 
-    Uniform where every weight is 0: no labels at all, or nothing left to learn.
+    Uniform if all weights are 0: without labels, or if every average precision is 1.
 
     Args:
         average_precisions: (classes,) mAP50-95 of the last validation, 0 before the first one.

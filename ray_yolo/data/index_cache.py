@@ -1,8 +1,7 @@
-"""The user's cache folder, and the label index in it, so that the next start need not read a hundred thousand files.
+"""The user's cache folder, and the label index in it, which saves later starts from reading all label files.
 
-Everything here can be made again, is named by what it was made from (a changed data set has another name and is read
-again), and appears whole or not at all: any number of processes may make the same entry at the same time. Nothing is
-ever written into the data set's own folder.
+Entries are reproducible, are named by a digest of their sources (a changed data set has a new entry), and appear
+atomically: several processes may create the same entry at the same time. The data set's own folder is never written to.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 from ray_yolo.core.files import replacing
 from ray_yolo.core.structures import AnnotationIndex, Finding
 
-FORMAT = 3  # raise it when a rule of reading or the layout of the copy changes
+FORMAT = 3  # raise it when label parsing or the file layout changes
 _log = logging.getLogger(__name__)
 
 
@@ -44,21 +43,21 @@ def publish(target: Path, make: Callable[[Path], object]) -> Path:
             make(temporary := Path(folder, target.name))
             temporary.replace(target)
         except OSError:
-            if not target.is_dir():  # not the race that another maker won
+            if not target.is_dir():  # another process was faster
                 raise
     return target
 
 
 def content_key(files: Iterable[str], *made_by: object) -> str:
-    """Name of a kept copy: a hash over what decides how it is made and every file's path, size and time of change."""
+    """The name of a cache entry: a hash of its parameters and of every file's path, size and modification time."""
     digest = hashlib.sha256(json.dumps(made_by).encode())
-    state = cache(_state_of)
+    status = cache(_status_of)
     for file in files:
-        digest.update(state(file).encode("utf-8", "surrogateescape"))
+        digest.update(status(file).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 
-def _state_of(file: str) -> str:
+def _status_of(file: str) -> str:
     try:
         status = os.stat(file)
     except OSError:
@@ -67,19 +66,19 @@ def _state_of(file: str) -> str:
 
 
 def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
-    """Write the copy; a cache folder that cannot be written only costs the time of reading again.
+    """Write an index to the cache. A failure is a warning: the index is then rebuilt at every start.
 
-    paths: the images that the index was made from, of which it may have left some out.
+    paths: all images of the split; the index may lack unusable ones.
     """
-    place = {path: number for number, path in enumerate(paths)}
+    position = {path: number for number, path in enumerate(paths)}
     outlined = [(image, outline) for image, outlines in index.polygons.items() for outline in outlines]
     arrays = {
-        "kept": np.array([place[path] for path in index.paths], np.int64), "sizes": index.sizes,
+        "kept": np.array([position[path] for path in index.paths], np.int64), "sizes": index.sizes,
         "offsets": index.offsets, "classes": index.classes, "boxes": index.boxes,
         "outlined": np.array([image for image, _ in outlined], np.int64),
         "lengths": np.array([len(outline) for _, outline in outlined], np.int64),
         "points": np.concatenate([np.zeros((0, 2), np.float32), *(outline for _, outline in outlined)]),
-        "findings": np.frombuffer(json.dumps([astuple(found) for found in index.findings]).encode(), np.uint8),
+        "findings": np.frombuffer(json.dumps([astuple(finding) for finding in index.findings]).encode(), np.uint8),
         "crowds": index.crowds, "without_file": np.array(index.num_without_file),
         **({} if index.areas is None else {"areas": index.areas}),
     }
@@ -88,19 +87,19 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
         with replacing(_file(key), durable=False) as temporary:
             np.savez(temporary, allow_pickle=False, **arrays)
     except OSError as error:
-        _log.warning("the label index cannot be kept in %s (%s): it is made anew at every start",
+        _log.warning("the label index cannot be written to %s (%s): it is rebuilt at every start",
                      cache_folder(), error.strerror)
 
 
 def recall(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIndex | None:
-    """The index that was kept, or None if there is none that can be read."""
+    """The cached index, or None if it is missing or unreadable."""
     try:
         with _file(key).open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
         findings = tuple(Finding(*entry) for entry in json.loads(arrays["findings"].tobytes()))
         polygons: dict[int, tuple[np.ndarray, ...]] = {}
         outlines = np.split(arrays["points"], np.cumsum(arrays["lengths"]))
-        for image, outline in zip(arrays["outlined"].tolist(), outlines, strict=False):  # nothing is behind the last
+        for image, outline in zip(arrays["outlined"].tolist(), outlines, strict=False):  # the last part is empty
             polygons[image] = (*polygons.get(image, ()), outline)
         return AnnotationIndex(
             tuple(paths[number] for number in arrays["kept"].tolist()), arrays["sizes"], arrays["offsets"],

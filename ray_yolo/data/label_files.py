@@ -1,4 +1,4 @@
-"""Which files a split consists of: its images in sorted order, and where the labels of each are."""
+"""The files of a split: its images in sorted order, and the label files of each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ray_yolo.data.labels import ImageLabels, UnreadableLabelsError
 from ray_yolo.data.sources import files_of, suffix
 from ray_yolo.data.yolo_txt import label_path, parse_labels
 
-MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: no picture has more, and no step could train on them
+MAX_BYTES = 16 * 2**20  # of a label file, some 400,000 boxes: more than any image has
 
 
 class LabelSources:
     """The images of a split and the reader of their labels.
 
-    A `.json` file, or a folder holding `instances_<split>*.json` or `_annotations.coco.json`, is COCO's, and has the
-    images that the file lists; every other image has a YOLO text file, a VOC file, or no labels.
+    A `.json` file, or a folder with `instances_<split>*.json` or `_annotations.coco.json`, is a COCO source with the
+    listed images. Every other image has a YOLO text file, a VOC file, or no labels.
 
     Attributes:
         paths: absolute paths in sorted order, each once.
-        findings: what there was to say about whole files.
+        findings: about whole files.
 
     Raises:
         DatasetError: if the split is not described, a source cannot be read, or there are no images.
@@ -38,7 +38,7 @@ class LabelSources:
         self._names = description.names
         self._coco: dict[str, CocoFile] = {}
         self.findings: list[Finding] = []
-        found: set[str] = set()
+        images: set[str] = set()
         for source in description.split(split):
             if files := _coco_files(Path(source), split):
                 for file in files:
@@ -48,15 +48,15 @@ class LabelSources:
                     self.findings += coco.findings
                 continue
             is_list = suffix(source) == ".txt" and os.path.isfile(source)
-            found.update(os.path.normpath(path) for path in files_of(source, description.root)
-                         if is_list or suffix(path) in SUFFIXES)
-        self.paths = sorted(found | set(self._coco))
+            images.update(os.path.normpath(path) for path in files_of(source, description.root)
+                          if is_list or suffix(path) in SUFFIXES)
+        self.paths = sorted(images | set(self._coco))
         if not self.paths:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
                                f"(looked for {', '.join(sorted(SUFFIXES))})")
 
     def part(self, paths: list[str]) -> LabelSources:
-        """Some of the images, with all that reading them takes and nothing of the others: small enough to be sent."""
+        """A subset of the images with the data to read them, small enough to send to a process."""
         chosen = copy(self)
         chosen.paths, chosen.findings = paths, []
         files = {path: self._coco[path] for path in paths if path in self._coco}
@@ -72,8 +72,8 @@ class LabelSources:
         return [label_path(path), str(xml)] if xml else [label_path(path)]
 
     def own_ids(self, path: str) -> tuple[int | str, dict[int, object]]:
-        """What a COCO file calls an image and the classes; for the others as YOLOv5 does: the image's name, as a number
-        if it is one, and no classes."""
+        """A COCO file's ids of an image and its classes. For other images, as in YOLOv5, the stem (as an integer if it
+        is one) and no class ids."""
         if path in self._coco:
             return self._coco[path].image_id(path), self._coco[path].category_ids()
         stem = Path(path).stem
@@ -81,11 +81,11 @@ class LabelSources:
 
     @property
     def looked_for(self) -> tuple[str, ...]:
-        """Where labels are looked for: COCO files, and patterns for the folders of the others."""
+        """The searched label paths: COCO files, and patterns for the folders of other labels."""
         coco = dict.fromkeys(str(file.file) for file in self._coco.values())
         folders = dict.fromkeys(os.path.dirname(path) for path in self.paths if path not in self._coco)
         texts = dict.fromkeys(os.path.dirname(label_path(f"{folder}/any.jpg")) for folder in folders)
-        xmls = dict.fromkeys(place for folder in folders for place in voc.folders(f"{folder}/any.jpg"))
+        xmls = dict.fromkeys(xml for folder in folders for xml in voc.folders(f"{folder}/any.jpg"))
         return (*coco, *(f"{folder}/*.txt" for folder in texts), *(f"{folder}/*.xml" for folder in xmls))
 
     def read_labels(self, path: str, size: tuple[int, int]) -> ImageLabels | None:
@@ -106,7 +106,7 @@ class LabelSources:
 
 
 def _coco_files(source: Path, split: str) -> list[Path]:
-    """The COCO files that a source is or holds."""
+    """The COCO files of a source: itself, or those in its folder."""
     if source.suffix.lower() == ".json":
         return [source]
     if not os.path.isdir(source):
@@ -118,10 +118,10 @@ def _content(file: str) -> bytes | None:
     """The bytes of a label file; None if there is none."""
     try:
         status = os.stat(file)
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may block forever
             raise UnreadableLabelsError(file, "is not a plain file")
         if status.st_size > MAX_BYTES:
-            raise UnreadableLabelsError(file, f"is larger than {MAX_BYTES // 2**20} MiB: no label file")
+            raise UnreadableLabelsError(file, f"is larger than {MAX_BYTES // 2**20} MiB: not a label file")
         return Path(file).read_bytes()
     except FileNotFoundError:
         return None

@@ -1,7 +1,7 @@
-"""The labels of one picture: made of the rows of a label file, and how they follow what is done to the picture.
+"""The labels of one image: built from the rows of a label file, and transformed with the image.
 
-Points are continuous: a picture spans 0..width, and its first pixel's centre lies at 0.5. In every format a row that
-cannot be used is left out and told; the file's other rows stay.
+Coordinates are continuous: an image spans 0..width, and its first pixel's centre is at 0.5. In every format an unusable
+row is left out and reported; the other rows of the file are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_OUTLINE = np.zeros((0, 2), np.float32)
 _MIN_SIDE_PX = 2.0
 _MAX_ASPECT = 100.0
 _MIN_AREA_LEFT = 0.1
-_MIN_AREA_LEFT_OUTLINED = 0.01  # an outline's box is tight after a turn, a turned box's box is not
+_MIN_AREA_LEFT_OUTLINED = 0.01  # the box of a rotated outline is tight, that of a rotated box is not
 
 
 class Labels(NamedTuple):
@@ -28,14 +28,14 @@ class Labels(NamedTuple):
 
     classes: np.ndarray
     boxes: np.ndarray
-    polygons: tuple[np.ndarray, ...] = ()  # () or one (k, 2) float32 per box; k = 0 where there is only a box
+    polygons: tuple[np.ndarray, ...] = ()  # () or one (k, 2) float32 per box; k = 0 for a box without outline
 
 
 NO_LABELS = Labels(np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
 
 
 class UnreadableLabelsError(Exception):
-    """A row, or a whole file, cannot be used; carries the finding that says where and why."""
+    """A row or a whole file is unusable; `finding` has the place and the reason."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
@@ -48,25 +48,25 @@ class LabelRow(NamedTuple):
     place: str  # for messages
     key: tuple[float, ...]  # rows with equal keys are one label
     kind: int
-    box: Box  # inside of the image
-    outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 where there is only a box
-    area: float = 0.0  # square pixels, where a file gives it
+    box: Box  # inside the image
+    outline: np.ndarray = NO_OUTLINE  # (k, 2) pixels; k = 0 for a box without outline
+    area: float = 0.0  # square pixels, if the file has it
 
 
 class ImageLabels(NamedTuple):
-    """What is known of one image."""
+    """The labels of one image with findings, areas and crowds."""
 
     labels: Labels
     findings: Sequence[Finding] = ()
-    areas: np.ndarray | None = None  # (n,) float64 square pixels, where a file gives them
+    areas: np.ndarray | None = None  # (n,) float64 square pixels, if the file has them
     crowds: np.ndarray = np.zeros((0, 6))  # rows [class, x1, y1, x2, y2, area] of regions that are no single object
 
 
 def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[list[LabelRow], list[Finding]]:
-    """The rows that are to be used, and what there was to say about the others.
+    """The usable rows, and the findings about the others.
 
-    Left out is a row that `read` refuses with UnreadableLabelsError and one whose box has no area as float32, in which
-    labels are kept (1e-9 px at 30 px is no width); rows with equal keys count once.
+    A row is left out if `read` raises UnreadableLabelsError, or if its box has no area in float32, the type of labels
+    (1e-9 px at 30 px is no width). Rows with equal keys count once.
     """
     kept: dict[tuple[float, ...], LabelRow] = {}
     findings = []
@@ -87,7 +87,7 @@ def read_rows(items: Iterable[Item], read: Callable[[Item], LabelRow]) -> tuple[
 
 
 def labels_of(rows: Sequence[LabelRow]) -> Labels:
-    """The labels that rows describe, in order."""
+    """The labels of rows, in order."""
     if not rows:
         return NO_LABELS
     polygons = tuple(row.outline.astype(np.float32) for row in rows)
@@ -96,10 +96,10 @@ def labels_of(rows: Sequence[LabelRow]) -> Labels:
 
 
 def cut_box(box: Box, size: tuple[int, int]) -> Box:
-    """A box of a file, cut at the edges of an image of `size` (height, width).
+    """A box clipped to an image of `size` (height, width).
 
     Raises:
-        ValueError: if a side is no finite number or lies beyond its opposite.
+        ValueError: if a side is not finite or beyond its opposite.
     """
     left, above, right, below = box
     if not all(map(math.isfinite, box)) or right < left or below < above:
@@ -117,7 +117,7 @@ def join(parts: Sequence[Labels]) -> Labels:
 
 
 def outlines(labels: Labels) -> tuple[np.ndarray, ...]:
-    """One outline per box, empty where there is none."""
+    """One outline per box, empty for a box without one."""
     return labels.polygons or (NO_OUTLINE,) * len(labels.classes)
 
 
@@ -128,26 +128,26 @@ def pick(labels: Labels, chosen: np.ndarray) -> Labels:
 
 
 def stretch(labels: Labels, factors: tuple[float, float], corner: tuple[float, float] = (0, 0)) -> Labels:
-    """The labels after `factors` times x and y (a negative one mirrors), then moved by `corner`; both (x, y)."""
+    """The labels scaled by `factors` (a negative one mirrors), then shifted by `corner`; both (x, y)."""
     scales, shifts = np.array(factors, np.float32), np.array(corner, np.float32)
     corners = np.sort(labels.boxes.reshape(-1, 2, 2) * scales + shifts, axis=1)
     return Labels(labels.classes, corners.reshape(-1, 4), tuple(ring * scales + shifts for ring in labels.polygons))
 
 
 def mirror(labels: Labels, mirrored: tuple[bool, bool], size: tuple[int, int]) -> Labels:
-    """The labels of a picture of `size` (height, width) that is mirrored along (x, y)."""
+    """The labels of an image of `size` (height, width) after mirroring along (x, y)."""
     along_x, along_y = mirrored
     return stretch(labels, (1 - 2 * along_x, 1 - 2 * along_y), (size[1] * along_x, size[0] * along_y))
 
 
 def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int], size: tuple[int, int]) -> Labels:
-    """The labels that are still worth having after a canvas was looked at through a matrix.
+    """The labels that remain after a canvas is transformed by a matrix.
 
-    Boxes are cut at the canvas's edges, moved by their corners (outlined ones by their outline), and cut at the
-    output's edges; see `still_visible` for which ones are kept. canvas and size are (height, width).
+    Boxes are clipped to the canvas, transformed by their corners (or their outline), and clipped to the output;
+    `still_visible` decides which remain. canvas and size are (height, width).
     """
     if not len(labels.classes):
-        return NO_LABELS  # not these, which may lie in memory of Ray's that nobody can write to: torch warns of that
+        return NO_LABELS  # not `labels`, whose arrays may be read-only memory of Ray: torch warns of that
     before = clip_boxes(labels.boxes, canvas)
     after = clip_boxes(move_boxes(before, matrix), size)
     outlined = np.array([len(outline) > 0 for outline in outlines(labels)])
@@ -165,23 +165,23 @@ def move(labels: Labels, matrix: np.ndarray, zoom: float, canvas: tuple[int, int
 
 
 def move_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Points (..., 2) after a 3 x 3 matrix; points beyond its horizon go nowhere (0, 0)."""
+    """Points (..., 2) transformed by a 3 x 3 matrix; points beyond its horizon become (0, 0)."""
     moved = points @ matrix[:, :2].T + matrix[:, 2]
     depth = moved[..., 2:]
     return np.divide(moved[..., :2], depth, out=np.zeros_like(moved[..., :2]), where=depth > 1e-6)
 
 
 def move_boxes(boxes: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """The boxes (n, 4) around the moved corners of boxes (n, 4)."""
+    """The boxes (n, 4) around the transformed corners of boxes (n, 4)."""
     corners = move_points(boxes[:, [0, 1, 2, 3, 0, 3, 2, 1]].reshape(-1, 4, 2), matrix)
     return np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
 
 
 def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: np.ndarray) -> np.ndarray:
-    """Which boxes (n,) are worth keeping: sides above 2 px, aspect below 100, more than a tenth of the area left.
+    """Which boxes (n,) to keep: sides above 2 px, aspect below 100, more than a tenth of the area left.
 
-    The area left is measured against the old area at the new zoom, so that zooming out alone drops nothing. With
-    an outline a hundredth is enough.
+    The remaining area is relative to the old area at the new zoom, so that zooming out alone drops no box. With an
+    outline a hundredth is enough.
     """
     old = (before[:, 2] - before[:, 0]) * (before[:, 3] - before[:, 1]) * zoom**2
     width, height = after[:, 2] - after[:, 0], after[:, 3] - after[:, 1]
@@ -191,7 +191,7 @@ def still_visible(before: np.ndarray, after: np.ndarray, zoom: float, outlined: 
 
 
 def clip_boxes(boxes: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Boxes (n, 4) cut at the edges of an image of `size` (height, width)."""
+    """Boxes (n, 4) clipped to an image of `size` (height, width)."""
     return np.clip(boxes, 0, size[::-1] * 2)
 
 
@@ -207,11 +207,11 @@ def covered(boxes: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def cut(points: np.ndarray, rings: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of polygons inside an image of `size`; one that is all outside has no point left.
+    """The parts of polygons inside an image of `size`; a polygon outside it loses all points.
 
     Args:
-        points: (k, 2) of all polygons, one after the other.
-        rings: (k,) rising number of the polygon of each point.
+        points: (k, 2) of all polygons, concatenated.
+        rings: (k,) ascending polygon number of each point.
 
     Source: Sutherland and Hodgman 1974, "Reentrant polygon clipping".
     """
@@ -219,17 +219,17 @@ def cut(points: np.ndarray, rings: np.ndarray, size: tuple[int, int]) -> tuple[n
         outside_by = sign * (points[:, axis] - limit)
         if (outside_by > 0).any():
             points, rings = _cut_at(points, rings, outside_by)
-    return np.clip(points, 0, (size[1], size[0])), rings  # new points are rounded
+    return np.clip(points, 0, (size[1], size[0])), rings  # new points have rounding errors
 
 
 def _cut_at(points: np.ndarray, rings: np.ndarray, outside_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points that are not outside, and before each where the line to it crosses the edge."""
+    """The points inside an edge, each preceded by the crossing of its segment with the edge."""
     firsts = np.flatnonzero(np.diff(rings, prepend=-1))
     before = np.arange(len(points)) - 1
     before[firsts] = np.append(firsts[1:], len(points)) - 1
     last = outside_by[before]
     crosses = (outside_by > 0) != (last > 0)
-    way = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
-    crossings = points[before] + way[:, None] * (points - points[before])
+    share = np.divide(last, last - outside_by, out=np.zeros_like(outside_by), where=crosses)
+    crossings = points[before] + share[:, None] * (points - points[before])
     kept = np.stack([crosses, outside_by <= 0], axis=1)
     return np.stack([crossings, points], axis=1)[kept], np.stack([rings, rings], axis=1)[kept]

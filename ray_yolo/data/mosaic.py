@@ -1,7 +1,7 @@
-"""Mosaics: pictures around a seam, warped straight into the output.
+"""Mosaics: images around a seam, warped directly into the output.
 
-The canvas of twice the size on which the pictures would lie is never made: each picture is resampled with the
-composed matrix and cut to its own part of the canvas, so that every output pixel is computed once.
+The canvas of twice the size is virtual: each image is resampled with the composed matrix and clipped to its part of the
+canvas. So every output pixel is computed once.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ray_yolo.data.labels import move_points
 
 
 class Tile(NamedTuple):
-    """A picture on the virtual canvas; one of its corners lies on the seam."""
+    """An image on the virtual canvas; one of its corners is at the seam."""
 
     image: np.ndarray  # (height, width, 3) uint8
-    before: tuple[bool, bool]  # per (x, y): whether it lies left of / above the seam, else right of / below it
+    before: tuple[bool, bool]  # per (x, y): left of / above the seam, else right of / below it
 
 
 def corner(tile: Tile, seam: tuple[int, int]) -> tuple[int, int]:
-    """(x, y) of the picture's upper left corner on the canvas."""
+    """(x, y) of the image's upper left corner on the canvas."""
     height, width = tile.image.shape[:2]
     return seam[0] - width * tile.before[0], seam[1] - height * tile.before[1]
 
 
 def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
-    """The matrix, moved by at most half a pixel so that the seam falls between output pixels.
+    """The matrix, shifted by at most half a pixel so that the seam is between output pixels.
 
-    Pictures that are not turned can then be resized, four times as fast as a warp and without any shift.
+    Images without rotation can then be resized, four times as fast as a warp and without a shift.
     """
     point = move_points(np.array(seam, float), matrix)
     shift = np.eye(3)
@@ -42,9 +42,9 @@ def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
 
 def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
          matrix: np.ndarray) -> range:
-    """Write what the canvas with its tiles looks like through a snapped `matrix` into `out`, (height, width, 3) uint8.
+    """Render the canvas with its tiles through a snapped `matrix` into `out`, (height, width, 3) uint8.
 
-    seam is (x, y); canvas is (height, width). Returns the rows outside of which there is nothing but grey.
+    seam is (x, y); canvas is (height, width). Returns the rows outside of which everything is grey.
     """
     out.fill(GREY)
     if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
@@ -55,13 +55,13 @@ def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tupl
 
 
 def around(rows: list[range]) -> range:
-    """From the first row of all to the last."""
+    """The smallest range around all."""
     return range(min(each.start for each in rows), max(each.stop for each in rows))
 
 
 def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px: int) -> tuple[int, int, slice, slice]:
-    """One axis of a resized picture: how many source pixels are needed from the seam outwards, to how many they are
-    resized, which of these are seen, and where they go in the output."""
+    """One axis of a resized image: the source pixels needed from the seam outwards, their number after resizing, the
+    visible ones of these, and their position in the output."""
     first, limit = (start - out_px, start) if before else (-start, out_px - start)
     first, end = max(0, first), min(round(min(length, room) * zoom), limit)  # counted from the seam outwards
     needed = _resizable(max(1, math.ceil(end / zoom)), zoom)
@@ -72,10 +72,10 @@ def _span(length: int, room: int, before: bool, start: int, zoom: float, out_px:
 
 
 def _resizable(length: int, zoom: float) -> int:
-    """The next length whose resized length is nearly whole.
+    """The next length whose resized length is nearly an integer.
 
-    `cv2.resize` stretches a picture to a whole length; the end that is not at the seam would be up to half a pixel off.
-    Of 64 lengths one is off by less than 0.05 pixels, or nearly so when the zoom is close to 1.
+    `cv2.resize` stretches an image to an integer length; the end away from the seam would be off by up to half a pixel.
+    One of 64 lengths is off by less than 0.05 pixels, or nearly so for a zoom close to 1.
     """
     lengths, error = range(length, length + 64), lambda each: abs(each * zoom - round(each * zoom))
     return next((each for each in lengths if error(each) < 0.05), None) or min(lengths, key=error)
@@ -83,7 +83,7 @@ def _resizable(length: int, zoom: float) -> int:
 
 def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
                  matrix: np.ndarray) -> range:
-    """Resample an upright picture; returns the rows that it is seen in."""
+    """Resample an image without rotation. Returns the rows that it covers."""
     (width, new_width, seen_x, target_x), (height, new_height, seen_y, target_y) = (
         _span(tile.image.shape[1 - axis], seam[axis] if tile.before[axis] else canvas[1 - axis] - seam[axis],
               tile.before[axis], round(float(matrix[axis, axis] * seam[axis] + matrix[axis, 2])),
@@ -93,7 +93,7 @@ def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tup
     part = tile.image[:, -width:] if tile.before[0] else tile.image[:, :width]
     part = part[-height:] if tile.before[1] else part[:height]
     if part.shape[:2] != (height, width):
-        missing = ((height - len(part), 0), (width - part.shape[1], 0))  # before the picture, or after it
+        missing = ((height - len(part), 0), (width - part.shape[1], 0))  # before the image, or after it
         (top, bottom), (left, right) = (each[:: 1 if before else -1]
                                         for each, before in zip(missing, reversed(tile.before), strict=True))
         part = cv2.copyMakeBorder(part, top, bottom, left, right, cv2.BORDER_REPLICATE)
@@ -104,11 +104,11 @@ def _resize_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tup
 
 def _warp_into(out: np.ndarray, tile: Tile, seam: tuple[int, int], canvas: tuple[int, int],
                matrix: np.ndarray) -> None:
-    """Resample a turned picture, leaving output pixels outside it untouched."""
+    """Resample a rotated image; output pixels outside it stay unchanged."""
     x, y = corner(tile, seam)
     left, above = max(0, -x), max(0, -y)
     part = tile.image[above:canvas[0] - y, left:canvas[1] - x]
-    # One more pixel all around closes the half pixel that two neighbours would each leave open at the seam.
+    # A border of one pixel fills the half pixel that each of two neighbours would leave open at the seam.
     part = cv2.copyMakeBorder(part, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
     shift = np.array([[1, 0, x + left - 1 + 0.5], [0, 1, y + above - 1 + 0.5], [0, 0, 1]])
     centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])  # OpenCV puts pixel centres on whole numbers

@@ -1,15 +1,15 @@
-"""Data sets in a store: what a description names, in a folder of this machine that everybody reads as any folder.
+"""Snapshots of data sets in a store: the files that a description names, in a local folder.
 
-    <cache>/data/<address>/<version>/images/train/a.jpg   as it lies below the description
+    <cache>/data/<address>/<version>/images/train/a.jpg   at its path below the description
     <cache>/data/<address>/<version>/.manifest.json       size, tag, SHA-256 and time of each file; written last
 
-A version is what the store lists (keys, sizes, tags), so that a training keeps the files that it began with while a
-later start gets what has changed. Versions share equal files (hard links); those that no process uses any more go.
+A version is a digest of the store's listing (keys, sizes, tags). A training keeps its version; a later start downloads
+changes. Versions share equal files by hard links; unused versions are removed.
 
-A file is fetched under another name, and renamed once it is what was listed: of that version and size and, where the
-tag is an MD5, of those bytes. All are on the disk before the manifest is: later starts compare sizes and times alone,
-and the SHA-256 where the time is another one. What is damaged is fetched again. A download that was killed has no
-manifest: of its files those stay whose MD5 the store tells.
+A file is downloaded under a temporary name and renamed once it matches the listing: version, size and, where the tag is
+an MD5, content. All files are durable before the manifest is written. Later starts therefore compare only sizes and
+times, and the SHA-256 where the time differs. Damaged files are downloaded again. An interrupted download has no
+manifest; its files are kept where the listing has their MD5.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from ray_yolo.data.yolo_txt import label_path
 from ray_yolo.storage.lease import try_lock
 from ray_yolo.storage.store import Store, open_store
 
-MANIFEST, _LOCK, _IN_USE, _COMING = ".manifest.json", ".lock", ".in-use", ".coming"
-WAIT_SECONDS = 3600.0  # for another process, or another node, to make a mirror
-_REQUESTS, _PART = 32, 8192  # at once; that wait in memory
+MANIFEST, _LOCK, _IN_USE, _PARTIAL = ".manifest.json", ".lock", ".in-use", ".coming"
+WAIT_SECONDS = 3600.0  # for another process to download a snapshot
+_REQUESTS, _PART = 32, 8192  # concurrent; queued in memory
 _KINDS = SUFFIXES | {".txt", ".xml", ".json"}
 _log = logging.getLogger(__name__)
-_used: dict[Path, int] = {}  # versions that this process keeps, with the locked file
-_Wanted = Mapping[str, tuple[int, str]]  # key -> size, tag
+_used: dict[Path, int] = {}  # versions that this process uses, with the locked file
+_Listing = Mapping[str, tuple[int, str]]  # key -> size, tag
 
 
 class _File(NamedTuple):
-    """What a manifest says of a file."""
+    """A file's entry in a manifest."""
 
     size: int
     tag: str
     sha256: str
-    time: int  # of its last change, ns
+    time: int  # of modification, ns
 
 
 def address_parts(address: str) -> tuple[str, str]:
-    """The address of a description's folder, and the description's name in it: data.yaml for a folder's address."""
+    """The address of a description's folder and its file name; data.yaml for a folder's address."""
     folder, _, name = address.rstrip("/").rpartition("/")
     return (folder, name) if suffix(name) in (".yaml", ".yml") else (address.rstrip("/"), "data.yaml")
 
 
 def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _log.warning) -> DatasetSnapshot:
-    """A data set's mirror on this machine, whole, and there until this process ends. One process makes it; others wait.
+    """A data set's complete local copy, kept until this process ends. One process downloads it; others wait.
 
     Args:
         address: of a data-set YAML, or of a folder with a data.yaml.
-        version: the one that is meant, of which the store is not asked where it is whole here; '': the present one.
-        tell: takes what is fetched, if anything is.
+        version: the expected version, used without a request if it is complete here; '': the present one.
+        notify: called with a message before a download.
 
     Raises:
-        DatasetError: if there is no such object, storage refuses, or has another version by now.
+        DatasetError: if there is no such object, storage fails, or the store has another version now.
     """
     if (shown := redact(address)) != address:
         raise DatasetError(f"data: {shown}: leave the secret out; credentials are those of the environment")
@@ -85,166 +85,165 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     store = open_store(folder, "data")
     try:
         top.mkdir(parents=True, exist_ok=True)
-        with _alone(top, address):
-            shutil.rmtree(top / _COMING, ignore_errors=True)
-            (top / _COMING).mkdir()
-            wanted = {key: file[:2] for key, file in _recorded(top / version).items()} if version else {}
-            wanted = wanted or _listed(store, name, top / _COMING)
-            found = hashlib.sha256(json.dumps(sorted(wanted.items())).encode()).hexdigest()[:16]
-            if version not in ("", found):
+        with _locked(top, address):
+            shutil.rmtree(top / _PARTIAL, ignore_errors=True)
+            (top / _PARTIAL).mkdir()
+            listing = {key: file[:2] for key, file in _recorded(top / version).items()} if version else {}
+            listing = listing or _list_files(store, name, top / _PARTIAL)
+            current = hashlib.sha256(json.dumps(sorted(listing.items())).encode()).hexdigest()[:16]
+            if version not in ("", current):
                 raise DatasetError(f"data: {address} has changed since this command was started; start it again")
-            _fill(store, top / found, wanted, lambda what: notify(f"{address}: {what}"))
-            _use(top / found)
+            _complete(store, top / current, listing, lambda message: notify(f"{address}: {message}"))
+            _use(top / current)
             _remove_unused(top)
     except FileNotFoundError as error:
         raise DatasetError(f"data: {address}: there is no such bucket or object ({error}); give the address of a "
                            "data-set YAML, or of a folder with a data.yaml") from None
-    except InputError as error:  # of the description, which nobody knows by that name
-        raise DatasetError(str(error).replace(str(top / _COMING), folder)) from None
+    except InputError as error:  # in the description, known to the user by its address
+        raise DatasetError(str(error).replace(str(top / _PARTIAL), folder)) from None
     except OSError as error:
         advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
         raise DatasetError(f"data: {address}: {error}; see that {advice}") from None
-    return DatasetSnapshot(address, found, str(top / found))
+    return DatasetSnapshot(address, current, str(top / current))
 
 
 def at_hand(index: AnnotationIndex) -> AnnotationIndex:
-    """The same index with this machine's paths: of a data set in a store those of its mirror here.
+    """The same index with the paths of this machine's snapshot, downloaded if it is missing.
 
     Raises:
-        DatasetError: as `mirror` does.
+        DatasetError: as `snapshot` does.
     """
     if index.snapshot is None:
         return index
-    address, version, there = index.snapshot
-    here = cache_folder() / "data" / Path(there).parent.name / version
-    if not _use(here):
+    address, version, source = index.snapshot
+    folder = cache_folder() / "data" / Path(source).parent.name / version
+    if not _use(folder):
         snapshot(address, version)
-    return replace(index, paths=tuple(f"{here}{path.removeprefix(there)}" for path in index.paths),
-                   snapshot=DatasetSnapshot(address, version, str(here)))
+    return replace(index, paths=tuple(f"{folder}{path.removeprefix(source)}" for path in index.paths),
+                   snapshot=DatasetSnapshot(address, version, str(folder)))
 
 
 @contextmanager
-def _alone(top: Path, address: str) -> Iterator[None]:
-    """No other process works at the mirrors of this data set meanwhile."""
+def _locked(top: Path, address: str) -> Iterator[None]:
+    """Excludes other processes from the snapshots of this data set."""
     with (top / _LOCK).open("a") as lock:
-        began, told, limit = time.monotonic(), False, f"{WAIT_SECONDS / 60:.0f} min"
+        start, warned, limit = time.monotonic(), False, f"{WAIT_SECONDS / 60:.0f} min"
         while not try_lock(lock.fileno()):
-            waited = time.monotonic() - began
+            waited = time.monotonic() - start
             if waited > WAIT_SECONDS:
-                raise DatasetError(f"data: {address}: another process of this machine has been fetching it for "
-                                   f"{limit}; end it (`fuser {top / _LOCK}` names it)")
-            if waited > 1 and not told:
-                _log.warning("%s: another process fetches it to this machine; waiting for at most %s", address, limit)
-                told = True
+                raise DatasetError(f"data: {address}: another process of this machine has been downloading it "
+                                   f"for {limit}; end it (`fuser {top / _LOCK}` lists it)")
+            if waited > 1 and not warned:
+                _log.warning("%s: another process downloads it to this machine; waiting for at most %s", address, limit)
+                warned = True
             time.sleep(0.1)
         yield
 
 
-def _listed(store: Store, name: str, coming: Path) -> dict[str, tuple[int, str]]:
-    """The description and all that belongs to what it names."""
+def _list_files(store: Store, name: str, folder: Path) -> dict[str, tuple[int, str]]:
+    """The description (downloaded to `folder`) and the files of its splits."""
     from ray_yolo.config.yaml import load_text_yaml  # as in dataset_yaml
 
-    fetched = store.fetch(name, coming / name)
-    found = {name: (fetched.size, fetched.tag)}
-    root, prefixes = _prefixes(load_text_yaml(coming / name).data)
+    fetched = store.fetch(name, folder / name)
+    listing = {name: (fetched.size, fetched.tag)}
+    root, prefixes = _prefixes(load_text_yaml(folder / name).data)
     for prefix in prefixes:
-        found |= {entry.name: (entry.size, entry.tag) for entry in store.walk(prefix)
-                  if suffix(entry.name) in _KINDS}
-        if root not in prefixes and any(suffix(key) == ".json" for key in found):  # COCO's, with pictures elsewhere
+        listing |= {entry.name: (entry.size, entry.tag) for entry in store.walk(prefix)
+                    if suffix(entry.name) in _KINDS}
+        if root not in prefixes and any(suffix(key) == ".json" for key in listing):  # COCO's, with images elsewhere
             prefixes.append(root)
-    return found
+    return listing
 
 
 def _prefixes(content: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The prefix of a description's `path`, and those of the images and labels that its splits name: of `path` itself
-    for list files, patterns and COCO files, whose images may be anywhere below."""
-    root, found = _prefix(str(content.get("path") or "")), set[str]()
+    """The prefix of a description's `path`, and those of its splits' images and labels. List files, patterns and COCO
+    files need all of `path`, because their images may be anywhere below."""
+    root, prefixes = _prefix(str(content.get("path") or "")), set[str]()
     entries = (content.get(split) or [] for split in ("train", "val", "test"))
     for entry in (entry for each in entries for entry in (each if isinstance(each, list) else [each])):
         if not isinstance(entry, str) or glob.has_magic(entry) or suffix(entry) in (".txt", ".json"):
-            found.add(root)
+            prefixes.add(root)
             continue
         for text in (entry, re.sub(r"^(\.\./)+", "", entry)):
             image = f"/{_prefix(root + text)}any.jpg"
             labels = os.path.dirname(label_path(image))
-            found |= {_prefix(place) for place in (labels, *voc.folders(image, lambda _: True))}
-    return root, [each for each in found if not any(each != other and each.startswith(other) for other in found)]
+            prefixes |= {_prefix(folder) for folder in (labels, *voc.folders(image, lambda _: True))}
+    return root, [each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)]
 
 
 def _prefix(path: str) -> str:
-    """Of what is below a path, which leads out of the description's folder as little as out of the root of a disk."""
+    """The prefix of a path, confined to the description's folder."""
     plain = os.path.normpath(f"/{path}").strip("/")
     return f"{plain}/" if plain else ""
 
 
-def _fill(store: Store, folder: Path, wanted: _Wanted, notify: Callable[[str], None]) -> None:
-    """Make a version whole."""
-    files = _kept(folder, wanted)
-    if missing := [key for key in wanted if key not in files]:
-        notify(
-            f"{len(missing)} files ({sum(wanted[key][0] for key in missing) / 1e6:.1f} MB) are fetched into {folder}"
-        )
+def _complete(store: Store, folder: Path, listing: _Listing, notify: Callable[[str], None]) -> None:
+    """Download the missing files of a version."""
+    files = _reused(folder, listing)
+    if missing := [key for key in listing if key not in files]:
+        size = sum(listing[key][0] for key in missing) / 1e6
+        notify(f"downloading {len(missing)} files ({size:.1f} MB) into {folder}")
         fetch = _Fetch(store, folder)
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for first in range(0, len(missing), _PART):
                 part = missing[first:first + _PART]
-                files.update(zip(part, pool.map(lambda key: fetch(key, *wanted[key]), part), strict=True))
-        os.sync()  # once: to wait for each of a hundred thousand files would take longer than to fetch them
+                files.update(zip(part, pool.map(lambda key: fetch(key, *listing[key]), part), strict=True))
+        os.sync()  # once: syncing each of 100,000 files would take longer than their download
     if files != _recorded(folder):
         atomic_write(folder / MANIFEST, json.dumps(files))
 
 
-def _kept(folder: Path, wanted: _Wanted) -> dict[str, _File]:
-    """What a version has already, and what it can have of others."""
-    kept: dict[str, _File] = {}
+def _reused(folder: Path, listing: _Listing) -> dict[str, _File]:
+    """The files that a version already has, or can link from other versions."""
+    reused: dict[str, _File] = {}
     for other in sorted(folder.parent.iterdir(), key=lambda other: other != folder):  # itself first
         for key, file in _recorded(other).items():
-            if key not in kept and wanted.get(key) == file[:2] and (sound := _checked(f"{other}/{key}", file)):
+            if key not in reused and listing.get(key) == file[:2] and (intact := _checked(f"{other}/{key}", file)):
                 with suppress(OSError):  # a file system without hard links
                     if other != folder:
                         os.makedirs(os.path.dirname(f"{folder}/{key}"), exist_ok=True)
                         (folder / key).unlink(missing_ok=True)
                         os.link(f"{other}/{key}", f"{folder}/{key}")
-                    kept[key] = sound
-    for key, (size, tag) in wanted.items():
-        if key not in kept and (folder / key).is_file():
+                    reused[key] = intact
+    for key, (size, tag) in listing.items():
+        if key not in reused and (folder / key).is_file():
             sha256, md5 = _digests(folder / key)
             if md5 == tag:
-                kept[key] = _File(size, tag, sha256, (folder / key).stat().st_mtime_ns)
-    return kept
+                reused[key] = _File(size, tag, sha256, (folder / key).stat().st_mtime_ns)
+    return reused
 
 
 def _checked(path: str, file: _File) -> _File | None:
-    """The entry of a file if it is as it was fetched."""
+    """The entry of a file if it is unchanged since its download."""
     with suppress(OSError):
-        found = os.stat(path)  # without a Path, which takes twice as long
-        if found.st_size == file.size and (found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256):
-            return file._replace(time=found.st_mtime_ns)
+        status = os.stat(path)  # a Path takes twice as long
+        if status.st_size == file.size and (status.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256):
+            return file._replace(time=status.st_mtime_ns)
     return None
 
 
 @dataclass
 class _Fetch:
-    """Brings single files of a version."""
+    """Downloads single files of a version."""
 
     store: Store
     folder: Path
-    trusts_tags: bool = True  # that look like an MD5, and are none under SSE-KMS: then the same comes twice
+    trusts_tags: bool = True  # false once an MD5-like tag is none (SSE-KMS): two downloads are equal, but mismatch
 
     def __call__(self, key: str, size: int, tag: str) -> _File:
-        coming, path, before = self.folder.parent / _COMING / uuid.uuid4().hex, self.folder / key, ""
+        partial, path, previous = self.folder.parent / _PARTIAL / uuid.uuid4().hex, self.folder / key, ""
         for _ in range(3):
-            fetched = self.store.fetch(key, coming)
+            fetched = self.store.fetch(key, partial)
             if fetched.tag != tag:
                 break
-            self.trusts_tags &= fetched.sha256 != before
+            self.trusts_tags &= fetched.sha256 != previous
             is_md5 = self.trusts_tags and re.fullmatch("[0-9a-f]{32}", tag)
             if fetched.size == size and (fetched.md5 == tag or not is_md5):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                coming.replace(path)
+                partial.replace(path)
                 return _File(size, tag, fetched.sha256, path.stat().st_mtime_ns)
-            before = fetched.sha256
-        raise OSError(f"{key} does not come as it was listed, with {size} bytes and the tag {tag}; start again")
+            previous = fetched.sha256
+        raise OSError(f"{key}: the download does not match the listing ({size} bytes, tag {tag}); start again")
 
 
 def _digests(path: Path) -> tuple[str, str]:
@@ -256,26 +255,26 @@ def _digests(path: Path) -> tuple[str, str]:
 
 
 def _recorded(folder: Path) -> dict[str, _File]:
-    """The manifest of a version; nothing without one that can be read."""
+    """The manifest of a version; empty if it is missing or unreadable."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         return {key: _File(*row) for key, row in json.loads((folder / MANIFEST).read_bytes()).items()}
     return {}
 
 
 def _use(folder: Path) -> bool:
-    """Keep a version until this process ends. Whether it is whole."""
+    """Keep a version until this process ends. Returns whether it is complete."""
     if folder not in _used and folder.is_dir():
         _used[folder] = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
         fcntl.flock(_used[folder], fcntl.LOCK_SH)
-    whole = (folder / MANIFEST).exists()
-    if folder in _used and not whole:  # it was removed
+    complete = (folder / MANIFEST).exists()
+    if folder in _used and not complete:  # it was removed
         os.close(_used.pop(folder))
-    return whole
+    return complete
 
 
 def _remove_unused(top: Path) -> None:
-    for folder in [each for each in top.iterdir() if each.is_dir() and each.name != _COMING]:
+    for folder in [each for each in top.iterdir() if each.is_dir() and each.name != _PARTIAL]:
         with (folder / _IN_USE).open("a") as file:
             if try_lock(file.fileno()):
-                (folder / MANIFEST).unlink(missing_ok=True)  # first: for who waits in `_use`
+                (folder / MANIFEST).unlink(missing_ok=True)  # first: a process may wait in `_use`
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Frames to detect in, one after the other: of files and streams, and of pixels that were handed over."""
+"""Input sources of prediction: files, streams and arrays as a sequence of frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ray_yolo.core.redact import redact
 from ray_yolo.data.images import SUFFIXES, UnreadableImageError, check_image, read_image
 
 VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
-USUAL_RATE = 30.0  # frames per second of a video that does not say
+USUAL_RATE = 30.0  # frames per second of a video without a rate
 _STREAM = re.compile(r"(?:rtsps?|rtmps?|https?|udp|tcp)://", re.IGNORECASE)
 _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 
@@ -29,29 +29,29 @@ _ANY_DEPTH = re.compile(r"(?:^|(?<=/))(?:\*\*(?:/+|$))+")
 class Media(NamedTuple):
     """One file or stream to detect in."""
 
-    path: str  # absolute; of a stream its address, of a camera its number
-    name: str  # path below the folder that all files of a source have in common
-    stem: str  # what results are named by: unique in a source, `name` without its suffix where that is enough
+    path: str  # absolute path, address of a stream, or number of a camera
+    name: str  # path below the common folder of the source's files
+    stem: str  # name of results: unique in a source; `name` without its suffix if that is unique
 
     @property
     def is_video(self) -> bool:
-        """Whether it has frames."""
+        """Whether it consists of frames."""
         return self.is_stream or suffix(self.path) in VIDEO_SUFFIXES
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a camera or comes over a network, and may have no end."""
+        """Whether it is a camera or a network stream, which may not end."""
         return self.path.isdigit() or bool(_STREAM.match(self.path))
 
 
 def suffix(path: str) -> str:
-    """The suffix of a path in small letters, with its dot."""
+    """The lower-case suffix of a path with its dot."""
     return os.path.splitext(path)[1].lower()
 
 
 def find_media(source: str) -> list[Media]:
-    """The pictures and videos of a folder (at any depth, hidden ones left out), a file, a pattern or a list file; or
-    the one stream.
+    """The images and videos of a folder (recursively, without hidden ones), a file, a pattern or a list file; or one
+    stream.
 
     Raises:
         InputError: if there are none, or the list names a file that does not exist.
@@ -65,16 +65,16 @@ def find_media(source: str) -> list[Media]:
     except DatasetError as error:
         raise InputError(f"source: {error}") from None
     if not paths:
-        raise InputError(f"source: no pictures and no videos in {source} (looked for {', '.join(sorted(kinds))})")
+        raise InputError(f"source: no images and no videos in {source} (looked for {', '.join(sorted(kinds))})")
     root = source if os.path.isdir(source) else os.path.commonpath([os.path.dirname(path) for path in paths])
     names = [os.path.relpath(path, root) for path in sorted(paths)]
     return [Media(*row) for row in zip(sorted(paths), names, unique_stems(names), strict=True)]
 
 
 def unique_stems(names: list[str]) -> list[str]:
-    """Each name without its suffix, or whole where another file's results would be called the same.
+    """Each name without its suffix, or with it where results of two files would collide.
 
-    Frame 1 of `clip.mp4` is called clip_1: beside a picture `clip_1.jpg` the video keeps its whole name.
+    Frame 1 of `clip.mp4` is named clip_1: beside an image `clip_1.jpg` the video keeps its suffix.
     """
     stems = [os.path.splitext(name)[0] for name in names]
     taken = Counter([*stems, *names])
@@ -84,27 +84,27 @@ def unique_stems(names: list[str]) -> list[str]:
 
 
 def files_of(source: str, root: Path | None = None) -> list[str]:
-    """What a source names: all files below a folder, the lines of a list file, one file, or a pattern's matches.
+    """The files of a source: all below a folder, the lines of a list file, one file, or a pattern's matches.
 
     Args:
-        root: where a list file's relative paths may lie too, besides its own folder.
+        root: second base of a list file's relative paths, after its own folder.
 
     Raises:
-        DatasetError: for a folder that may not be read, and for a list with a line that names no file.
+        DatasetError: for an unreadable folder, or a list with a line that names no file.
     """
     if os.path.isdir(source):
-        return [os.path.join(here, name) for here, names in _walk(source) for name in names]
+        return [os.path.join(folder, name) for folder, names in _walk(source) for name in names]
     if suffix(source) == ".txt":
         return _listed(Path(source), root)
     return [source] if os.path.isfile(source) else matching(source)
 
 
 def matching(pattern: str) -> list[str]:
-    """What a shell pattern matches; `**` stands for any number of folders. May name a path twice."""
+    """The matches of a shell pattern; `**` matches any number of folders. May contain duplicates."""
     if len(parts := _ANY_DEPTH.split(pattern, maxsplit=1)) == 1:
         return glob.glob(pattern)
     head, tail = parts
-    folders = (here for top in (glob.glob(head) if head else ["."]) for here, _ in _walk(top))
+    folders = (folder for top in (glob.glob(head) if head else ["."]) for folder, _ in _walk(top))
     return [path for folder in folders for path in matching(os.path.join(glob.escape(folder), tail or "*"))]
 
 
@@ -112,39 +112,39 @@ def _walk(top: str) -> Iterator[tuple[str, list[str]]]:
     """Each folder from `top` down with the names of its files.
 
     Raises:
-        DatasetError: for a folder that may not be read: a data set that is silently smaller trains silently worse.
+        DatasetError: for an unreadable folder: silently missing data would degrade the training.
     """
     seen = set()
-    for here, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
-        real = os.path.realpath(here)
+    for folder, folders, names in os.walk(top, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(folder)
         folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
         if real not in seen:
             seen.add(real)
-            yield here, [name for name in names if not name.startswith(".")]
+            yield folder, [name for name in names if not name.startswith(".")]
 
 
 def _refuse(error: OSError) -> None:
     if isinstance(error, PermissionError):
-        raise DatasetError(f"{error.filename}: may not be read; give this user the right to, or move it away") from None
+        raise DatasetError(f"{error.filename}: permission denied; grant read access, or move it away") from None
 
 
 def _listed(file: Path, root: Path | None) -> list[str]:
-    """The paths in a list file; relative ones are below the file's folder or `root`."""
+    """The paths of a list file, relative to the file's folder or `root`."""
     try:
-        if not os.path.isfile(file):  # reading a pipe or a device may never end
+        if not os.path.isfile(file):  # reading a pipe or a device may block forever
             raise FileNotFoundError
-        lines = file.read_text("utf-8-sig").split("\n")  # any other line end may be part of a name
+        lines = file.read_text("utf-8-sig").split("\n")  # other line ends may be part of a name
     except (UnicodeDecodeError, OSError):
         raise DatasetError(f"{file}: cannot be read as text; expected one path per line") from None
     paths = []
     for number, line in enumerate(map(str.strip, lines), 1):
-        places = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
-        path = next((place for place in places if os.path.isfile(place)), None)
+        candidates = [os.path.normpath(folder / line) for folder in (file.parent, root or file.parent)]
+        path = next((path for path in candidates if os.path.isfile(path)), None)
         if path:
             paths.append(path)
         elif line:
             raise DatasetError(f"{file}:{number}: there is no file {line!r}; looked for "
-                               f"{' and '.join(dict.fromkeys(places))}")
+                               f"{' and '.join(dict.fromkeys(candidates))}")
     return paths
 
 
@@ -152,7 +152,7 @@ def read_video(path: str) -> Iterator[np.ndarray]:
     """The frames of a video, a stream or a camera, (height, width, 3) uint8 RGB, upright.
 
     Raises:
-        UnreadableImageError: if there is not a single one.
+        UnreadableImageError: if there is none.
     """
     video = cv2.VideoCapture(int(path)) if path.isdigit() else cv2.VideoCapture(path, cv2.CAP_FFMPEG)
     try:
@@ -167,7 +167,7 @@ def read_video(path: str) -> Iterator[np.ndarray]:
 
 
 def frames_per_second(path: str) -> float:
-    """The rate of a video file; 30 if it does not say."""
+    """The rate of a video file; 30 if unknown."""
     video = cv2.VideoCapture(path, cv2.CAP_FFMPEG)
     rate = float(video.get(cv2.CAP_PROP_FPS))
     video.release()
@@ -175,15 +175,15 @@ def frames_per_second(path: str) -> float:
 
 
 class Frame(NamedTuple):
-    """A picture, or a frame of a video."""
+    """An image, or a frame of a video."""
 
     media: Media
     number: int | None = None  # of a video, counted from 1
-    pixels: np.ndarray | None = None  # (height, width, 3) uint8 RGB; None: a file that is still to be read
-    error: str = ""  # why there are none
+    pixels: np.ndarray | None = None  # (height, width, 3) uint8 RGB; None: a file not read yet
+    error: str = ""  # why it cannot be read
 
     def read(self) -> Frame:
-        """With its pixels, or with the reason why there are none."""
+        """The frame with its pixels, or with its error."""
         if self.pixels is not None or self.error:
             return self
         try:
@@ -196,31 +196,31 @@ class Frame(NamedTuple):
 
 
 def frames_of(media: Iterable[Media], stride: int = 1) -> Iterator[Frame]:
-    """The pictures, still to be read, and every `stride`-th frame of the videos, the first one included."""
-    for one in media:
+    """The images, not read yet, and every `stride`-th frame of videos from the first on."""
+    for file in media:
         try:
-            if one.is_video:
-                frames = islice(enumerate(read_video(one.path), 1), 0, None, stride)
-                yield from (Frame(one, number, pixels) for number, pixels in frames)
+            if file.is_video:
+                frames = islice(enumerate(read_video(file.path), 1), 0, None, stride)
+                yield from (Frame(file, number, pixels) for number, pixels in frames)
             else:
-                yield Frame(one)
+                yield Frame(file)
         except UnreadableImageError as error:
-            yield Frame(one, error=str(error))
+            yield Frame(file, error=str(error))
 
 
 class InputSource(NamedTuple):
-    """What a caller wants to be looked at."""
+    """The parsed input of a prediction."""
 
-    parts: list[tuple[Media, np.ndarray | None]]  # files and streams, and pictures that are there already
+    parts: list[tuple[Media, np.ndarray | None]]  # files, streams, and arrays with their pixels
 
     @property
     def alone(self) -> bool:
-        """Whether there is nothing to be done side by side: one picture, or something live."""
+        """Whether there is nothing to parallelize: one image, or a live stream."""
         return any(media.is_stream for media, _ in self.parts) or (
             len(self.parts) == 1 and not self.parts[0][0].is_video)
 
     def frames(self, stride: int = 1) -> Iterator[Frame]:
-        """In the order given; see `frames_of`."""
+        """All frames in the given order; see `frames_of`."""
         for media, pixels in self.parts:
             if pixels is None:
                 yield from frames_of([media], stride)
@@ -229,35 +229,35 @@ class InputSource(NamedTuple):
 
 
 def read_source(source: object) -> InputSource:
-    """One thing or a list of things, each of them
+    """Parse one input or a list of inputs. Each is one of
 
-    - what `find_media` takes (path, folder, pattern, list file, camera number, address of a stream): text, Path or int
-    - an array (height, width, 3) uint8 in OpenCV's order BGR; grey, and BGRA, too
+    - an argument of `find_media` (path, folder, pattern, list file, camera number, address of a stream): str, Path, int
+    - an array (height, width, 3) uint8 BGR as in OpenCV, or grey, or BGRA
     - a PIL image
     - a tensor (B, 3, height, width) or (3, height, width) RGB in 0..1, which is rounded to eight bits
 
     Raises:
         InputError: for anything else.
     """
-    things = list(source) if isinstance(source, list | tuple) else [source]
-    parts = [part for number, thing in enumerate(things) for part in _media_or_pixels(thing, number)]
+    inputs = list(source) if isinstance(source, list | tuple) else [source]
+    parts = [part for number, value in enumerate(inputs) for part in _media_or_pixels(value, number)]
     taken = Counter(media.stem for media, _ in parts)
     return InputSource([(media if taken[media.stem] == 1 else media._replace(stem=f"{number}_{media.stem}"), pixels)
-                   for number, (media, pixels) in enumerate(parts)])
+                        for number, (media, pixels) in enumerate(parts)])
 
 
-def _media_or_pixels(thing: object, number: int) -> list[tuple[Media, np.ndarray | None]]:
-    """The files that a thing names, or the pictures that it holds."""
-    if isinstance(thing, str | Path | int):
-        return [(media, None) for media in find_media(os.fspath(thing) if isinstance(thing, Path) else str(thing))]
-    if isinstance(thing, torch.Tensor):
-        pictures = [_from_tensor(one) for one in (thing if thing.ndim == 4 else thing[None])]
-    elif isinstance(thing, Image.Image):
-        pictures = [np.array(ImageOps.exif_transpose(thing).convert("RGB"))]
+def _media_or_pixels(value: object, number: int) -> list[tuple[Media, np.ndarray | None]]:
+    """The files of an input, or its images."""
+    if isinstance(value, str | Path | int):
+        return [(media, None) for media in find_media(str(value))]
+    if isinstance(value, torch.Tensor):
+        images = [_from_tensor(image) for image in (value if value.ndim == 4 else value[None])]
+    elif isinstance(value, Image.Image):
+        images = [np.array(ImageOps.exif_transpose(value).convert("RGB"))]
     else:
-        pictures = [_from_array(thing)]
-    named = [f"image{number}" + f"_{place}" * (len(pictures) > 1) for place in range(len(pictures))]
-    return [(Media(f"{name}.jpg", f"{name}.jpg", name), pixels) for name, pixels in zip(named, pictures, strict=True)]
+        images = [_from_array(value)]
+    names = [f"image{number}" + f"_{position}" * (len(images) > 1) for position in range(len(images))]
+    return [(Media(f"{name}.jpg", f"{name}.jpg", name), pixels) for name, pixels in zip(names, images, strict=True)]
 
 
 def _from_tensor(picture: torch.Tensor) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""The built-in data sets: drawn from a seed on first use, without a network.
+"""The built-in data sets, drawn from a seed on first use without a network.
 
-Geometric figures on textured, noisy grounds; some overlap, some images are empty, and colour says
-nothing about class. `shapes` is small and easy enough to learn from scratch on a laptop, `shapes8` is
-its tiny sibling for trials of the machinery, `shapes1k` is larger and harder (six classes, small figures).
-The same generator version draws the same pixels everywhere.
+They show geometric figures on textured, noisy backgrounds; some overlap, some images are empty, and colour is
+independent of class. `shapes` can be learned from scratch on a laptop, `shapes8` is a tiny version for quick trials,
+`shapes1k` is larger and harder (six classes, small figures). A generator version draws the same pixels everywhere.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from ray_yolo.core.structures import Annotation
 from ray_yolo.data.index_cache import cache_folder, publish
 from ray_yolo.data.labels import covered
 
-VERSION = 2  # raise it whenever a drawn pixel or a label changes: tables of results name it
+VERSION = 2  # raise it when any pixel or label changes: tables of results refer to it
 CLASSES = ("circle", "square", "triangle", "star", "ring", "cross")
 _SUBPIXEL_BITS = 4
 _SPLITS = ("train", "val")
 
 
 class SyntheticDataset(NamedTuple):
-    """What a built-in data set looks like."""
+    """The parameters of a built-in data set."""
 
     seed: int
     num_train: int
@@ -37,7 +36,7 @@ class SyntheticDataset(NamedTuple):
     num_classes: int
     scale: tuple[float, float]  # figure diameter as a share of the image side
     max_figures: int
-    turn_degrees: float  # figures stand upright +- so much
+    turn_degrees: float  # largest rotation of a figure
 
 
 BUILT_IN = {
@@ -48,21 +47,21 @@ BUILT_IN = {
 
 
 def ensure_shapes(name: str) -> Path:
-    """The data.yaml of a built-in data set, drawn into the user's cache folder if it is not there yet."""
+    """The data.yaml of a built-in data set, drawn into the user's cache folder on first use."""
     folder = publish(cache_folder() / f"{name}-v{VERSION}", partial(_write, BUILT_IN[name]))
     return folder / "data.yaml"
 
 
 def draw(drawing: SyntheticDataset, split: int, number: int) -> tuple[np.ndarray, Annotation]:
-    """Image `number` of a split (0 train, 1 val): (side, side, 3) uint8 RGB and what it shows."""
+    """Image `number` of a split (0 train, 1 val): (side, side, 3) uint8 RGB and its annotation."""
     rng = np.random.default_rng([drawing.seed, split, number])
-    image = _ground(rng, drawing.side_px)
+    image = _background(rng, drawing.side_px)
     classes: list[int] = []
     boxes: list[np.ndarray] = []
-    wanted = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
-    for kind in rng.integers(drawing.num_classes, size=wanted).tolist():
-        for _ in range(12):  # attempts to find a place that overlaps earlier boxes only a little
-            outline, box = _place(rng, kind, drawing)
+    count = 0 if rng.random() < 0.06 else int(rng.integers(1, drawing.max_figures + 1))
+    for kind in rng.integers(drawing.num_classes, size=count).tolist():
+        for _ in range(12):  # attempts to find a position with little overlap
+            outline, box = _figure(rng, kind, drawing)
             if all(max(covered(old[None], box), covered(box[None], old)) < 0.25 for old in boxes):
                 (left, above), (right, below) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
                 _paint(image[above:below, left:right], rng, kind, outline - (left, above))
@@ -74,7 +73,7 @@ def draw(drawing: SyntheticDataset, split: int, number: int) -> tuple[np.ndarray
     return image, Annotation(f"{number:06d}.jpg", side, np.array(classes, np.int64), array)
 
 
-def _ground(rng: np.random.Generator, side: int) -> np.ndarray:
+def _background(rng: np.random.Generator, side: int) -> np.ndarray:
     """A smooth random colour field with stripes and noise."""
     coarse = rng.integers(30, 226, (4, 4, 3), dtype=np.uint8)
     field = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_LINEAR_EXACT).astype(np.int16)
@@ -98,8 +97,8 @@ def _unit_outline(kind: int) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radius[:, None]
 
 
-def _place(rng: np.random.Generator, kind: int, drawing: SyntheticDataset) -> tuple[np.ndarray, np.ndarray]:
-    """A turned, slightly stretched outline inside the image, and its box (both in pixels)."""
+def _figure(rng: np.random.Generator, kind: int, drawing: SyntheticDataset) -> tuple[np.ndarray, np.ndarray]:
+    """A rotated, slightly stretched outline inside the image, and its box (both in pixels)."""
     low, high = drawing.scale
     radius = drawing.side_px * (low + (high - low) * rng.random()) / 2
     stretch = np.array([rng.uniform(0.85, 1.18), 1.0])
@@ -112,15 +111,15 @@ def _place(rng: np.random.Generator, kind: int, drawing: SyntheticDataset) -> tu
 
 
 def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.ndarray) -> None:
-    """Fill the outline with a noisy colour that stands out from what lies beneath; the image is just as large."""
+    """Fill an outline that spans the image with a noisy colour that contrasts with the background."""
     mask = np.zeros(image.shape[:2], np.uint8)
     _fill(mask, outline, 255)
     if CLASSES[kind] == "ring":
         centre = outline.mean(axis=0)
         _fill(mask, centre + (outline - centre) * 0.55, 0)
-    beneath = image[mask > 127].mean(axis=0) if (mask > 127).any() else np.full(3, 127.0)
+    background = image[mask > 127].mean(axis=0) if (mask > 127).any() else np.full(3, 127.0)
     colour = rng.integers(0, 256, 3)
-    while np.abs(colour - beneath).max() < 90:
+    while np.abs(colour - background).max() < 90:
         colour = rng.integers(0, 256, 3)
     filling = np.clip(colour + rng.integers(-12, 13, image.shape, dtype=np.int16), 0, 255).astype(np.int32)
     share = mask.astype(np.int32)[..., None]
@@ -128,7 +127,7 @@ def _paint(image: np.ndarray, rng: np.random.Generator, kind: int, outline: np.n
 
 
 def _fill(mask: np.ndarray, outline: np.ndarray, value: int) -> None:
-    # OpenCV puts pixel centres on whole numbers, boxes put pixel edges there: hence the half pixel.
+    # Half a pixel: OpenCV has pixel centres at whole numbers, boxes have pixel edges there.
     points = np.round((outline - 0.5) * 2**_SUBPIXEL_BITS).astype(np.int32)
     cv2.fillPoly(mask, [points], value, lineType=cv2.LINE_AA, shift=_SUBPIXEL_BITS)
 

@@ -17,31 +17,31 @@ _MAX_DEPTH = 32  # an annotation has 4 levels
 
 
 def annotation_path(image_path: str) -> Path | None:
-    """The XML file of an image, the first that there is in one of its `folders`; None if there is none."""
+    """The XML file of an image, the first one in its `folders`; None if there is none."""
     name = f"{Path(image_path).stem}.xml"
-    return next((place for folder in folders(image_path) if (place := Path(folder, name)).is_file()), None)
+    return next((path for folder in folders(image_path) if (path := Path(folder, name)).is_file()), None)
 
 
-def folders(image_path: str, is_there: Callable[[str], bool] = os.path.isdir) -> list[str]:
-    """Where an image's XML file may be: beside it, in `Annotations` next to its `JPEGImages`, or in one of the folders
-    that are usual next to `images`, as far as they are there."""
+def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> list[str]:
+    """The folders of an image's XML file: its own, `Annotations` next to its `JPEGImages`, or the existing usual ones
+    next to `images`."""
     folder = os.path.dirname(image_path)
     head, found, tail = f"{folder}/".rpartition("/JPEGImages/")
     if found:
         return [folder, os.path.normpath(f"{head}/Annotations/{tail}")]
     head, found, tail = f"{folder}/".rpartition("/images/")
-    places = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
-    return [folder, *filter(is_there, places)]
+    usual = [os.path.normpath(f"{head}/{name}/{tail}") for name in _USUAL] if found else []
+    return [folder, *filter(exists, usual)]
 
 
 def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],
               where: str) -> tuple[Labels, list[Finding]]:
-    """The labels in a VOC file's bytes and what there was to say about its objects.
+    """The labels in a VOC file's bytes, and the findings about its objects.
 
     VOC counts pixels from 1 and includes the last one, so a box spans xmin - 1 .. xmax.
 
     Raises:
-        UnreadableLabelsError: for a file that is not XML as annotations have it.
+        UnreadableLabelsError: for a file that is not an XML annotation.
     """
     objects = list(enumerate(_objects(content, where), 1))
     rows, findings = read_rows(objects, lambda item: _row(item[1], size, names, f"{where}: object {item[0]}"))
@@ -62,11 +62,11 @@ def _row(item: dict[str, str], size: tuple[int, int], names: Sequence[str], plac
 
 
 def _objects(content: bytes, where: str) -> list[dict[str, str]]:
-    """Name and box sides of every object. Entities are refused, so a file cannot grow or reach out while parsed."""
+    """Name and box sides of every object. Entities are refused, so parsing cannot expand or load others."""
     objects: list[dict[str, str]] = []
     path: list[str] = []
     parser = expat.ParserCreate()
-    parser.buffer_text = True  # or `cats &amp; dogs` comes in three pieces
+    parser.buffer_text = True  # otherwise `cats &amp; dogs` arrives in three pieces
 
     def start(tag: str, _: dict[str, str]) -> None:
         path.append(tag)
@@ -87,7 +87,7 @@ def _objects(content: bytes, where: str) -> list[dict[str, str]]:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(content, True)
-    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two for encodings that expat cannot read
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the last two: unsupported encodings
         raise UnreadableLabelsError(f"{where}:{parser.CurrentLineNumber}", f"is not XML that can be read: {error}"
                                     ) from None
     return objects

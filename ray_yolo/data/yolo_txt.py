@@ -1,6 +1,6 @@
 """YOLO label files: rows `class x y width height` or `class x1 y1 x2 y2 x3 y3 ...`, shares of the image.
 
-A row whose meaning is plain is read; any other is left out and told with its line.
+Ambiguous or invalid rows are left out and reported with their line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ray_yolo.core.structures import Finding
 from ray_yolo.data.labels import LabelRow, Labels, UnreadableLabelsError, labels_of, read_rows
 
-_SLACK = 1e-4  # shares this far outside 0..1 are rounding of the exporter and are clipped
+_SLACK = 1e-4  # shares this far outside 0..1 are rounding errors of exporters and are clipped
 
 
 def label_path(image_path: str) -> str:
@@ -26,16 +26,16 @@ def label_path(image_path: str) -> str:
 
 def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
                  where: str) -> tuple[Labels, list[Finding]]:
-    """The labels in a file's bytes and what there was to say about its rows.
+    """The labels in a file's bytes, and the findings about its rows.
 
     Args:
-        content: the file. UTF-8 with or without mark, UTF-16 with mark; any line ends.
+        content: of the file. UTF-8 with or without BOM, UTF-16 with BOM; any line ends.
         size: (height, width) of the upright image.
-        names: those of the classes.
+        names: of the classes.
         where: the file's path, for messages.
 
     Raises:
-        UnreadableLabelsError: for a file that is no text.
+        UnreadableLabelsError: for a file that is not text.
     """
     lines = [(number, line) for number, line in enumerate(_text(content, where).splitlines(), 1) if line.strip()]
     rows, findings = read_rows(lines, lambda line: _row(line[1], size, len(names), f"{where}:{line[0]}"))
@@ -57,7 +57,7 @@ def _row(line: str, size: tuple[int, int], num_classes: int, place: str) -> Labe
         outline = np.array(shares).reshape(-1, 2) * (size[1], size[0])
         (left, above), (right, below) = outline.min(axis=0).tolist(), outline.max(axis=0).tolist()
         return LabelRow(place, (kind, *shares), int(kind), (left, above, right, below), outline)
-    x, y, width, height = shares  # plain floats: arrays of a row would take half of the scan
+    x, y, width, height = shares  # plain floats: arrays would take half of the time
     box = (_share(x - width / 2) * size[1], _share(y - height / 2) * size[0],
            _share(x + width / 2) * size[1], _share(y + height / 2) * size[0])
     return LabelRow(place, (kind, *shares), int(kind), box)

@@ -1,6 +1,6 @@
-"""Trained weights as a file for other programs: decoded predictions, or detections with suppression inside.
+"""Export trained weights for other programs, with decoded predictions or selected detections as output.
 
-A file exists only if it has given the same numbers as torch.
+A file is kept only if its outputs equal those of torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from ray_yolo.storage.store import is_address
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, of chances as they are
+LARGEST_DIFFERENCE = 1e-4  # of boxes as shares of the image, and of scores
+
+_REQUIRED = ("onnx", "onnxruntime", "onnxscript")
 
 Run = Callable[[Tensor], np.ndarray]  # an exported model
 
@@ -109,17 +111,15 @@ best (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
 }}
 """
 
-_NEEDED = ("onnx", "onnxruntime", "onnxscript")
-
 
 @dataclass(frozen=True)
 class ExportResult:
-    """An exported file that has been checked."""
+    """A verified exported file."""
 
     path: Path
     metadata: dict[str, str]
     largest_difference: float  #: from torch, see LARGEST_DIFFERENCE
-    takes: str  #: which images
+    takes: str  #: the accepted images
 
     def __str__(self) -> str:
         return (f"{self.path}: the largest difference from torch is {self.largest_difference:.1e} "
@@ -127,7 +127,7 @@ class ExportResult:
 
 
 class Decoded(nn.Module):
-    """A detector whose output is (B, N, 4 + classes): xyxy in pixels, and the score of each class."""
+    """A detector with output (B, N, 4 + classes): xyxy in pixels, and a score per class."""
 
     def __init__(self, detector: Detector, family: Family) -> None:
         super().__init__()
@@ -140,18 +140,19 @@ class Decoded(nn.Module):
 
 
 def export(config: ExportConfig) -> ExportResult:
-    """Write trained weights in another form beside them, and check it against torch.
+    """Write trained weights in another format beside them, and verify the file against torch.
 
     Raises:
         InputError: if the weights cannot be used (CheckpointError), or the extra packages are missing.
-        RayYoloError: if the new file gives other numbers than torch; it is removed.
+        RayYoloError: if the outputs differ from those of torch; the file is removed.
     """
     config, trained = check(config)
     path = Path(config.weights).with_suffix(f".{config.format}")
     imgsz = input_size(trained, config.imgsz)
-    metadata = {  # YOLOv5's keys; `names` reads as a Python dict
+    metadata = {  # YOLOv5's keys, but `detections`; `names` reads as a Python dict
         "names": str(dict(enumerate(trained.names))), "stride": str(max(trained.model.head.strides)),
-        "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect", "nms": str(config.nms)}
+        "imgsz": str([imgsz, imgsz]), "batch": str(config.batch_size), "task": "detect",
+        "nms" if trained.family.suppress else "detections": str(config.nms)}
     model = Decoded(fuse(trained.model).requires_grad_(False), trained.family).eval()
     write = _write_onnx if config.format == "onnx" else _write_torchscript
     with replacing(path) as temporary, _quiet():
@@ -161,23 +162,23 @@ def export(config: ExportConfig) -> ExportResult:
 
 
 def _takes(imgsz: int, grid: int, *, fixed: bool) -> str:
-    """How an image gets into the file's model, and which prediction of ours that is equal to."""
+    """How to prepare an image for the file's model, and the equivalent `predict` command."""
     if fixed:
-        return (f"it takes squares of {imgsz} px: scale an image to fit and put it into the middle of grey 114; so it "
-                "finds what predict --square does (predict alone pads less; for that, export with --dynamic)")
-    return f"it takes sides in multiples of {grid} px; in images padded as predict pads them it finds what that does"
+        return (f"it takes squares of {imgsz} px: scale an image to fit and centre it on grey 114; its detections "
+                "then equal those of predict --square (predict alone pads less; for that, export with --dynamic)")
+    return f"it takes sides in multiples of {grid} px; with predict's padding its detections equal those of predict"
 
 
 def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
-    """The configuration with what the weights decide, and the weights; refuses what `export` does, writes nothing."""
-    if config.format == "onnx" and (missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]):
+    """The configuration completed from the weights, and the weights; raises as `export` does, writes no file."""
+    if config.format == "onnx" and (missing := [name for name in _REQUIRED if importlib.util.find_spec(name) is None]):
         raise InputError(f"format: onnx needs {', '.join(missing)}; install with pip install ray_yolo[export]")
     if is_address(config.weights):
-        raise InputError("weights: what is exported lies beside them; fetch them to a folder of this machine")
+        raise InputError("weights: the export is written beside them; download them to a local folder first")
     folder = Path(config.weights).parent
     trained = load_trained(Path(config.weights))
     if not os.access(folder, os.W_OK):
-        raise InputError(f"weights: {folder} cannot be written to; copy the weights to where the export may lie")
+        raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained
 
 
@@ -200,10 +201,10 @@ def _write_onnx(model: Decoded, config: ExportConfig, imgsz: int, metadata: dict
     onnx.save(graph, path)
     difference = _compare_predictions(model, _onnx_run(path), config.batch_size, imgsz, dynamic=config.dynamic)
     if config.nms:
-        suppression = onnx_selection(config, graph.ir_version, opset, suppress=model.suppress)
-        onnx.save(suppression, path)
+        selection = onnx_selection(config, graph.ir_version, opset, suppress=model.suppress)
+        onnx.save(selection, path)
         difference = max(difference, _compare_selection(_onnx_run(path), config, suppress=model.suppress))
-        graph = compose.merge_models(graph, suppression, io_map=[("predictions", "predictions")])
+        graph = compose.merge_models(graph, selection, io_map=[("predictions", "predictions")])
         onnx.checker.check_model(graph)
         onnx.save(graph, path)
         _onnx_run(path)(example)
@@ -216,10 +217,10 @@ def _write_torchscript(model: Decoded, config: ExportConfig, imgsz: int, metadat
     difference = _compare_predictions(model, lambda images: traced(images).numpy(), config.batch_size, imgsz,
                                       dynamic=True)
     if config.nms:
-        suppression = _trace(Selection(config, suppress=model.suppress), random_predictions())
+        selection = _trace(Selection(config, suppress=model.suppress), random_predictions())
         difference = max(difference, _compare_selection(
-            lambda boxes: suppression(boxes).numpy(), config, suppress=model.suppress))
-        traced = _trace(nn.Sequential(traced, suppression), torch.zeros(config.batch_size, 3, imgsz, imgsz))
+            lambda boxes: selection(boxes).numpy(), config, suppress=model.suppress))
+        traced = _trace(nn.Sequential(traced, selection), torch.zeros(config.batch_size, 3, imgsz, imgsz))
     torch.jit.save(traced, path, _extra_files={"config.txt": json.dumps(metadata)})
     return difference
 
@@ -238,7 +239,7 @@ def _onnx_run(path: Path) -> Run:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say of themselves, of their versions and of TorchScript's future."""
+    """Silences the exporters' logs and deprecation warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -250,7 +251,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, *, dynamic: bool) -> float:
-    """`_difference` over a batch of noise, and over a batch of another shape where that is allowed."""
+    """`_difference` for a batch of noise, and for one of another shape if shapes are dynamic."""
     shapes = [(batch_size, 3, imgsz, imgsz)] + [(batch_size + 1, 3, imgsz, imgsz + model.detector.grid)] * dynamic
     generator = torch.Generator().manual_seed(0)
     noise = [torch.rand(shape, generator=generator) for shape in shapes]
@@ -258,9 +259,9 @@ def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, 
 
 
 def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
-    """`_difference` from `select` on boxes in heaps, which is where suppression has something to do."""
+    """`_difference` from `select` on clusters of overlapping boxes."""
     predictions = random_predictions()
-    found = select(
+    detections = select(
         predictions[..., :4],
         predictions[..., 4:],
         confidence=settings.confidence,
@@ -269,12 +270,12 @@ def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> floa
         multi_label=False,
         agnostic=settings.agnostic_nms,
     )
-    expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(found)])
+    expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(detections)])
     return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
 
 
 def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: int = 3) -> Tensor:
-    """(images, boxes, 4 + classes) overlapping boxes in an image of 640 pixels with random scores, always the same."""
+    """(images, boxes, 4 + classes) overlapping boxes in 640 pixels with random scores, by a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     centre = torch.randint(0, 6, (num_images, num_boxes, 2), generator=generator) * 100.0 + 50
     edges = torch.rand(num_images, num_boxes, 4, generator=generator) * 20
@@ -282,26 +283,26 @@ def random_predictions(num_images: int = 2, num_boxes: int = 300, num_classes: i
     return torch.cat([boxes, torch.rand(num_images, num_boxes, num_classes, generator=generator)], 2)
 
 
-def _difference(expected: np.ndarray, got: np.ndarray, boxes: slice, imgsz: int) -> float:
-    """The largest absolute difference, with boxes as shares of the image; an error if too large, or of shapes."""
-    if expected.shape != got.shape:
-        raise RayYoloError(f"the exported model gives {got.shape} numbers where torch gives {expected.shape}; nothing "
-                           "was written")
-    apart = np.abs(expected.astype(np.float64) - got)
-    apart[..., boxes] /= imgsz
-    worst = float(apart.max(initial=0.0))
-    if not worst <= LARGEST_DIFFERENCE:
-        raise RayYoloError(f"the exported model differs from torch by up to {worst:.1e} (allowed "
+def _difference(expected: np.ndarray, actual: np.ndarray, boxes: slice, imgsz: int) -> float:
+    """The largest absolute difference, with boxes as shares of the image; RayYoloError if too large."""
+    if expected.shape != actual.shape:
+        raise RayYoloError(f"the exported model gives {actual.shape} numbers where torch gives {expected.shape}; "
+                           "nothing was written")
+    difference = np.abs(expected.astype(np.float64) - actual)
+    difference[..., boxes] /= imgsz
+    largest = float(difference.max(initial=0.0))
+    if not largest <= LARGEST_DIFFERENCE:
+        raise RayYoloError(f"the exported model differs from torch by up to {largest:.1e} (allowed "
                            f"{LARGEST_DIFFERENCE}); nothing was written")
-    return worst
+    return largest
 
 
 def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress: bool) -> ModelProto:
     """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
 
-    These are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and falling score.
-    ONNX limits what it keeps by class. The second suppression, among what the first has left and with an overlap that
-    no two boxes exceed, suppresses nothing: it puts the best `max_detections` of each image in order.
+    Detections are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and descending score. With
+    `suppress`, the operator runs twice because it limits boxes per class: the second run, with an overlap limit of 1,
+    suppresses nothing and sorts the best `max_detections` of each image.
     """
     from onnx import parser
 
@@ -315,7 +316,7 @@ def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress
 
 
 class Selection(nn.Module):
-    """The same for TorchScript; a file with suppression needs torchvision where it is loaded."""
+    """`onnx_selection` for TorchScript; with suppression, loading the file needs torchvision."""
 
     def __init__(self, settings: NmsConfig, *, suppress: bool) -> None:
         super().__init__()
@@ -323,15 +324,15 @@ class Selection(nn.Module):
 
     def forward(self, predictions: Tensor) -> Tensor:
         """Detections of `predictions` (B, N, 4 + classes)."""
-        limits = self.settings
+        settings = self.settings
         if not self.suppress:
-            return _best(predictions, limits.confidence, limits.max_detections, limits.agnostic_nms)
-        return _suppress(predictions, limits.confidence, limits.iou, limits.max_detections, limits.agnostic_nms)
+            return _best(predictions, settings.confidence, settings.max_detections, settings.agnostic_nms)
+        return _suppress(predictions, settings.confidence, settings.iou, settings.max_detections, settings.agnostic_nms)
 
 
 @torch.jit.script_if_tracing
 def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, agnostic: bool) -> Tensor:
-    found = [torch.zeros((0, 7), device=predictions.device)]
+    detections = [torch.zeros((0, 7), device=predictions.device)]
     for image in range(predictions.shape[0]):
         scores, classes = predictions[image, :, 4:].max(dim=1)
         chosen = torch.nonzero(scores > confidence)[:, 0]
@@ -339,21 +340,21 @@ def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, ag
         rivals = torch.zeros_like(classes) if agnostic else classes
         kept = batched_nms(boxes, scores, rivals, iou)[:limit]
         number = torch.full((kept.shape[0], 1), float(image), device=predictions.device)
-        found.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
-    return torch.cat(found)
+        detections.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
+    return torch.cat(detections)
 
 
 @torch.jit.script_if_tracing
 def _best(predictions: Tensor, confidence: float, limit: int, agnostic: bool) -> Tensor:
-    found = [torch.zeros((0, 7), device=predictions.device)]
+    detections = [torch.zeros((0, 7), device=predictions.device)]
     for image in range(predictions.shape[0]):
         scores = predictions[image, :, 4:]
         if agnostic:
             scores = torch.where(scores < scores.max(dim=1, keepdim=True)[0], torch.zeros_like(scores), scores)
-        best, place = scores.flatten().sort(descending=True, stable=True)
-        best, place = best[:limit], place[:limit]
-        best, place = best[best > confidence], place[best > confidence]
-        boxes = predictions[image, torch.div(place, scores.shape[1], rounding_mode="floor"), :4]
-        number = torch.full((place.shape[0], 1), float(image), device=predictions.device)
-        found.append(torch.cat([number, boxes, best[:, None], (place % scores.shape[1])[:, None].float()], 1))
-    return torch.cat(found)
+        best, entries = scores.flatten().sort(descending=True, stable=True)
+        best, entries = best[:limit], entries[:limit]
+        best, entries = best[best > confidence], entries[best > confidence]
+        boxes = predictions[image, torch.div(entries, scores.shape[1], rounding_mode="floor"), :4]
+        number = torch.full((entries.shape[0], 1), float(image), device=predictions.device)
+        detections.append(torch.cat([number, boxes, best[:, None], (entries % scores.shape[1])[:, None].float()], 1))
+    return torch.cat(detections)

@@ -1,7 +1,7 @@
-"""From frames to results, and to pictures, videos, crops, tables and JSON of them.
+"""Detect in frames, and write the results as images, videos, crops, labels, tables and JSON.
 
-Images go through the network side by side, each on one arithmetic thread: so they are found the same whatever the
-number of threads, and many are found sooner than by many threads on one.
+Images pass through the network in parallel, each on one arithmetic thread. So results do not depend on the number of
+threads, and throughput is higher than with many threads on one image.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from ray_yolo.inference.results import NOTHING, Boxes, Results
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_Done = list[tuple[Media, Results, np.ndarray | None]]  # the array: a frame of a video with its boxes, BGR
 
 
 class Prediction(NamedTuple):
-    """What was found in a picture or in a frame of a video."""
+    """The detections of an image or of a frame of a video, without pixels."""
 
-    image: str  # the file, by its path below the source
+    image: str  # path of the file below the source
     frame: int | None  # of a video, counted from 1
     size: tuple[int, int]  # (height, width)
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class] in pixels, best first
@@ -49,44 +50,43 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """What is written of each picture and frame below a folder, by whoever detects in it."""
+    """Writes the results of each image and frame below a folder."""
 
     folder: Path
     config: PredictConfig
 
-    def write(self, media: Media, found: Results) -> np.ndarray | None:
-        """Write what is asked for of a picture; of a frame all but its picture (height, width, 3) BGR, which comes back
-        for the video.
+    def write(self, media: Media, results: Results) -> np.ndarray | None:
+        """Write the requested files. Returns the plotted frame (height, width, 3) BGR for a video, else None.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if a file cannot be written.
         """
-        config, frame = self.config, "" if found.frame is None else f"_{found.frame}"
-        if config.save_txt and len(found):
-            rows = label_rows(prediction_of(media, found), scores=config.save_conf)
+        config, frame = self.config, "" if results.frame is None else f"_{results.frame}"
+        if config.save_txt and len(results):
+            rows = label_rows(prediction_of(media, results), scores=config.save_conf)
             place(self.folder / "labels", media, f"{frame}.txt").write_text(rows)
         if config.save_crop:
-            found.save_crop(self.folder / "crops", f"{media.stem}{frame}")
+            results.save_crop(self.folder / "crops", f"{media.stem}{frame}")
         if config.placement.nosave:
             return None
-        drawn = found.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
-        if found.frame is not None:
-            return drawn
-        place(self.folder, media, ".jpg").write_bytes(cv2.imencode(".jpg", drawn)[1].tobytes())
+        plot = results.plot(labels=not config.hide_labels, conf=not config.hide_conf, line_width=config.line_thickness)
+        if results.frame is not None:
+            return plot
+        place(self.folder, media, ".jpg").write_bytes(cv2.imencode(".jpg", plot)[1].tobytes())
         return None
 
 
 def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output | None = None, *, threads: int,
                   batch_size: int = 1) -> Iterator[tuple[Media, Results]]:
-    """What is found in each frame, in their order, as it is asked for.
+    """The results of each frame, in order and lazily.
 
     Args:
-        output: what is written on the way; None: nothing.
-        threads: batches that are worked on side by side; 0: by this thread, with its own arithmetic threads, and no
-            frame ahead of its turn, as cameras need it.
+        output: writes files on the way; None: no files.
+        threads: batches in parallel; 0: this thread alone with its arithmetic threads and without reading ahead, for
+            cameras.
 
     Raises:
-        OSError: if something cannot be written.
+        OSError: if a file cannot be written.
     """
     work, batches = partial(_detect, predictor, output), _batches(frames, batch_size)
     if not threads:
@@ -103,19 +103,16 @@ def detect_frames(predictor: Predictor, frames: Iterable[Frame], output: Output 
 
 def detect_files(predictor: Predictor, media: Iterable[Media], output: Output, *, threads: int
                  ) -> Generator[tuple[Media, list[Prediction]]]:
-    """What is found in each file, in their order: one prediction for a picture, one for each frame of a video."""
-    found = detect_frames(predictor, frames_of(media, output.config.vid_stride), output, threads=threads,
-                          batch_size=output.config.batch_size)
-    for one, results in groupby(found, key=itemgetter(0)):
-        yield one, [prediction_of(*pair) for pair in results]
+    """The predictions of each file, in order: one for an image, one for each frame of a video."""
+    results = detect_frames(predictor, frames_of(media, output.config.vid_stride), output, threads=threads,
+                            batch_size=output.config.batch_size)
+    for file, pairs in groupby(results, key=itemgetter(0)):
+        yield file, [prediction_of(*pair) for pair in pairs]
 
 
-def prediction_of(media: Media, found: Results) -> Prediction:
-    """The same without pixels."""
-    return Prediction(media.name, found.frame, found.orig_shape, np.asarray(found.boxes.data), found.error)
-
-
-_Done = list[tuple[Media, Results, np.ndarray | None]]  # with a frame and its boxes, BGR
+def prediction_of(media: Media, results: Results) -> Prediction:
+    """Results without pixels."""
+    return Prediction(media.name, results.frame, results.orig_shape, np.asarray(results.boxes.data), results.error)
 
 
 def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
@@ -125,10 +122,10 @@ def _batches(frames: Iterable[Frame], size: int) -> Iterator[list[Frame]]:
 
 
 def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame]) -> _Done:
-    """The work of one thread: read, detect, write; a video's frames are written by whoever keeps the order."""
+    """Read, detect and write in a pool's thread; frames of videos are returned, to be written in order."""
     frames = [frame.read() for frame in batch]
     pixels = [frame.pixels for frame in frames if frame.pixels is not None]
-    found = iter(predictor.detect(pixels) if pixels else ())
+    detected = iter(predictor.detect(pixels) if pixels else ())
     done: _Done = []
     names = dict(enumerate(predictor.names))
     for media, number, image, error in frames:
@@ -136,7 +133,7 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
             empty = Boxes(torch.from_numpy(NOTHING), (0, 0))
             done.append((media, Results(np.zeros((0, 0, 3), np.uint8), media.path, names, empty, error=error), None))
             continue
-        detections, speed = next(found)
+        detections, speed = next(detected)
         height, width = image.shape[:2]
         results = Results(np.ascontiguousarray(image[..., ::-1]), media.path, names,
                           Boxes(torch.from_numpy(detections), (height, width)), speed, number)
@@ -145,17 +142,17 @@ def _detect(predictor: Predictor, output: Output | None, batch: Sequence[Frame])
 
 
 def _with_videos(done: Iterable[_Done], output: Output | None) -> Iterator[tuple[Media, Results]]:
-    """The results one by one; frames that come with them are written into their videos."""
+    """The results one by one; plotted frames are written to their videos."""
     video: cv2.VideoWriter | None = None
     path = None
     try:
-        for media, results, drawn in chain.from_iterable(done):
-            if drawn is not None and output is not None:
+        for media, results, plot in chain.from_iterable(done):
+            if plot is not None and output is not None:
                 if path != media.path or video is None:
                     if video is not None:
                         video.release()
-                    video, path = _open_video(media, drawn, output), media.path
-                video.write(drawn)
+                    video, path = _open_video(media, plot, output), media.path
+                video.write(plot)
             yield media, results
     finally:
         if video is not None:
@@ -173,7 +170,7 @@ def _open_video(media: Media, frame: np.ndarray, output: Output) -> cv2.VideoWri
 
 
 def place(folder: Path, media: Media, ending: str) -> Path:
-    """Where a file of STEM + ending lies below a folder, which is made."""
+    """The path FOLDER/STEM + ending; creates its folder."""
     path = folder / f"{media.stem}{ending}"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
@@ -181,7 +178,7 @@ def place(folder: Path, media: Media, ending: str) -> Path:
 
 def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item],
               ahead: int) -> Iterator[Result]:
-    """`pool.map` that takes at most `ahead` items before their turn, so that a long video need not be in memory."""
+    """`pool.map` that reads at most `ahead` items ahead, so that a long video does not fill the memory."""
     waiting: deque[Future[Result]] = deque()
     for item in items:
         waiting.append(pool.submit(work, item))
@@ -191,7 +188,7 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: I
 
 
 def label_rows(prediction: Prediction, *, scores: bool) -> str:
-    """YOLO rows: class, centre x, centre y, width and height as shares of the image, and the score if asked for."""
+    """YOLO rows: class, centre x, centre y, width, height (shares of the image) and, on request, the score."""
     height, width = prediction.size
     boxes = prediction.detections[:, :4].astype(np.float64)
     low, high = boxes[:, :2], boxes[:, 2:]
@@ -202,9 +199,9 @@ def label_rows(prediction: Prediction, *, scores: bool) -> str:
 
 
 def to_json(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
-    """The text of predictions.json: `names`, and `images` with their detections, each image on a line of its own.
+    """The text of predictions.json: `names`, and `images` with their detections, one line per image.
 
-    Boxes are x1, y1, x2, y2 in pixels. A frame of a video has its number, a file that was left out its `error`.
+    Boxes are x1, y1, x2, y2 in pixels. A frame of a video has its number, a skipped file its `error`.
     """
     lines = ",\n".join(json.dumps(_entry(one, names)) for one in predictions)
     return f'{{"names": {json.dumps(list(names))}, "images": [\n{lines}\n]}}\n'
@@ -215,13 +212,13 @@ def _entry(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
         return {"image": prediction.image, "error": prediction.error}
     frame = {} if prediction.frame is None else {"frame": prediction.frame}
     height, width = prediction.size
-    found = [{"class": int(row[5]), "name": names[int(row[5])], "score": round(row[4], 5),
-              "box": [round(edge, 3) for edge in row[:4]]} for row in prediction.detections.tolist()]
-    return {"image": prediction.image, **frame, "height": height, "width": width, "detections": found}
+    detections = [{"class": int(row[5]), "name": names[int(row[5])], "score": round(row[4], 5),
+                   "box": [round(edge, 3) for edge in row[:4]]} for row in prediction.detections.tolist()]
+    return {"image": prediction.image, **frame, "height": height, "width": width, "detections": detections}
 
 
 def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
-    """The text of predictions.csv, a row for each detection: image, frame (of a video), class, name, score, corners."""
+    """The text of predictions.csv, one row per detection: image, frame (of a video), class, name, score, corners."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("image", "frame", "class", "name", "score", "x1", "y1", "x2", "y2"))
@@ -232,51 +229,51 @@ def to_csv(predictions: Iterable[Prediction], names: Sequence[str]) -> str:
 
 
 def write_tables(output: Output, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
-    """Write predictions.json and predictions.csv as far as they are asked for."""
+    """Write predictions.json and predictions.csv on request."""
     config = output.config
-    for asked, name, form in ((config.save_json, "predictions.json", to_json),
-                              (config.save_csv, "predictions.csv", to_csv)):
-        if asked:
-            atomic_write(output.folder / name, form(predictions, names))
+    if config.save_json:
+        atomic_write(output.folder / "predictions.json", to_json(predictions, names))
+    if config.save_csv:
+        atomic_write(output.folder / "predictions.csv", to_csv(predictions, names))
 
 
 def to_payload(predictions: Iterable[Prediction]) -> str:
-    """Predictions as JSON, exactly: every float32 comes back with its bits."""
+    """Predictions as JSON without loss: every float32 keeps its bits."""
     return json.dumps([[*one._replace(detections=one.detections.tolist())] for one in predictions])
 
 
 def from_payload(text: str) -> list[Prediction]:
-    """The predictions that `to_wire` sent."""
+    """The inverse of `to_payload`."""
     return [Prediction(image, frame, tuple(size), np.array(rows, np.float32).reshape(-1, 6), error)
             for image, frame, size, rows, error in json.loads(text)]
 
 
 def coco_results(table: np.ndarray, index: AnnotationIndex, description: DatasetDescription, split: str
                  ) -> list[dict[str, Any]]:
-    """Rows of image_id, category_id, bbox (x, y, width, height) and score, as COCO's evaluators load them.
+    """Rows of image_id, category_id, bbox (x, y, width, height) and score for COCO evaluators.
 
-    Ids are those of the split's COCO files; without such files an image's id is its name, as a number if it is one, and
-    a category's the number of the class.
+    Ids are those of the split's COCO files. Without them, the image id is the file's stem (as an integer if it is one)
+    and the category id is the class number.
 
     Args:
-        table: detections as `Evaluation` has them.
+        table: detections of an `Evaluation`.
     """
     sources = LabelSources(description, split)
-    owns = [sources.own_ids(path) for path in index.paths]
+    ids = [sources.own_ids(path) for path in index.paths]
     rows = []
     for number, x1, y1, x2, y2, score, kind, _ in table.tolist():
-        image, categories = owns[int(number)]
+        image, categories = ids[int(number)]
         rows.append({"image_id": image, "category_id": categories.get(int(kind), int(kind)),
                      "bbox": [round(value, 3) for value in (x1, y1, x2 - x1, y2 - y1)], "score": round(score, 5)})
     return rows
 
 
 def write_label_files(table: np.ndarray, index: AnnotationIndex, folder: Path, *, scores: bool) -> None:
-    """Write labels/NAME.txt for each image with detections, as prediction does."""
+    """Write labels/STEM.txt for each image with detections, as `predict` does."""
     root = os.path.commonpath([os.path.dirname(path) for path in index.paths])
     names = [os.path.relpath(path, root) for path in index.paths]
     for number, (path, name, stem) in enumerate(zip(index.paths, names, unique_stems(names), strict=True)):
         rows = table[table[:, 0] == number, 1:7]
         if len(rows):
-            found = Prediction(name, None, index[number].size, rows)
-            place(folder / "labels", Media(path, name, stem), ".txt").write_text(label_rows(found, scores=scores))
+            prediction = Prediction(name, None, index[number].size, rows)
+            place(folder / "labels", Media(path, name, stem), ".txt").write_text(label_rows(prediction, scores=scores))

@@ -1,7 +1,7 @@
-"""Trained weights as a model that can be used, and from an image to what is in it, in the image's own pixels.
+"""Load trained weights, and detect objects in images, in pixels of the image.
 
-Images are letterboxed as in validation, and each goes through alone unless batches are asked for: so what is found in
-an image depends on that image and the settings alone (in batches, up to rounding). Nothing here knows of workers.
+Images are letterboxed as in validation, and each is processed alone unless a batch is requested. So the detections of
+an image depend only on the image and the settings (in batches, up to rounding).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ray_yolo.ops.nms import select
 
 @dataclass(frozen=True)
 class Trained:
-    """A model with its weights, and what is known about its training."""
+    """A model with its weights, class names and recipe."""
 
     model: Detector  # in eval mode
     family: Family
@@ -47,7 +47,7 @@ class Trained:
 
 
 def load_trained(path: Path) -> Trained:
-    """The averaged model of a checkpoint of ours, or a known model from another file of weights.
+    """The averaged model of a checkpoint of ours, or a known model with the weights of another file.
 
     Raises:
         CheckpointError: if the file cannot be used, or fits no known model.
@@ -75,41 +75,41 @@ def load_trained(path: Path) -> Trained:
 
 
 def _recognise(weights: Weights, path: Path) -> Trained:
-    """The known model whose tensors have these names and shapes."""
-    given = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
-    shapes = {name: tensor.shape for name, tensor in given.items()}
+    """The known model with these tensor names and shapes."""
+    tensors = {name: tensor for name, tensor in weights.tensors.items() if not name.endswith(".anchor_grid")}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     layers = 1 + max((int(name.split(".")[1]) for name in shapes if re.match(r"model\.\d+\.", name)), default=-1)
     key = layers, shapes.get("model.0.conv.weight", torch.Size([0]))[0]
     fitting = [(name, family) for name, family in FAMILY_OF.items() if family.models[name].key == key]
     for (name, family), num_classes in product(fitting, _class_counts(shapes)):
         with torch.device("meta"):
-            wanted = build_model(name, num_classes).state_dict()
-        if shapes == {key: tensor.shape for key, tensor in wanted.items()}:
+            expected = build_model(name, num_classes).state_dict()
+        if shapes == {key: tensor.shape for key, tensor in expected.items()}:
             model = build_model(name, num_classes)
-            model.load_state_dict(given)
-            known = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
-            return Trained(model.eval(), family, tuple(known), Recipe(model=name))
-    raise CheckpointError(f"{path}: holds no recipe and its tensors fit none of the known models; train from it with "
+            model.load_state_dict(tensors)
+            names = weights.names if len(weights.names) == num_classes else map("class{}".format, range(num_classes))
+            return Trained(model.eval(), family, tuple(names), Recipe(model=name))
+    raise CheckpointError(f"{path}: has no recipe and its tensors fit no known model; train from it with "
                           "python -m ray_yolo.train --model MODEL --weights FILE")
 
 
 def _class_counts(shapes: Mapping[str, torch.Size]) -> set[int]:
-    """How many classes a head may have whose biases are of these lengths."""
+    """The class counts that fit the lengths of a head's biases."""
     counts = {shape.numel() // 3 - 5 if name.endswith(".m.0.bias") else shape.numel() for name, shape in shapes.items()
               if re.fullmatch(r"model\.\d+\.(m\.0|cv3\.0\.2)\.bias", name)}
     return {number for number in counts if number > 0}
 
 
 class ImageDetections(NamedTuple):
-    """What was found in an image, and how long it took."""
+    """The detections of an image, and their timing."""
 
     detections: np.ndarray  # (n, 6) float32 rows [x1, y1, x2, y2, score, class], in pixels of the image, best first
-    speed: dict[str, float]  # ms of this image, or its part of the batch: preprocess, inference, postprocess
+    speed: dict[str, float]  # ms per image: preprocess, inference, postprocess
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model ready to be used: `predictor(image)`. Safe to call from several threads."""
+    """A callable model: `predictor(image)`. Thread-safe."""
 
     model: Detector  # fused, on its device
     family: Family
@@ -120,34 +120,34 @@ class Predictor:
     precision: str
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """The detections of one image (height, width, 3) uint8 RGB: rows as in `Found`."""
+        """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
         return self.detect([image])[0].detections
 
     @torch.no_grad()
     def detect(self, images: Sequence[np.ndarray]) -> list[ImageDetections]:
-        """What is found in images (height, width, 3) uint8 RGB; those of equal padded shape go through as one batch."""
-        begun = perf_counter()
+        """Detect in images (height, width, 3) uint8 RGB; images of equal padded shape form a batch."""
+        start = perf_counter()
         prepared = [to_network(image, self.imgsz, self.model.grid, rect=self.settings.rect) for image in images]
-        preprocess = (perf_counter() - begun) / len(images)
+        preprocess = (perf_counter() - start) / len(images)
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (pixels, _, _) in enumerate(prepared):
             groups.setdefault(pixels.shape, []).append(number)
-        found: dict[int, ImageDetections] = {}
+        detected: dict[int, ImageDetections] = {}
         for group in groups.values():
-            begun = perf_counter()
+            start = perf_counter()
             boxes, scores = self._forward(np.stack([prepared[number][0] for number in group]))
-            inference = (perf_counter() - begun) / len(group)
-            for place, number in enumerate(group):
-                begun = perf_counter()
+            inference = (perf_counter() - start) / len(group)
+            for row, number in enumerate(group):
+                start = perf_counter()
                 _, ratio, pad = prepared[number]
-                rows = self._select(boxes[place : place + 1], scores[place : place + 1])
-                corners = to_original(rows[:, :4], ratio, pad, images[number].shape[:2])
-                detections = torch.cat([corners, rows[:, 4:]], 1).cpu().numpy()
-                times = preprocess, inference, perf_counter() - begun
-                found[number] = ImageDetections(
+                selected = self._select(boxes[row : row + 1], scores[row : row + 1])
+                corners = to_original(selected[:, :4], ratio, pad, images[number].shape[:2])
+                detections = torch.cat([corners, selected[:, 4:]], 1).cpu().numpy()
+                times = preprocess, inference, perf_counter() - start
+                detected[number] = ImageDetections(
                     detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)}
                 )
-        return [found[number] for number in range(len(images))]
+        return [detected[number] for number in range(len(images))]
 
     def _forward(self, pixels: np.ndarray) -> Predictions:
         batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
@@ -155,16 +155,16 @@ class Predictor:
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
         predictions = self.family.decode(self.model.head, levels)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # or the time would be counted to whoever reads first
+            torch.cuda.synchronize(self.device)  # or the time would count as postprocessing
         return predictions
 
     def _select(self, boxes: Tensor, scores: Tensor) -> Tensor:
         """(n, 6) detections of one image's predictions."""
         settings = self.settings
-        if settings.classes is not None:  # those whose best score is of a class that is looked for
+        if settings.classes is not None:  # boxes whose best class is a requested one
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        [found] = select(
+        [detections] = select(
             boxes,
             scores,
             confidence=settings.confidence,
@@ -173,18 +173,18 @@ class Predictor:
             multi_label=False,
             agnostic=settings.agnostic_nms,
         )
-        return found
+        return detections
 
 
 def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | None = None, precision: str = "fp32",
                     device: torch.device = CPU) -> Predictor:
-    """Trained weights as a predictor; `imgsz` left out is that of the training."""
+    """A predictor for trained weights; `imgsz` defaults to that of the training."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
     return Predictor(model, trained.family, trained.names, input_size(trained, imgsz), settings, device, precision)
 
 
 def input_size(trained: Trained, imgsz: int | None) -> int:
-    """Long side of the network input in pixels; None: that of the training. A ConfigError if it is off the grid."""
+    """Long side of the network input in pixels; None: that of the training. ConfigError if it is off the grid."""
     size = imgsz or trained.recipe.imgsz
     if reason := off_grid(size, trained.model.grid):
         raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.model.grid} px)")
@@ -192,19 +192,19 @@ def input_size(trained: Trained, imgsz: int | None) -> int:
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Refuse to look for classes that there are not: an InputError names those that there are."""
+    """Refuse unknown class numbers: the InputError lists the classes."""
     if unknown := [number for number in classes or () if not 0 <= number < len(names)]:
-        known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-        raise InputError(f"classes: {unknown[0]} is none of the classes ({known})")
+        listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+        raise InputError(f"classes: {unknown[0]} is none of the classes ({listed})")
 
 
 def to_network(image: np.ndarray, imgsz: int, grid: int, *, rect: bool = True
                ) -> tuple[np.ndarray, tuple[float, float], tuple[int, int]]:
-    """An image as the network sees it in validation; or, without `rect`, in the middle of a square of `imgsz`.
+    """The network's input for an image, letterboxed as in validation; without `rect`, to a square of `imgsz`.
 
     Returns:
-        The letterboxed picture (h, w, 3) uint8; the (vertical, horizontal) scale and the (top, left) padding that
-        `ops.boxes.to_original` takes back.
+        The letterboxed image (h, w, 3) uint8; the (vertical, horizontal) scale and the (top, left) padding, which
+        `ops.boxes.to_original` reverts.
     """
     size = np.array([image.shape[:2]])
     height, width = loaded_sizes(size, imgsz)[0].tolist()

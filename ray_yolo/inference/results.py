@@ -1,6 +1,6 @@
-"""What was found in a picture or in a frame, with the picture: as numbers, drawn, cut out, and as a table.
+"""Detections of an image or frame with its pixels: as arrays, plotted, cropped, and as a table.
 
-Names and forms are those that detectors' users know from Ultralytics, so that tools made for those read these.
+Names and shapes follow Ultralytics' `Results`, so that tools made for it can read these.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ NOTHING = np.zeros((0, 6), np.float32)
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """Detections of one picture, best score first: rows [x1, y1, x2, y2, score, class] in pixels.
+    """Detections of one image, best score first: rows [x1, y1, x2, y2, score, class] in pixels.
 
     Attributes:
         data: (n, 6) float32; a tensor on the CPU, or an array after `numpy()`.
-        orig_shape: (height, width) of the picture.
+        orig_shape: (height, width) of the image.
     """
 
     data: Any
     orig_shape: tuple[int, int]
-    id: ClassVar[None] = None  # nothing is tracked
+    id: ClassVar[None] = None  # there is no tracking
     is_track: ClassVar[bool] = False
 
     @property
@@ -52,12 +52,12 @@ class Boxes:
 
     @property
     def xyxyn(self) -> Any:
-        """`xyxy` as shares of the picture's width and height."""
+        """`xyxy` as shares of the image's width and height."""
         return self.xyxy / self._sides()
 
     @property
     def xywhn(self) -> Any:
-        """`xywh` as shares of the picture's width and height."""
+        """`xywh` as shares of the image's width and height."""
         return self.xywh / self._sides()
 
     @property
@@ -67,7 +67,7 @@ class Boxes:
 
     @property
     def cls(self) -> Any:
-        """(n,) numbers of the classes, as floats."""
+        """(n,) class numbers, as floats."""
         return self.data[:, 5]
 
     @property
@@ -81,11 +81,11 @@ class Boxes:
         return torch.from_numpy(sides) if isinstance(self.data, Tensor) else sides
 
     def cpu(self) -> Boxes:
-        """Itself: detections lie there."""
+        """Itself: detections are on the CPU."""
         return self
 
     def numpy(self) -> Boxes:
-        """The same as arrays."""
+        """A copy with NumPy arrays."""
         return replace(self, data=np.asarray(self.data))
 
     def __len__(self) -> int:
@@ -100,15 +100,15 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A picture and what was found in it."""
+    """An image and its detections."""
 
     orig_img: np.ndarray  #: (height, width, 3) uint8 BGR, upright
-    path: str  #: of the file; image0.jpg, image1.jpg, ... for pixels that were handed over
+    path: str  #: of the file; image0.jpg, image1.jpg, ... for arrays
     names: dict[int, str]  #: of the classes
     boxes: Boxes
     speed: dict[str, float] = field(default_factory=dict)  #: ms: preprocess, inference, postprocess
     frame: int | None = None  #: of a video, counted from 1
-    error: str = ""  #: why a file could not be read; then the picture is empty
+    error: str = ""  #: why a file could not be read; the image is empty then
     masks: ClassVar[None] = None
     probs: ClassVar[None] = None
     keypoints: ClassVar[None] = None
@@ -127,17 +127,19 @@ class Results:
         return replace(self, boxes=self.boxes[rows])
 
     def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None) -> np.ndarray:
-        """The picture with its boxes, (height, width, 3) uint8 BGR.
+        """The image with its boxes, (height, width, 3) uint8 BGR.
 
         Args:
-            labels: write names; conf: and scores; line_width: in pixels, left out: 1/200 of the shorter side.
+            labels: write class names.
+            conf: write scores.
+            line_width: in pixels; left out: 1/200 of the shorter side.
         """
-        drawn = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
-                                labels=labels, scores=conf, line_px=line_width)
-        return np.ascontiguousarray(drawn[..., ::-1])
+        plot = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
+                               labels=labels, scores=conf, line_px=line_width)
+        return np.ascontiguousarray(plot[..., ::-1])
 
     def save(self, filename: str | Path | None = None, **plot: Any) -> str:
-        """Write `plot` as a picture, by default as results_NAME.jpg into the current folder. Returns its path."""
+        """Write `plot` to a file, by default results_NAME.jpg in the current folder. Returns its path."""
         path = Path(filename or f"results_{Path(self.path).stem}.jpg")
         ok, content = cv2.imencode(path.suffix or ".jpg", self.plot(**plot))
         assert ok
@@ -145,22 +147,22 @@ class Results:
         return str(path)
 
     def crop(self) -> list[np.ndarray]:
-        """What each box encloses, (height, width, 3) uint8 BGR; at least one pixel."""
+        """The crop of each box, (height, width, 3) uint8 BGR; at least one pixel."""
         height, width = self.orig_shape
         low = np.asarray(self.boxes.xyxy)[:, :2].astype(int).clip(0, (width - 1, height - 1))
         high = np.ceil(np.asarray(self.boxes.xyxy)[:, 2:]).astype(int).clip(low + 1, (width, height))
         return [self.orig_img[y1:y2, x1:x2] for (x1, y1), (x2, y2) in zip(low.tolist(), high.tolist(), strict=True)]
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "") -> None:
-        """Write `crop` as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
+        """Write each crop as SAVE_DIR/CLASS/FILE_NAME.N.jpg, N from 1."""
         for number, (piece, kind) in enumerate(zip(self.crop(), self.boxes.cls.tolist(), strict=True), 1):
-            folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # names come out of files that others wrote
+            folder = re.sub(r"[^\w -]", "_", self.names[int(kind)])  # class names are untrusted input
             path = Path(save_dir) / folder / f"{file_name or Path(self.path).stem}.{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(cv2.imencode(".jpg", piece)[1].tobytes())
 
     def to_df(self) -> pd.DataFrame:
-        """A row for each detection: xmin, ymin, xmax, ymax in pixels, confidence, class, name."""
+        """One row per detection: xmin, ymin, xmax, ymax in pixels, confidence, class, name."""
         import pandas as pd
 
         columns = ["xmin", "ymin", "xmax", "ymax", "confidence", "class"]

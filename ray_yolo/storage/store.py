@@ -1,11 +1,11 @@
 """Objects by key below an address: s3://bucket/path, gs://bucket/path, az://container/path, file:///folder.
 
-One contract for all of them, which is less than that of a file system: an object is there whole or not at all, is never
-appended to, and can be replaced on condition that it still is the version that was read. Keys have parts between
-slashes; `list` shows one level, `walk` all. What goes wrong with storage is an OSError.
+All have one contract, weaker than a file system's. An object appears atomically and is never appended to. A write can
+be conditional on the version that was read. Keys have parts between slashes; `list` returns one level, `walk` all.
+Storage failures are OSErrors.
 
-Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT_NAME,
-GOOGLE_APPLICATION_CREDENTIALS, the role of a machine, ...), as `obstore` reads them.
+`obstore` reads credentials from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT_NAME,
+GOOGLE_APPLICATION_CREDENTIALS, the role of a machine, ...).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import HashingWriter, replacing
 from ray_yolo.core.redact import redact
 
-READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads 5 MB at most
-RETRY_TIMEOUT = timedelta(seconds=60)  # for which a request that fails is repeated
-_UNLIMITED = timedelta(days=7)  # obstore would end every request after 30 s otherwise, however much it brings
-_CHUNK = 1 << 17  # bytes; what has come of one is lost with a connection
-_UPLOADS = 4  # parts of an object at once: on a slow line more would only slow each other down
+READ_TIMEOUT = timedelta(seconds=30)  # without a byte from the server; a request uploads at most 5 MB
+RETRY_TIMEOUT = timedelta(seconds=60)  # for retries of a failed request
+_UNLIMITED = timedelta(days=7)  # otherwise obstore ends every request after 30 s, even one that progresses
+_CHUNK = 1 << 17  # bytes; an incomplete chunk is lost with its connection
+_UPLOADS = 4  # concurrent parts of an object; on a slow line more only compete
 _FOLDER = "file://"
 _DIGESTS = "sha256", "md5"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """What a listing tells of an object, or of a level below, whose name ends with a slash."""
+    """A listed object, or a level below, whose name ends with a slash."""
 
-    name: str  # the key's last part; of `walk` the key
-    modified: float  # Unix seconds by the store's clock; 0 of a level
+    name: str  # the last part of the key; in `walk` the whole key
+    modified: float  # Unix seconds by the store's clock; 0 for a level
     size: int = 0  # bytes
-    tag: str = ""  # another one for other content; of most objects of S3 and Google the MD5 of their bytes
+    tag: str = ""  # differs with the content; for most objects of S3 and Google their MD5
 
 
 class StoredObject(NamedTuple):
-    """An object, and what `put_if` knows this version of it by."""
+    """An object, and its version for `put_if`."""
 
     data: bytes
     version: Any
@@ -57,7 +57,7 @@ class StoredObject(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What an object that was put into a file is known by; the digests are those of the bytes that came."""
+    """A downloaded object; the digests are those of the received bytes."""
 
     size: int  # bytes
     tag: str  # as in `Entry`
@@ -72,39 +72,37 @@ class Store(Protocol):
         """An object; FileNotFoundError if there is none."""
 
     def fetch(self, key: str, path: Path) -> Fetched:
-        """Put an object into a file, without holding it in memory; OSError if not all of it comes."""
+        """Download an object to a file without holding it in memory; OSError if it is incomplete."""
 
     def put(self, key: str, data: bytes | Path) -> None:
-        """Make or replace an object by bytes, or by a file's."""
+        """Create or replace an object with bytes, or with a file's."""
 
     def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
-        """The same if it still is that version; None: if there is none. Returns the new version, None if it was not."""
+        """Write if the object still is `version` (None: does not exist). Returns the new version, None if it is not."""
 
     def walk(self, prefix: str = "") -> list[Entry]:
-        """All objects below a prefix by their keys, without those of which a part begins with a dot."""
+        """All objects below a prefix, sorted by key; keys with a part that begins with a dot are left out."""
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """What there is one level below a prefix, sorted by name; a prefix is '' or ends with a slash. Names that begin
-        with a dot are left out.
-        """
+        """One level below a prefix ('' or ending with a slash), sorted by name; leading dots are left out."""
 
     def delete(self, key: str) -> None:
-        """Remove an object, which need not be there."""
+        """Remove an object if it exists."""
 
 
 def is_address(path: str) -> bool:
-    """Whether a path is an address of objects, not a file's or folder's."""
+    """Whether a path is an address in a store instead of a file or folder."""
     return "://" in path
 
 
 def open_store(address: str, setting: str = "storage_path") -> Store:
-    """The store at an address; nothing is asked of it yet.
+    """The store at an address; no request is made yet.
 
     Args:
-        setting: what the address was given by, for messages.
+        setting: the setting that names the address, for messages.
 
     Raises:
-        InputError: if it is none, or what reads it is not installed.
+        InputError: if the address is invalid, or `obstore` is not installed.
     """
     scheme = address.partition("://")[0]
     if scheme == "file":
@@ -116,12 +114,12 @@ def open_store(address: str, setting: str = "storage_path") -> Store:
         return ObjectStore(address)
     except ImportError:
         raise InputError(f"{setting}: {redact(address)} needs pip install 'ray_yolo[s3]' on every node") from None
-    except Exception as error:  # of obstore's or ValueError: what it says of addresses and settings
+    except Exception as error:  # obstore's own or ValueError: invalid addresses and settings
         raise InputError(f"{setting}: {redact(f'{address}: {error}').splitlines()[0]}") from None
 
 
 class FolderStore:
-    """Objects as files of a folder. Versions are digests; conditions hold among users of one file system's locks."""
+    """Objects as files of a folder. Versions are digests; conditions hold among processes that share its locks."""
 
     def __init__(self, folder: Path, setting: str = "storage_path") -> None:
         if not folder.is_absolute():
@@ -137,7 +135,7 @@ class FolderStore:
         with (self._folder / key).open("rb") as source, path.open("wb") as file:
             writer = HashingWriter(file, *_DIGESTS)
             shutil.copyfileobj(source, writer, 1 << 20)
-        return _fetched(writer, _file_entry(key, self._folder / key))  # as it is now: one that changes has another tag
+        return _fetched(writer, _file_entry(key, self._folder / key))  # now: a changed file has another tag
 
     def put(self, key: str, data: bytes | Path) -> None:
         path = self._folder / key
@@ -149,29 +147,29 @@ class FolderStore:
                 temporary.write_bytes(data)
 
     def put_if(self, key: str, data: bytes, version: Any = None) -> Any:
-        with self._alone():
+        with self._locked():
             try:
-                known = self.get(key).version
+                current = self.get(key).version
             except FileNotFoundError:
-                known = None
-            if known != version:
+                current = None
+            if current != version:
                 return None
             self.put(key, data)
         return hashlib.sha256(data).hexdigest()
 
     def walk(self, prefix: str = "") -> list[Entry]:
-        found = []
-        for here, folders, names in os.walk(self._folder / prefix, followlinks=True):
+        entries = []
+        for folder, folders, names in os.walk(self._folder / prefix, followlinks=True):
             folders[:] = [name for name in folders if name[0] != "."]
-            found += [_file_entry(Path(here, name).relative_to(self._folder).as_posix(), Path(here, name))
-                      for name in names if name[0] != "."]
-        return sorted(found)
+            paths = (Path(folder, name) for name in names if name[0] != ".")
+            entries += [_file_entry(path.relative_to(self._folder).as_posix(), path) for path in paths]
+        return sorted(entries)
 
     def list(self, prefix: str = "") -> list[Entry]:
         try:
-            with os.scandir(self._folder / prefix) as found:
-                return sorted(Entry(f"{each.name}/", 0.0) if each.is_dir() else
-                              _file_entry(each.name, each) for each in found if each.name[0] != ".")
+            with os.scandir(self._folder / prefix) as entries:
+                return sorted(Entry(f"{entry.name}/", 0.0) if entry.is_dir() else
+                              _file_entry(entry.name, entry) for entry in entries if entry.name[0] != ".")
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -179,8 +177,8 @@ class FolderStore:
         (self._folder / key).unlink(missing_ok=True)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Between a version that is read and the one that replaces it nobody comes."""
+    def _locked(self) -> Iterator[None]:
+        """Excludes other conditional writes between reading a version and replacing it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".conditions").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -188,14 +186,14 @@ class FolderStore:
 
 
 def _file_entry(name: str, file: Path | os.DirEntry[str]) -> Entry:
-    found = file.stat()
-    return Entry(name, found.st_mtime, found.st_size, f"{found.st_mtime_ns:x}-{found.st_size:x}")
+    status = file.stat()
+    return Entry(name, status.st_mtime, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}")
 
 
 def _as_os_errors(method: Callable[P, T]) -> Callable[P, T]:
-    """What obstore raises, as an OSError without secrets and on one line."""
+    """Turn obstore's errors into OSErrors on one line without secrets."""
     @wraps(method)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         from obstore.exceptions import BaseError
 
         try:
@@ -204,11 +202,11 @@ def _as_os_errors(method: Callable[P, T]) -> Callable[P, T]:
             kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
             raise kind(redact(str(error).splitlines()[0].partition(": <")[0])) from None  # the rest is a server's XML
 
-    return asked
+    return call
 
 
 class ObjectStore:
-    """Objects of S3, Google's or Azure's storage, or of what speaks as they do."""
+    """Objects of S3, Google or Azure storage, or of a compatible server."""
 
     def __init__(self, address: str) -> None:
         from obstore.store import from_url
@@ -232,26 +230,26 @@ class ObjectStore:
             return _fetched(writer, _object_entry(self._download(key, writer)))
 
     def _download(self, key: str, file: HashingWriter) -> Any:
-        """Write an object into a file. Returns its metadata.
+        """Write an object to a file. Returns its metadata.
 
-        A connection that breaks is resumed where it broke, as long as the one before it brought anything: what limits
-        a download is the time without progress, not its length.
+        A broken download resumes where it stopped, as long as each connection delivers data: only the time without
+        progress is limited.
         """
         from obstore.exceptions import GenericError
 
-        found = self._store.get(key)
-        meta, begin = found.meta, 0
+        response = self._store.get(key)
+        meta, start = response.meta, 0
         while True:
             with suppress(GenericError):
-                for chunk in found.stream(min_chunk_size=_CHUNK):
+                for chunk in response.stream(min_chunk_size=_CHUNK):
                     file.write(chunk)
             if file.size == meta["size"]:
                 return meta
-            if file.size == begin:
-                raise OSError(f"{key}: the download stopped after {begin} of {meta['size']} bytes; see that the "
-                              "network and the storage work, and start again")
-            begin = file.size
-            found = self._store.get(key, options={"range": {"offset": begin}, "if_match": meta["e_tag"]})
+            if file.size == start:
+                raise OSError(f"{key}: the download stopped after {start} of {meta['size']} bytes; check the "
+                              "network and the storage, and start again")
+            start = file.size
+            response = self._store.get(key, options={"range": {"offset": start}, "if_match": meta["e_tag"]})
 
     @_as_os_errors
     def put(self, key: str, data: bytes | Path) -> None:
@@ -268,14 +266,14 @@ class ObjectStore:
 
     @_as_os_errors
     def walk(self, prefix: str = "") -> list[Entry]:
-        found = (_object_entry(each) for part in self._store.list(prefix or None, chunk_size=1000) for each in part)
-        return sorted(entry for entry in found if not f"/{entry.name}".count("/."))
+        entries = (_object_entry(meta) for page in self._store.list(prefix or None, chunk_size=1000) for meta in page)
+        return sorted(entry for entry in entries if not f"/{entry.name}".count("/."))
 
     @_as_os_errors
     def list(self, prefix: str = "") -> list[Entry]:
-        found = self._store.list_with_delimiter(prefix or None)
-        entries = [Entry(f"{key.rpartition('/')[2]}/", 0.0) for key in found["common_prefixes"]]
-        entries += [_object_entry(each)._replace(name=each["path"].rpartition("/")[2]) for each in found["objects"]]
+        level = self._store.list_with_delimiter(prefix or None)
+        entries = [Entry(f"{key.rpartition('/')[2]}/", 0.0) for key in level["common_prefixes"]]
+        entries += [_object_entry(meta)._replace(name=meta["path"].rpartition("/")[2]) for meta in level["objects"]]
         return sorted(entry for entry in entries if entry.name[0] != ".")
 
     @_as_os_errors
@@ -295,5 +293,5 @@ def _object_entry(meta: Any) -> Entry:
 
 
 def _version(meta: Any) -> dict[str, str]:
-    """What an object's metadata say that a condition can be made of."""
+    """The metadata that identify a version for a conditional write."""
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}

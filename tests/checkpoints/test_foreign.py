@@ -1,4 +1,4 @@
-"""Released files give their tensors and names; what else they hold is never run."""
+"""Released files yield their tensors and names; no other content of them is run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_file_that_would_do_something_is_refused_and_does_nothing(
         detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     monkeypatch.chdir(tmp_path)
     write_released(Path("x.pt"), detector, ["a"], git=Canary(*DEEDS[named]))
-    with pytest.raises(CheckpointError, match=rf"x\.pt: names {named}, which is no part of a model; nothing"):
+    with pytest.raises(CheckpointError, match=rf"x\.pt: names {named}, which is no part of a model; no code"):
         read_weights(Path("x.pt"))
     assert os.listdir() == ["x.pt"]
 
@@ -135,7 +135,7 @@ def test_code_of_models_is_not_run_either(
     assert os.listdir() == ["x.pt"]
 
 
-def test_what_stands_in_for_classes_does_nothing() -> None:
+def test_stub_classes_do_nothing() -> None:
     one = StubClass("touch", "sung", anything=1)
     one.__setstate__((None, {"__class__": Path}))
     assert (type(one), one.attributes, one.part("_modules")) == (StubClass, {}, {})
@@ -148,10 +148,10 @@ def test_modules_without_end_are_refused(tmp_path: Path) -> None:
     inner.add_module("again", inner)
     for _ in range(2):
         torch.save({"model": inner}, tmp_path / "x.pt")
-        with pytest.raises(CheckpointError, match="go on without end"):
+        with pytest.raises(CheckpointError, match="nested without end"):
             read_weights(tmp_path / "x.pt")
         inner = nn.Identity()
-        for _ in range(60):  # 2^60 ways through 60 modules
+        for _ in range(60):  # 2^60 paths through 60 modules
             outer = nn.Identity()
             outer._modules = {"a": inner, "b": inner}
             inner = outer
@@ -163,7 +163,7 @@ def test_tensors_larger_than_their_file_are_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "x.pt")
 
 
-def test_other_files_are_one_line(tmp_path: Path) -> None:
+def test_files_without_tensors_are_refused_on_one_line(tmp_path: Path) -> None:
     torch.save([1], tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x\.pt: holds no tensors by name"):
         read_weights(tmp_path / "x.pt")
@@ -174,7 +174,7 @@ def test_other_files_are_one_line(tmp_path: Path) -> None:
 
 def test_a_released_model_in_the_format_of_before_torch_1_6_is_said_to_be_that(tmp_path: Path) -> None:
     torch.save({"model": torch.nn.Conv2d(1, 1, 1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"old\.pt: .*torch's format of before 1\.6, .*convert it"):
+    with pytest.raises(CheckpointError, match=r"old\.pt: .*torch's format before 1\.6, .*convert it"):
         read_weights(tmp_path / "old.pt")
     torch.save({"a": torch.ones(2)}, tmp_path / "plain.pt", _use_new_zipfile_serialization=False)
     assert read_weights(tmp_path / "plain.pt").tensors["a"].tolist() == [1, 1]
@@ -184,10 +184,10 @@ def test_a_released_model_in_the_format_of_before_torch_1_6_is_said_to_be_that(t
     (b"\n <!DOCTYPE html><html><title>404</title>", "a page of HTML"), (b"<html>", "a page of HTML"),
     (b"\xff\xd8\xff\xe0" + bytes(100), "a JPEG picture"), (b"\x89PNG\r\n\x1a\n", "a PNG picture"),
     (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"\x1f\x8b\x08", "a gzip archive"),
-    (b'{"message": "not found"}', "no file that torch.save wrote"), (b"\x08\x08\x12\x07pytorch", "no file that torch"),
+    (b'{"message": "not found"}', "was not written by torch"), (b"\x08\x08\x12\x07pytorch", "was not written by torch"),
     (b"", "not a readable weights file")])
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, content: bytes, kind: str, suffix: str) -> None:
+def test_a_file_of_another_type_is_named_as_such(tmp_path: Path, content: bytes, kind: str, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
     path.write_bytes(content)
     if suffix == "safetensors" and not kind.startswith("a "):
@@ -199,7 +199,7 @@ def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize("meta", ["hello", "{}", '{"names": 5}', "[1]", '{"names": [1]}', "null"])
-def test_a_file_that_poses_as_a_checkpoint_of_ours_is_one_line(tmp_path: Path, meta: str) -> None:
+def test_a_file_that_resembles_our_checkpoint_is_refused_on_one_line(tmp_path: Path, meta: str) -> None:
     torch.save({"meta": meta, "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x\.pt: has `meta` and `ema`, .* give a \.pt file of a run"):
         read_weights(tmp_path / "x.pt")
@@ -207,7 +207,7 @@ def test_a_file_that_poses_as_a_checkpoint_of_ours_is_one_line(tmp_path: Path, m
 
 @pytest.mark.parametrize("more", [
     {}, {"recipe": {}, "architecture": None, "anchors": None}, {"recipe": {"epochs": "x"}}])
-def test_nor_is_it_a_model(tmp_path: Path, more: dict[str, object]) -> None:
+def test_a_checkpoint_without_a_valid_recipe_is_refused_on_one_line(tmp_path: Path, more: dict[str, object]) -> None:
     torch.save({"meta": json.dumps({"names": ["a"], **more}), "ema": {"a": torch.zeros(2)}}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x\.pt: is not a checkpoint of this ray_yolo \(") as refused:
         load_trained(tmp_path / "x.pt")
@@ -217,14 +217,14 @@ def test_nor_is_it_a_model(tmp_path: Path, more: dict[str, object]) -> None:
 @pytest.mark.parametrize(("name", "page"), [
     ("yolov5s.pt", "ultralytics/yolov5/releases"), ("yolov3-tiny.pt", "ultralytics/yolov3/releases"),
     ("yolov8n.pt", "ultralytics/assets/releases"), ("yolov5su.pt", "ultralytics/assets/releases")])
-def test_a_released_file_that_is_missing_is_to_be_fetched(tmp_path: Path, name: str, page: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"fetch {name} from https://github.com/{page} .* put it at {tmp_path}/"):
+def test_a_missing_released_file_names_its_release_page(tmp_path: Path, name: str, page: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"download {name} from https://github.com/{page} .* to {tmp_path}/"):
         read_weights(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"mine\.pt: no such weights file; give a \.pt file"):
         read_weights(tmp_path / "mine.pt")
 
 
-def test_the_code_that_wrote_a_file_is_not_there_when_it_is_read(detector: Detector, tmp_path: Path) -> None:
+def test_a_file_is_read_without_the_code_that_wrote_it(detector: Detector, tmp_path: Path) -> None:
     write_released(tmp_path / "x.pt", detector, ["a"])
     for dotted in (*YOLOV5.values(), *ULTRALYTICS.values()):
         with pytest.raises(ImportError):

@@ -34,7 +34,7 @@ def test_what_is_saved_is_read_back_and_linked_under_its_kinds(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["last", "best", "epoch3"])
 def test_weights_are_verified_by_the_manifest_beside_them(tmp_path: Path, kind: str) -> None:
-    """Also when their checkpoint is gone, and when they name another one than before."""
+    """Also after their checkpoint was pruned, and after they were linked to another one."""
     save(tmp_path, 6, kind)
     manifest = (save(tmp_path, 7, kind) / "MANIFEST.json").read_text()
     checkpoint.prune(tmp_path, keep=1)
@@ -71,13 +71,13 @@ def test_slim_weights_keep_what_is_asked_for_and_checkpoints_keep_all(tmp_path: 
         "best.json", "best.pt", "last.json", "last.pt"]
 
 
-def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
+def test_a_crash_at_any_moment_of_slimming_leaves_valid_weights(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class CrashError(BaseException):
         pass
 
     def run(moment: int) -> int:
-        """How many moments there were, after a crash before one of them."""
+        """Crash before one file operation. Returns how many there were."""
         count, run_dir = 0, begin(tmp_path / f"run{moment}")
         originals = {(os, "open"): os.open, (Path, "replace"): Path.replace, (Path, "unlink"): Path.unlink,
                      (checkpoint, "atomic_write"): checkpoint.atomic_write}
@@ -92,8 +92,8 @@ def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
             return call
 
         with monkeypatch.context() as patch:
-            for (place, name), original in originals.items():
-                patch.setattr(place, name, counted(original))
+            for (owner, name), original in originals.items():
+                patch.setattr(owner, name, counted(original))
             with contextlib.suppress(CrashError):
                 checkpoint.slim_weights(run_dir, ["meta"])
         for kind in ("last", "best"):
@@ -109,26 +109,26 @@ def test_a_crash_at_any_moment_of_slimming_leaves_weights_that_verify(
         run(moment)
 
 
-@pytest.mark.parametrize("place", [0, 1, 100, -1, "cut", "empty", "gone", "no manifest", "bad manifest"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_reason(tmp_path: Path, place: int | str) -> None:
+@pytest.mark.parametrize("damage", [0, 1, 100, -1, "cut", "empty", "gone", "no manifest", "bad manifest"])
+def test_a_damaged_checkpoint_is_skipped_with_a_reason(tmp_path: Path, damage: int | str) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     file, manifest = newest / "state.pt", newest / "MANIFEST.json"
     data = bytearray(file.read_bytes())
-    if isinstance(place, int):
-        data[place] ^= 1
+    if isinstance(damage, int):
+        data[damage] ^= 1
         file.write_bytes(data)
-    elif place in ("cut", "empty"):
-        file.write_bytes(data[:-1] if place == "cut" else b"")
-    elif place == "gone":
+    elif damage in ("cut", "empty"):
+        file.write_bytes(data[:-1] if damage == "cut" else b"")
+    elif damage == "gone":
         file.unlink()
-    elif place == "no manifest":
+    elif damage == "no manifest":
         manifest.unlink()
     else:
         manifest.write_text("{")
-    found, problems = checkpoint.newest_verified(tmp_path)
-    assert found is not None
-    assert found.name == "step-1"
+    newest_intact, problems = checkpoint.newest_verified(tmp_path)
+    assert newest_intact is not None
+    assert newest_intact.name == "step-1"
     assert len(problems) == 1
     assert problems[0].startswith("step-2: ")
     checkpoint.set_aside(tmp_path, newer_than=1)
@@ -143,7 +143,7 @@ def test_without_the_manifest_check_a_flipped_bit_would_be_loaded(tmp_path: Path
     at = data.rindex(torch.full((100,), 1.0).numpy().tobytes())
     data[at + 2] ^= 0x40
     (folder / "state.pt").write_bytes(data)
-    assert state_file.damage(folder / "state.pt", folder / "MANIFEST.json")
+    assert state_file.verify_manifest(folder / "state.pt", folder / "MANIFEST.json")
     (folder / "MANIFEST.json").unlink()
     assert not torch.equal(state_file.read_state(folder / "state.pt")["model"]["w"], torch.full((100,), 1.0))
 
@@ -165,15 +165,15 @@ def test_a_crash_while_saving_leaves_the_previous_checkpoint(
         monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError("interrupted")))
     with pytest.raises(OSError, match=r"no space|interrupted"):
         save(tmp_path, 2, "last")
-    found, problems = checkpoint.newest_verified(tmp_path)
-    assert found is not None
-    assert found.name == "step-1"
+    newest_intact, problems = checkpoint.newest_verified(tmp_path)
+    assert newest_intact is not None
+    assert newest_intact.name == "step-1"
     assert problems == []
     assert json.loads(state_file.read_state(tmp_path / "weights" / "last.pt")["meta"]) == {"value": 1}
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
-def test_weights_that_are_gone_damaged_or_older_than_the_record_are_not_a_finished_training(tmp_path: Path) -> None:
+def test_missing_damaged_or_outdated_weights_are_no_finished_training(tmp_path: Path) -> None:
     def refused(name: str, spoil: Callable[[Path], object], match: str) -> None:
         run_dir = begin(tmp_path / name)
         checkpoint.check_weights(run_dir, 2)
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_recipe_is_not_trained_on(tmp_path: Path) -> Non
     assert checkpoint.recover(tmp_path, "digest") == (2, [])
 
 
-def test_a_training_starts_at_0_only_where_there_is_no_checkpoint_not_even_a_damaged_one(tmp_path: Path) -> None:
+def test_training_starts_at_0_only_without_any_checkpoint_even_a_damaged_one(tmp_path: Path) -> None:
     assert checkpoint.recover(tmp_path, "digest") == (-1, [])
     (tmp_path / "checkpoints" / ".writing-step-1").mkdir(parents=True)  # killed in its first save
     assert checkpoint.recover(tmp_path, "digest") == (-1, [])
@@ -244,9 +244,9 @@ def test_a_training_starts_at_0_only_where_there_is_no_checkpoint_not_even_a_dam
     for step in (1, 2):
         (save(tmp_path, step, "last") / "state.pt").write_bytes(b"torn")
     before = contents(tmp_path)
-    with pytest.raises(CheckpointError, match=r"nothing there.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint.*step-2: 4 bytes.*step-1: 4 bytes.*from a copy"):
         checkpoint.recover(tmp_path, "digest")
     assert contents(tmp_path) == before
     checkpoint.set_aside(tmp_path, newer_than=-1)
-    with pytest.raises(CheckpointError, match=r"nothing there.*\(damaged-step-1; damaged-step-2\); put"):
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint.*\(damaged-step-1; damaged-step-2\); restore"):
         checkpoint.recover(tmp_path, "digest")

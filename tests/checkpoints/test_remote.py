@@ -1,4 +1,4 @@
-"""Checkpoints in a store: what is there after each way in which an upload can end, and which of them counts."""
+"""Checkpoints in a store: the state after each way an upload can end, and which checkpoint is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.workers import run_workers, wrap_model
 
 
 class Machine:
-    """A folder of one worker's machine, and what it has stored."""
+    """A folder of one worker's machine, and its view of the store."""
 
     def __init__(self, folder: Path, store: FolderStore, attempt: int = 1) -> None:
         self.folder, self.stored = folder, RemoteCheckpoints(store, attempt)
@@ -36,7 +36,7 @@ class Machine:
         checkpoint.prune(self.folder, keep)
 
     def download(self, step: int | None = None) -> tuple[list[str], list[float]]:
-        """What was wrong, and what the folder's checkpoints hold then."""
+        """The problems, and the values of the folder's checkpoints afterwards."""
         problems = self.stored.download(self.folder, step)
         return problems, [value(each / "state.pt") for each in checkpoint.newest_first(self.folder)]
 
@@ -70,7 +70,7 @@ def test_another_machine_gets_the_newest_checkpoint_and_the_weights(here: Machin
     checkpoint.check_weights(there.folder, 2)
 
 
-def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(
+def test_removed_checkpoints_are_not_used(
         here: Machine, there: Machine, store: FolderStore) -> None:
     for step in (1, 2, 3):
         here.save(step, "last", keep=3)
@@ -79,7 +79,7 @@ def test_checkpoints_that_are_withdrawn_are_not_gone_on_from(
     assert len(names(store, "states/")) == 1
 
 
-def test_what_is_not_shown_and_not_among_the_newest_goes(here: Machine, store: FolderStore) -> None:
+def test_checkpoints_neither_shown_nor_among_the_newest_are_removed(here: Machine, store: FolderStore) -> None:
     for step, kinds in ((1, ("last", "epoch0")), (2, ("last", "best")), (3, ("last",)), (4, ("last",)), (5, ("last",))):
         here.save(step, *kinds, keep=2)
     assert names(store, "checkpoints/") == [f"000001-step-{step}.json" for step in (1, 2, 4, 5)]
@@ -88,7 +88,7 @@ def test_what_is_not_shown_and_not_among_the_newest_goes(here: Machine, store: F
     assert shown == {"last": 5, "best": 2, "epoch0": 1}
 
 
-def test_whoever_saves_next_knows_what_others_have_saved(here: Machine, there: Machine) -> None:
+def test_the_next_saver_keeps_the_weights_of_others(here: Machine, there: Machine) -> None:
     """A worker that takes over has no checkpoint on its machine."""
     here.save(1, "last", "best")
     there.save(2, "last")
@@ -97,8 +97,8 @@ def test_whoever_saves_next_knows_what_others_have_saved(here: Machine, there: M
 
 
 @pytest.mark.parametrize("torn", ["states/", "checkpoints/"])
-def test_a_save_that_is_torn_leaves_the_one_before(here: Machine, there: Machine, store: FolderStore, torn: str,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_upload_leaves_the_previous_checkpoint(
+        here: Machine, there: Machine, store: FolderStore, torn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here.save(1, "last")
     put = store.put
 
@@ -116,20 +116,21 @@ def test_a_save_that_is_torn_leaves_the_one_before(here: Machine, there: Machine
     assert there.download() == ([], [2])
 
 
-def test_a_damaged_one_is_set_aside_and_told(here: Machine, there: Machine, store: FolderStore) -> None:
+def test_a_damaged_checkpoint_is_set_aside_and_reported(here: Machine, there: Machine, store: FolderStore) -> None:
     here.save(1, "last", keep=2)
     here.save(2, "last", keep=2)
     sha256 = json.loads(store.get("checkpoints/000001-step-2.json").data)["sha256"]
     store.put(f"states/{sha256}.pt", b"other")
-    problems, found = there.download()
-    assert found == [1]
+    problems, values = there.download()
+    assert values == [1]
     assert problems == ["checkpoints/000001-step-2.json: 5 bytes instead of "
                         f"{json.loads(store.get('checkpoints/000001-step-1.json').data)['size']}"]
     assert "damaged-000001-step-2.json" in names(store, "checkpoints/")
     assert there.download() == ([], [1])
 
 
-def test_where_none_is_sound_nothing_begins_anew(here: Machine, there: Machine, store: FolderStore) -> None:
+def test_without_an_intact_checkpoint_training_does_not_start_over(
+        here: Machine, there: Machine, store: FolderStore) -> None:
     here.save(1, "last")
     for name in names(store, "states/"):
         store.delete(f"states/{name}")
@@ -137,7 +138,7 @@ def test_where_none_is_sound_nothing_begins_anew(here: Machine, there: Machine, 
         there.download()
 
 
-def test_workers_take_the_step_that_was_chosen(here: Machine, there: Machine) -> None:
+def test_workers_download_the_chosen_step(here: Machine, there: Machine) -> None:
     here.save(1, "last", keep=2)
     here.save(2, "last", keep=2)
     assert there.download(1) == ([], [1])
@@ -145,27 +146,27 @@ def test_workers_take_the_step_that_was_chosen(here: Machine, there: Machine) ->
         there.download(3)
 
 
-def test_a_folder_holds_what_the_store_says_and_is_not_brought_twice(here: Machine, there: Machine, store: FolderStore,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    save(there.folder, 9, "last")  # of another life
+def test_a_folder_mirrors_the_store_and_is_downloaded_once(here: Machine, there: Machine, store: FolderStore,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    save(there.folder, 9, "last")  # of an earlier run
     here.save(1, "last")
     assert there.download() == ([], [1])
     monkeypatch.setattr(store, "fetch", None)
     assert there.download() == ([], [1])
 
 
-def test_an_attempt_that_was_taken_over_stores_nothing(here: Machine, there: Machine, tmp_path: Path,
-                                                       store: FolderStore) -> None:
+def test_a_superseded_attempt_stores_nothing(here: Machine, there: Machine, tmp_path: Path,
+                                             store: FolderStore) -> None:
     here.save(1, "last")
     store.put(LEASE, Terms(2, "b", "elsewhere 7").to_bytes())
-    with pytest.raises(TrainingError, match=r"attempt 2 .*elsewhere 7.* 1, was taken for dead"):
+    with pytest.raises(TrainingError, match=r"attempt 2 .*elsewhere 7.* 1, expired"):
         here.save(3, "last")
     assert there.download() == ([], [1])
 
 
-def test_what_it_stores_all_the_same_does_not_count_once_the_next_has_saved(
+def test_a_superseded_manifest_is_ignored_once_the_next_attempt_has_saved(
         here: Machine, tmp_path: Path, store: FolderStore) -> None:
-    """Between the look at the lease and the manifest anything may happen."""
+    """The takeover may happen between the check of the lease and the upload of the manifest."""
     second = Machine(tmp_path / "second", store, attempt=2)
     second.save(2, "last", number=2.5)
     here.save(3, "last", keep=2)
@@ -173,20 +174,20 @@ def test_what_it_stores_all_the_same_does_not_count_once_the_next_has_saved(
 
 
 def train(collectives: Collectives, spec: TrainSpec, machines: Path, bucket: Path, stops_at: int) -> dict[str, Any]:
-    """Train as a worker of a machine of its own until a step. Returns the digests of what was saved, by step."""
+    """Train as a worker of a machine of its own until a step. Returns the digests of the saved states by step."""
     events: list[Event] = []
     spec = replace(spec, run_dir=machines / str(collectives.worker))
     spec.run_dir.mkdir(parents=True)
-    asked = iter(range(1, 100))
+    calls = iter(range(1, 100))
     run_session(spec, WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives),
                           stored=RemoteCheckpoints(FolderStore(bucket), 1)),
-                Placement(keep_checkpoints=1), events.append, stop_requested=lambda: next(asked) == stops_at)
+                Placement(keep_checkpoints=1), events.append, stop_requested=lambda: next(calls) == stops_at)
     return {str(event.step): event.digest for event in events if isinstance(event, CheckpointEvent)}
 
 
-def test_workers_without_a_folder_in_common_go_on_from_the_store(tmp_path: Path) -> None:
+def test_workers_without_a_common_folder_continue_from_the_store(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, epochs=2)
-    (uninterrupted,) = run_workers(1, train, spec, tmp_path / "calm", tmp_path / "other", 0)
+    (uninterrupted,) = run_workers(1, train, spec, tmp_path / "uninterrupted", tmp_path / "other", 0)
     first, _ = run_workers(2, train, spec, tmp_path / "before", tmp_path / "bucket", 4)
     second, silent = run_workers(2, train, spec, tmp_path / "after", tmp_path / "bucket", 0)
     assert (sorted(first), sorted(second), sorted(uninterrupted)) == (["3", "4"], ["6"], ["3", "6"])

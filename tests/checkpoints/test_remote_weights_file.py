@@ -33,26 +33,26 @@ def end(tmp_path: Path, store: FolderStore) -> None:
         store.put(f"weights/{path.name}", path)
 
 
-def test_a_run_that_is_trained_gives_the_state_that_its_pointer_names(best: str, tmp_path: Path, store: FolderStore
-                                                                      ) -> None:
+def test_weights_of_a_run_in_training_are_the_state_that_the_pointer_names(
+        best: str, tmp_path: Path, store: FolderStore) -> None:
     assert value(local_file(best)) == 3
     RemoteCheckpoints(store, 1).put(save(tmp_path / "run", 4, "best"), 2)
     assert value(local_file(best)) == 4
 
 
-def test_one_that_has_ended_gives_its_own_file(best: str, tmp_path: Path, store: FolderStore) -> None:
+def test_weights_of_a_finished_run_are_their_own_file(best: str, tmp_path: Path, store: FolderStore) -> None:
     local_file(best)
     end(tmp_path, store)
     assert local_file(best).read_bytes() == (tmp_path / "run" / "weights" / "best.pt").read_bytes()
 
 
-def test_what_is_there_is_not_fetched_again(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_file_is_not_downloaded_again(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = local_file(best)
     monkeypatch.setattr(FolderStore, "fetch", None)
     assert local_file(best) == path
 
 
-def test_what_is_not_as_its_manifest_says_is_refused(best: str, tmp_path: Path, store: FolderStore) -> None:
+def test_an_object_that_mismatches_its_manifest_is_refused(best: str, tmp_path: Path, store: FolderStore) -> None:
     end(tmp_path, store)
     store.put("weights/best.pt", b"other")
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_what_is_not_as_its_manifest_says_is_refused(best: str, tmp_path: Path, 
             local_file(best)
 
 
-def test_a_file_without_a_manifest_is_fetched_as_it_is_now(tmp_path: Path, store: FolderStore) -> None:
+def test_a_file_without_a_manifest_is_downloaded_every_time(tmp_path: Path, store: FolderStore) -> None:
     for content in (b"1", b"2"):
         store.put("yolov5s.pt", content)
         assert local_file(f"file://{tmp_path}/exp/yolov5s.pt").read_bytes() == content
@@ -71,7 +71,7 @@ def test_a_missing_object_is_named(tmp_path: Path, store: FolderStore) -> None:
         local_file(f"file://{tmp_path}/exp/weights/best.pt")
 
 
-def test_an_address_that_is_none_is_told_by_its_setting() -> None:
+def test_an_invalid_address_is_refused_with_its_setting() -> None:
     for wrong in ("ftp://bucket/run/weights/best.pt", "ftp://bucket/best.pt"):
         with pytest.raises(InputError, match=r"^weights: ftp://bucket.*: give a folder, or an address with s3://"):
             local_file(wrong)

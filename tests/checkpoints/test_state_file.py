@@ -34,7 +34,7 @@ def test_a_written_state_is_known_by_its_size_and_bytes(tmp_path: Path) -> None:
 
 
 def test_every_bit_and_name_of_a_tensor_counts() -> None:
-    digests = {state_file.digest(given) for given in (
+    digests = {state_file.digest(state) for state in (
         tree(0.5, 2), tree(-0.5, 2), tree(0.5, 3), {**tree(0.5, 2), "more": torch.ones(1)},
         {"model": {"a": torch.ones(2, 3)}}, {"model": {"a": torch.ones(3, 2, dtype=torch.int32)}})}
     assert len(digests) == 6
@@ -81,9 +81,9 @@ def test_weights_that_inflate_are_refused_unread(tmp_path: Path, monkeypatch: py
         state_file.read_state(tmp_path / "bomb.pt")
 
 
-def test_an_archive_whose_entries_cannot_be_told_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_archive_that_zipfile_cannot_read_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                                                    ) -> None:
-    """torch's reader would take it, compressed or not."""
+    """torch's reader would accept it, compressed or not."""
     torch.save({"weight": torch.zeros(3)}, tmp_path / "plain.pt")
     content = bytearray((tmp_path / "plain.pt").read_bytes())
     content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read the last entry

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Checkpoints written while training continues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ray_yolo.checkpoints.writer import Saver, copied
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event, WarningEvent
 
-LIMIT = 60.0  # seconds, of a wait that should be none
+LIMIT = 60.0  # seconds of a wait that should be short
 
 
 class Desk:
-    """A saver, its log, and a disk that waits for a word (if it is `slow`) or refuses."""
+    """A saver, its events, and storage that waits for `go` (if `slow`) or fails `refuses` times."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, slow: bool = False, refuses: int = 0) -> None:
         self.folder, self.events, self.go = folder, list[Event](), threading.Event()
@@ -45,11 +45,11 @@ def saved(folder: Path, step: int) -> list[float]:
     return state_file.read_state(folder / "checkpoints" / f"step-{step}" / "state.pt")["model"]["w"].tolist()
 
 
-def test_what_is_written_is_the_state_as_it_was_when_that_was_asked_for(
+def test_a_save_writes_the_state_at_the_time_of_the_call(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, slow=True)
     state = desk.save(1)
-    state["model"]["w"].zero_()  # training goes on before anything is written
+    state["model"]["w"].zero_()  # training continues before anything is written
     assert not desk.events
     desk.go.set()
     desk.saver.wait(needed=True)
@@ -60,7 +60,7 @@ def test_what_is_written_is_the_state_as_it_was_when_that_was_asked_for(
     assert event.digest == state_file.digest({"model": {"w": torch.ones(3)}})
 
 
-def test_saves_are_done_one_after_the_other_and_the_oldest_are_removed(
+def test_saves_are_sequential_and_the_oldest_are_removed(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, slow=True)
     desk.save(1)
@@ -76,7 +76,7 @@ def test_saves_are_done_one_after_the_other_and_the_oldest_are_removed(
     assert [path.name for path in checkpoint.newest_first(tmp_path)] == ["step-3", "step-2"]
 
 
-def test_two_failures_in_a_row_are_told_and_the_third_ends_training(
+def test_two_consecutive_failures_are_warnings_and_the_third_ends_training(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, refuses=5)
     monkeypatch.setattr(writer, "MISSED_SECONDS", 0.0)
@@ -87,7 +87,7 @@ def test_two_failures_in_a_row_are_told_and_the_third_ends_training(
     assert [type(event) for event in desk.events] == [WarningEvent] * 3
 
 
-def test_storage_that_is_away_for_a_moment_ends_nothing_however_often_it_is_asked(
+def test_many_failures_within_a_short_time_do_not_end_training(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, refuses=9)
     monkeypatch.setattr(writer, "MISSED_SECONDS", 3.0)
@@ -97,7 +97,7 @@ def test_storage_that_is_away_for_a_moment_ends_nothing_however_often_it_is_aske
     assert [type(event) for event in desk.events] == [WarningEvent] * 9
 
 
-def test_a_success_between_failures_begins_the_count_anew_and_what_is_needed_may_not_fail(
+def test_a_success_resets_the_failure_count_and_a_needed_save_may_not_fail(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, refuses=2)
     for step in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_a_copy_shares_nothing() -> None:
     assert copy["c"] == "text"
 
 
-def test_storage_that_does_not_answer_is_as_good_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_storage_counts_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(tmp_path, monkeypatch, slow=True)
     monkeypatch.setattr(writer, "WRITE_SECONDS", 0.1)
     desk.save(1)

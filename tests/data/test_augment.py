@@ -22,7 +22,7 @@ def test_colour_factors_are_one_plus_gain_times_draw() -> None:
 
 
 @pytest.mark.parametrize(("height", "gain"), [(1, 1.3), (63, 1.3), (700, 0.985), (1500, 1.01), (3001, 1.9)])
-def test_recolouring_equals_the_plain_way_whatever_the_height(height: int, gain: float) -> None:
+def test_recolouring_equals_a_plain_conversion_at_any_height(height: int, gain: float) -> None:
     image = smooth_picture(height, 50)
     hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(float)
     hue, saturation, value = hsv[..., 0] * gain % 180 // 1, hsv[..., 1] * 0.7, (hsv[..., 2] * 1.2).clip(0, 255)
@@ -32,7 +32,7 @@ def test_recolouring_equals_the_plain_way_whatever_the_height(height: int, gain:
     assert np.abs(image - expected).max() <= 2  # products that end in a half may be rounded either way
 
 
-def test_factors_of_one_leave_every_pixel_as_it_is() -> None:
+def test_factors_of_one_change_no_pixel() -> None:
     image = smooth_picture(30, 40)
     before = image.copy()
     recolour(image, (1, 1, 1))
@@ -40,7 +40,7 @@ def test_factors_of_one_leave_every_pixel_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("gains", [(1.3, 0.7, 1.2), (0.99, 1.6, 2.3), (1, 1, 0.4)])
-def test_rows_of_grey_need_no_way_to_hues_and_back(gains: tuple[float, float, float]) -> None:
+def test_grey_rows_are_not_converted(gains: tuple[float, float, float]) -> None:
     image = np.full((40, 64, 3), GREY, np.uint8)
     image[10:25] = smooth_picture(15, 64)
     whole = image.copy()
@@ -128,7 +128,7 @@ def test_nothing_is_pasted_over_thirty_percent_of_a_box(cover: float, pasted: bo
     assert (len(copy_paste(rng(), image, both, 1.0)[1].classes) == 3) == pasted
 
 
-def test_only_the_asked_share_of_outlined_objects_is_pasted() -> None:
+def test_only_the_given_share_of_outlined_objects_is_pasted() -> None:
     image = np.zeros((200, 40, 3), np.uint8)
     outlines = tuple(SQUARE + np.array([0, 20 * number]) for number in range(8))
     boxes = np.array([[*outline.min(axis=0), *outline.max(axis=0)] for outline in outlines], np.float32)

@@ -50,11 +50,11 @@ def test_categories_belong_by_name_else_by_order_of_their_ids(tmp_path: Path) ->
     assert read_index(write(tmp_path / "a", content(rows)), "train").classes.tolist() == [1]
     renamed = [{"id": 9, "name": "Katze"}, {"id": 7, "name": "Hund"}]
     assert read_index(write(tmp_path / "b", content(rows, categories=renamed)), "train").classes.tolist() == [0]
-    with pytest.raises(DatasetError, match="make `names` agree"):
+    with pytest.raises(DatasetError, match="correct `names`"):
         read_index(write(tmp_path / "c", content(rows, categories=[*renamed, {"id": 8, "name": "Maus"}])), "train")
 
 
-def test_crowds_are_no_labels_and_pieces_no_outlines(tmp_path: Path) -> None:
+def test_crowds_are_no_labels_and_several_parts_no_outline(tmp_path: Path) -> None:
     rows = [{"bbox": [0, 0, 9, 9], "iscrowd": 1}, {"bbox": [0, 0, 8, 8], "segmentation": [[0, 0, 1, 1, 2, 2]] * 2},
             {"bbox": [0, 0, 7, 7], "segmentation": {"counts": "abc", "size": [48, 64]}}]
     index = read_index(write(tmp_path, content(rows)), "train")
@@ -62,7 +62,7 @@ def test_crowds_are_no_labels_and_pieces_no_outlines(tmp_path: Path) -> None:
     assert index.polygons == {}
 
 
-def test_crowds_and_areas_are_kept_for_scoring_and_decide_no_training(tmp_path: Path) -> None:
+def test_crowds_and_areas_affect_scoring_but_not_training(tmp_path: Path) -> None:
     """An area that is none is that of the box, 8 x 8."""
     rows = [{"bbox": [0, 0, 8, 8], "area": 40.5}, {"bbox": [5, 6, 9, 9], "iscrowd": 1, "area": 70, "category_id": 7},
             {"bbox": [0, 0, 8, 8], "image_id": 1, "area": "x"}, {"bbox": [1, 1, 0, 9], "iscrowd": 1}]
@@ -72,19 +72,19 @@ def test_crowds_and_areas_are_kept_for_scoring_and_decide_no_training(tmp_path: 
         assert index.crowds.tolist() == [[0, kind, 5, 6, 14, 15, 70]]
         assert index.areas is not None
         assert index.areas.tolist() == [40.5, 64]
-        assert [found.where[-12:] for found in index.findings] == ["annotation 3"]
+        assert [finding.where[-12:] for finding in index.findings] == ["annotation 3"]
     assert read_index(write(tmp_path / "crowded", content(rows)), "train").digest == plain.digest
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, None, "x"])
-def test_an_outline_that_is_none_leaves_the_box(tmp_path: Path, number: object) -> None:
+def test_an_invalid_outline_leaves_the_box(tmp_path: Path, number: object) -> None:
     rows = [{"bbox": [0, 0, 9, 9], "segmentation": [[0, 0, 5, number, 2, 2]]}]
     index = read_index(write(tmp_path, content(rows)), "train")
     assert index.boxes.tolist() == [[0, 0, 9, 9]]
     assert index.polygons == {}
 
 
-def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_folder_instead_of_the_file_is_refused(tmp_path: Path) -> None:
     description = write(tmp_path, content([]))
     (tmp_path / "annotations" / "instances_train.json").unlink()
     (tmp_path / "annotations" / "instances_train.json").mkdir()
@@ -92,7 +92,7 @@ def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
         read_index(description, "train")
 
 
-def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tmp_path: Path) -> None:
+def test_boxes_are_clipped_empty_ones_dropped_and_duplicates_counted_once(tmp_path: Path) -> None:
     rows = [{"bbox": [-4, -4, 14, 14]}, {"bbox": [5, 5, 0, 9]}, {"bbox": [60, 40, 90, 90]}, {"bbox": [60, 40, 90, 90]},
             {"bbox": [70, 5, 5, 5]}, {"bbox": [30, 5, 1e-9, 5]}]
     index = read_index(write(tmp_path, content(rows)), "train")
@@ -105,38 +105,38 @@ def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once(tm
     {"bbox": [1, 2, float("inf"), 3]}, {"bbox": [1, 2, -3, 3]}, {"bbox": "1234"}, {"bbox": {"x": 1}},
     {"bbox": [1, 2, 3, 10**400]},
 ])
-def test_a_row_without_plain_meaning_is_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_an_ambiguous_row_is_left_out(tmp_path: Path, row: dict[str, Any]) -> None:
     index = read_index(write(tmp_path, content([{"bbox": [1, 1, 9, 9]}, row])), "train")
     assert index.boxes.tolist() == [[1, 1, 10, 10]]
     where = f"{tmp_path}/annotations/instances_train.json: annotation 1"
-    assert [(found.where, found.dropped, found.image) for found in index.findings] == [(where, True, False)]
+    assert [(finding.where, finding.dropped, finding.image) for finding in index.findings] == [(where, True, False)]
 
 
 @pytest.mark.parametrize("category", [8, "3", None, [], {}, float("nan")])
-def test_rows_of_unlisted_categories_are_left_out_and_all_told(tmp_path: Path, category: object) -> None:
+def test_rows_of_unlisted_categories_are_left_out_and_all_reported(tmp_path: Path, category: object) -> None:
     odd = {"bbox": [1, 1, 9, 9], "category_id": category}
     index = read_index(write(tmp_path, content([odd, {"bbox": [1, 1, 9, 9]}, odd])), "train")
     assert len(index.classes) == 1
-    assert [found.where[-12:] for found in index.findings] == ["annotation 0", "annotation 2"]
+    assert [finding.where[-12:] for finding in index.findings] == ["annotation 0", "annotation 2"]
     assert "which the file's categories do not list" in index.findings[0].what
 
 
 @pytest.mark.parametrize("number", [7, "0", None, [], {}, float("nan")])
-def test_rows_of_no_image_are_left_out_and_all_told_at_every_reading(tmp_path: Path, number: object) -> None:
+def test_rows_of_unknown_images_are_left_out_and_reported_at_every_reading(tmp_path: Path, number: object) -> None:
     """As where ids are numbers in one place and text in the other."""
     odd = {"bbox": [1, 1, 9, 9], "image_id": number}
     description = write(tmp_path, content([odd, {"bbox": [1, 1, 9, 9]}, odd]))
     for _ in range(2):
         index = read_index(description, "train")
         assert len(index.classes) == 1
-        assert [(found.where[-12:], found.dropped) for found in index.findings] == [("annotation 0", True),
+        assert [(finding.where[-12:], finding.dropped) for finding in index.findings] == [("annotation 0", True),
                                                                                    ("annotation 2", True)]
         assert "which no image of the file has" in index.findings[0].what
     with pytest.raises(DatasetError, match="2 findings"):
         read_index(description, "train", strict=True)
 
 
-def test_images_with_one_id_are_refused_and_of_one_name_are_one(tmp_path: Path) -> None:
+def test_images_with_the_same_id_are_refused_and_with_the_same_name_are_one(tmp_path: Path) -> None:
     twice = [{"id": 0, "file_name": "a.png"}, {"id": 0, "file_name": "b.png"}]
     with pytest.raises(DatasetError, match=r"a\.png and .*b\.png have the same id 0"):
         read_index(write(tmp_path / "id", content([], images=twice)), "train")
@@ -156,7 +156,7 @@ def test_images_with_one_id_are_refused_and_of_one_name_are_one(tmp_path: Path) 
     {"images": [{"id": 1, "file_name": "\ud800.png"}], "annotations": [], "categories": CATEGORIES},
     {"images": [{"id": 1, "file_name": "x" * 5000}], "annotations": [], "categories": CATEGORIES},
 ])
-def test_what_is_no_coco_file_is_refused(tmp_path: Path, value: object) -> None:
+def test_other_files_are_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(DatasetError, match=r"instances_train\.json"):
         read_index(write(tmp_path, value), "train")
 

@@ -41,7 +41,7 @@ def assert_as_agreed(case: Case, tmp_path: Path) -> None:
         assert "hostile" not in names
         *rows, finding = index.findings
         assert (finding.dropped, finding.image, [row.image for row in rows]) == (True, True, [False] * len(rows))
-        assert all("hostile" in found.where for found in index.findings)
+        assert all("hostile" in finding.where for finding in index.findings)
         with pytest.raises(InputError):
             read_index(read_description(file), "train", strict=True)
     elif case.kind != "yaml":

@@ -54,7 +54,7 @@ def test_a_sample_has_the_agreed_shapes(index: AnnotationIndex, augment: Augment
 
 
 @pytest.mark.parametrize("augment", [STILL, DEFAULT, AugmentConfig(mosaic=0)], ids=["still", "default", "single"])
-def test_a_sample_is_its_own_where_the_index_cannot_be_written_to(
+def test_a_sample_owns_its_memory_with_a_read_only_index(
         index: AnnotationIndex, augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As workers of Ray have it: torch warns of tensors in such memory, once."""
     def own(array: np.ndarray) -> torch.Tensor:
@@ -146,7 +146,7 @@ def triangle(tmp_path: Path) -> AnnotationIndex:
 @pytest.mark.parametrize("augment", [
     STILL.model_copy(update={"mosaic": 1.0}), STILL.model_copy(update={"translate": 0.4}),
     AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0)], ids=["mosaic", "translate", "default"])
-def test_boxes_are_around_what_is_seen_of_an_outline(tmp_path: Path, augment: AugmentConfig) -> None:
+def test_boxes_enclose_the_visible_part_of_an_outline(tmp_path: Path, augment: AugmentConfig) -> None:
     """Each triangle that the border cuts is white just inside of all four sides of its box."""
     data, cut = dataset(triangle(tmp_path), augment), 0
     for position in range(40):
@@ -199,8 +199,8 @@ def seen_boxes(image: np.ndarray, colour: tuple[int, int, int]) -> list[list[int
     ({"flipud": 0.5}, 1), ({"scale": 0, "translate": 0}, 1),
     ({"degrees": 30, "shear": 5}, 3),  # the tip of a turned corner fills no pixel by half
 ], ids=["default", "still", "turned"])
-def test_boxes_of_a_mosaic_are_where_its_pictures_are(coloured: AnnotationIndex, settings: dict[str, float],
-                                                      apart_px: int) -> None:
+def test_boxes_of_a_mosaic_follow_its_images(coloured: AnnotationIndex, settings: dict[str, float],
+                                             apart_px: int) -> None:
     """Every box is where the pixels of its class end, and every region of pixels has its box."""
     data = dataset(coloured, AugmentConfig(mosaic=1, hsv_h=0, hsv_s=0, hsv_v=0, **settings), imgsz=80)
     num_boxes = num_regions = 0
@@ -219,7 +219,7 @@ def test_boxes_of_a_mosaic_are_where_its_pictures_are(coloured: AnnotationIndex,
     assert num_regions > 60
 
 
-def test_every_sample_has_colours_of_its_own(tmp_path: Path) -> None:
+def test_every_sample_has_its_own_colours(tmp_path: Path) -> None:
     """The brightness of a plain picture is multiplied by 1 - 0.4 to 1 + 0.4, its saturation by 1 - 0.7 to 1 + 0.7."""
     description = write_dataset(tmp_path, {"a": None, "b": "0 0.5 0.5 0.5 0.5\n"}, size=(64, 64))
     for name in "ab":
@@ -245,7 +245,7 @@ def test_a_mosaic_shows_four_pictures_around_its_seam(index: AnnotationIndex) ->
         assert (image == 114).all(dim=0).float().mean() < 0.6
 
 
-def test_the_last_epochs_go_without_mosaic(index: AnnotationIndex) -> None:
+def test_the_last_epochs_have_no_mosaic(index: AnnotationIndex) -> None:
     augment = STILL.model_copy(update={"mosaic": 1.0, "close_mosaic": 3})
     data, plain = dataset(index, augment), dataset(index, STILL)
     is_plain = [torch.equal(data[SampleKey(epoch, 1, 1)]["image"], plain[SampleKey(epoch, 1, 1)]["image"])
@@ -301,8 +301,8 @@ def test_rectangular_samples_have_the_given_shapes_and_no_mosaic(index: Annotati
     assert np.array_equal(sample["image"].permute(1, 2, 0).numpy()[8:56, 16:80], ImageStore(index, 64).load(1))
 
 
-def test_a_picture_that_broke_after_the_check_is_replaced_by_the_next(index: AnnotationIndex,
-                                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_damaged_after_the_check_is_replaced_by_the_next(index: AnnotationIndex,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:
     Path(index.paths[2]).write_bytes(b"broken")
     data = dataset(index, STILL)
     broken, following = data[SampleKey(0, 0, 2)], data[SampleKey(0, 0, 3)]

@@ -77,7 +77,7 @@ def test_a_validation_batch_maps_back_to_the_original_pixels(index: AnnotationIn
     assert sorted(seen) == [0, 1, 2]
 
 
-def test_the_picture_lies_centred_on_grey(index: AnnotationIndex) -> None:
+def test_the_image_is_centred_on_grey(index: AnnotationIndex) -> None:
     store = ImageStore(index, 64, smooth=True)
     batch = ValDataset(index, store, cut_batches(index, 64, 8, 32))[0]  # 48 x 64 in 64 x 96
     image = batch["images"][0].permute(1, 2, 0).numpy()
@@ -88,7 +88,7 @@ def test_the_picture_lies_centred_on_grey(index: AnnotationIndex) -> None:
     assert (image == 114).all()
 
 
-def test_a_batch_never_depends_on_who_else_is_in_it(index: AnnotationIndex) -> None:
+def test_an_image_does_not_depend_on_the_rest_of_its_batch(index: AnnotationIndex) -> None:
     store = ImageStore(index, 64, smooth=True)
     alone = {}
     for data in (ValDataset(index, store, cut_batches(index, 64, size, 32)) for size in (1, 8)):
@@ -98,8 +98,8 @@ def test_a_batch_never_depends_on_who_else_is_in_it(index: AnnotationIndex) -> N
                 assert torch.equal(alone.setdefault(image, batch["images"][row]), batch["images"][row])
 
 
-def test_a_picture_that_broke_after_the_check_is_grey_and_its_labels_stay(index: AnnotationIndex,
-                                                                         caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_damaged_after_the_check_is_grey_and_keeps_its_labels(index: AnnotationIndex,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
     Path(index.paths[0]).write_bytes(b"broken")
     batch = ValDataset(index, ImageStore(index, 64, smooth=True), cut_batches(index, 64, 8, 32))[0]
     assert (batch["images"][0] == 114).all()

@@ -30,7 +30,7 @@ def test_splits_are_absolute_and_names_in_order(root: Path) -> None:
     assert description.names == ("cat", "dog")
 
 
-def test_a_folder_stands_for_the_one_description_in_it(tmp_path: Path) -> None:
+def test_a_folder_means_its_only_description(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "set", 3).parent
     (folder / "data.yaml").rename(folder / "blood.yaml")
     assert read_description(folder).file == str(folder / "blood.yaml")
@@ -65,7 +65,7 @@ def test_nc_alone_numbers_the_classes(root: Path) -> None:
     {"names": {"9" * 5000: "cat", 0: "dog"}}, {"names": ["a\nb"]}, {"names": ["\x1b[31m"]}, {"names": ["\ud800"]},
     {"names": ["a\u2028b"]},
 ])
-def test_what_cannot_be_meant_is_refused_with_the_file(root: Path, keys: dict[str, Any]) -> None:
+def test_invalid_descriptions_are_refused_with_the_file(root: Path, keys: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match=r"data\.yaml"):
         read(root, **keys)
 
@@ -78,7 +78,7 @@ def test_messages_name_the_line_of_the_key(root: Path) -> None:
 
 def test_a_download_address_is_never_followed(root: Path) -> None:
     assert read(root, download="https://example.com/data.zip").names == ("cat", "dog")
-    with pytest.raises(DatasetError, match="fetch the data yourself"):
+    with pytest.raises(DatasetError, match="download the data yourself"):
         read(root, train="nowhere", download="https://example.com/data.zip")
 
 
@@ -87,7 +87,7 @@ CODE = "import os\nurl = 'https://example.com/data'\nos.system(f'curl {url} http
 
 @pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip",
                                       ["https://example.com/images.zip"]])
-def test_code_to_download_is_ignored_with_a_word_where_the_data_are_there(root: Path, download: object) -> None:
+def test_download_code_is_ignored_and_reported_if_the_data_exist(root: Path, download: object) -> None:
     """As in YOLOv5's own coco.yaml."""
     (finding,) = read(root, download=download).findings
     assert finding.dropped is False
@@ -97,12 +97,12 @@ def test_code_to_download_is_ignored_with_a_word_where_the_data_are_there(root: 
 
 
 @pytest.mark.parametrize("download", [CODE, "bash get.sh https://example.com/images.zip"])
-def test_where_data_are_missing_the_error_says_what_to_fetch(root: Path, download: str) -> None:
-    with pytest.raises(DatasetError, match=r"never run here: fetch the data yourself.* https://example\.com/images\.zip"):
+def test_the_error_for_missing_data_names_the_download(root: Path, download: str) -> None:
+    with pytest.raises(DatasetError, match=r"never run: download the data yourself.* https://example\.com/images\.zip"):
         read(root, train="nowhere", download=download)
 
 
-def test_names_that_several_classes_have_are_told(root: Path) -> None:
+def test_names_shared_by_several_classes_are_reported(root: Path) -> None:
     findings = read(root, names=["cat", "dog", "cat", "owl", "dog", "cat"]).findings
     assert [(finding.what.partition(";")[0], finding.dropped) for finding in findings] == [
         ("names: 'cat' is the name of 3 classes (0, 2, 5)", False),
@@ -133,7 +133,7 @@ def test_splits_may_be_lists_of_folders_files_and_patterns(root: Path) -> None:
     assert description.train == tuple(str(root / part) for part in ("images/train", "train.txt", "images/*/*.jpg"))
 
 
-def test_a_test_split_is_missed_only_when_asked_for(root: Path) -> None:
+def test_a_missing_test_split_is_an_error_only_when_used(root: Path) -> None:
     assert read(root, test="images/test").test == (str(root / "images/test"),)
     with pytest.raises(DatasetError, match="no `test` split"):
         read(root).split("test")
@@ -146,7 +146,7 @@ def test_a_file_is_read_with_its_names_as_spelled(root: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["~no-such-user/data.yaml", "x" * 5000, "a\0b", ""])
-def test_what_can_be_no_file_is_refused(source: str) -> None:
+def test_paths_that_cannot_be_files_are_refused(source: str) -> None:
     with pytest.raises(DatasetError, match="no such file"):
         read_description(source)
 

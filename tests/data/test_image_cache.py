@@ -59,34 +59,34 @@ def test_training_resamples_linearly_and_validation_shrinks_by_area(index: Annot
     ((482, 642), 2),  # a quarter of it would have to be rounded
     ((481, 640), 1), ((4000, 24), 8),
 ])
-def test_training_decodes_a_jpeg_at_a_part_of_its_size_where_that_is_large_enough(
+def test_training_decodes_a_jpeg_at_reduced_size_if_large_enough(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], reduction: int) -> None:
     """It then looks as it does decoded in full, the same in every mode, and labels stay where they were. Validation
     decodes it in full, as prediction does."""
     description = write_dataset(tmp_path, {"a": None})
     (tmp_path / "images" / "a.png").unlink()
     write_image(tmp_path / "images" / "a.jpg", smooth_picture(*size))
-    index, asked = read_index(description, "train"), []
+    index, reductions = read_index(description, "train"), []
 
     def read(path: str, part: int) -> np.ndarray:
-        asked.append(part)
+        reductions.append(part)
         return read_image(path, part)
 
     monkeypatch.setattr(image_cache, "read_image", read)
     none, ram, smooth = (ImageStore(index, 128), ImageStore(index, 128, "ram"), ImageStore(index, 128, smooth=True))
     shown = none.load(0)
-    assert asked == [reduction] * 2
+    assert reductions == [reduction] * 2
     assert np.array_equal(shown, ram.load(0))
     assert shown.shape[:2] == tuple(loaded_sizes(index.sizes, 128)[0])
     full = cv2.resize(read_image(index.paths[0]), shown.shape[1::-1], interpolation=cv2.INTER_AREA).astype(int)
     if min(size) > 100:
         assert np.abs(shown - full).mean() < 2
     assert np.array_equal(smooth.load(0), full)
-    assert asked == [reduction] * 2 + [1]
+    assert reductions == [reduction] * 2 + [1]
 
 
-def test_ram_lies_in_shared_memory_and_disk_in_the_users_cache(index: AnnotationIndex, own_cache: Path,
-                                                              tmp_path: Path) -> None:
+def test_ram_uses_shared_memory_and_disk_the_users_cache(index: AnnotationIndex, own_cache: Path,
+                                                        tmp_path: Path) -> None:
     ram, disk, own = (ImageStore(index, 64, "ram").file, ImageStore(index, 64, "disk").file,
                       ImageStore(index, 64, "disk", tmp_path / "own").file)
     assert ram is not None
@@ -119,7 +119,7 @@ def test_shared_memory_that_another_user_prepared_is_not_used(
     assert "not this user's alone" in caplog.text
 
 
-def test_a_link_in_the_place_of_a_kept_file_is_not_followed(index: AnnotationIndex, tmp_path: Path) -> None:
+def test_a_link_instead_of_a_cache_file_is_not_followed(index: AnnotationIndex, tmp_path: Path) -> None:
     folder, mine = tmp_path / "kept", tmp_path / "mine.txt"
     named = ImageStore(index, 64, "ram", folder).file
     assert named is not None
@@ -176,7 +176,7 @@ def test_many_processes_build_one_file(index: AnnotationIndex, own_cache: Path) 
     assert list((own_cache / "images").glob("*.part")) == []
 
 
-def test_a_maker_that_was_killed_leaves_nothing_in_the_way(index: AnnotationIndex, own_cache: Path) -> None:
+def test_a_killed_builder_does_not_block_the_next(index: AnnotationIndex, own_cache: Path) -> None:
     store = ImageStore(index, 64, "disk")
     assert store.file is not None
     store.file.rename(store.file.with_suffix(".part"))
@@ -185,8 +185,8 @@ def test_a_maker_that_was_killed_leaves_nothing_in_the_way(index: AnnotationInde
 
 
 @pytest.mark.parametrize("mode", ["none", "ram", "disk"])
-def test_a_picture_that_broke_after_the_check_is_missed_when_asked_for(index: AnnotationIndex,
-                                                                      mode: image_cache.Mode) -> None:
+def test_an_image_damaged_after_the_check_is_missing_on_access(index: AnnotationIndex,
+                                                              mode: image_cache.Mode) -> None:
     Path(index.paths[1]).write_bytes(b"broken")
     store = ImageStore(index, 64, mode)
     store.load(0)
@@ -194,7 +194,7 @@ def test_a_picture_that_broke_after_the_check_is_missed_when_asked_for(index: An
         store.load(1)
 
 
-def test_a_picture_of_another_size_is_not_taken_for_the_old_one(index: AnnotationIndex) -> None:
+def test_an_image_of_another_size_is_refused(index: AnnotationIndex) -> None:
     write_image(Path(index.paths[0]), smooth_picture(50, 70))
     with pytest.raises(UnreadableImageError, match="changed its size"):
         ImageStore(index, 64).load(0)
@@ -208,13 +208,13 @@ def fits_only(*names: str) -> Callable[[Path], object]:
     return lambda place: Usage(10**12 if any(name in str(place) for name in names) else 0)
 
 
-def test_memory_that_is_too_small_falls_back_to_disk_and_then_to_nothing(
+def test_without_memory_images_are_cached_on_disk_or_not_at_all(
         index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(image_cache.shutil, "disk_usage", fits_only("user-cache"))
     file = ImageStore(index, 64, "ram").file
     assert file is not None
     assert "user-cache" in str(file)
-    assert "more than memory has free" in caplog.text
+    assert "more than the free memory" in caplog.text
     monkeypatch.setattr(image_cache.shutil, "disk_usage", fits_only())
     store = ImageStore(index, 64, "ram")
     assert store.file is None
@@ -222,7 +222,7 @@ def test_memory_that_is_too_small_falls_back_to_disk_and_then_to_nothing(
     assert store.load(0).shape == (48, 64, 3)
 
 
-def test_closing_removes_from_memory_what_nobody_else_uses(index: AnnotationIndex) -> None:
+def test_closing_removes_unused_files_from_memory(index: AnnotationIndex) -> None:
     first, second = ImageStore(index, 64, "ram"), ImageStore(index, 64, "ram")
     assert first.file is not None
     first.load(0)
@@ -241,7 +241,7 @@ def test_disk_outlives_closing_and_others(index: AnnotationIndex) -> None:
     assert store.file.exists()
 
 
-def test_building_in_memory_clears_what_is_left_of_others_but_not_what_is_in_use(index: AnnotationIndex) -> None:
+def test_building_in_memory_removes_unused_files_of_others(index: AnnotationIndex) -> None:
     left = ImageStore(index, 64, "ram").file  # the store itself is gone at once
     assert left is not None
     assert left.exists()
@@ -265,7 +265,7 @@ def test_a_lock_held_by_another_builder_is_waited_for(index: AnnotationIndex) ->
     assert not list(store.file.parent.glob("*.lock"))
 
 
-def test_whoever_has_waited_for_a_lock_that_is_gone_asks_for_another_one(tmp_path: Path) -> None:
+def test_a_process_that_waited_for_a_removed_lock_opens_a_new_one(tmp_path: Path) -> None:
     """Two never hold it at once, though each takes its file along."""
     path, inside, most = tmp_path / "x.lock", [], []
 
@@ -282,12 +282,12 @@ def test_whoever_has_waited_for_a_lock_that_is_gone_asks_for_another_one(tmp_pat
     assert not path.exists()
 
 
-def test_a_lock_is_not_waited_for_for_ever(index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_is_limited(index: AnnotationIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ImageStore(index, 64, "disk")
     assert store.file is not None
     store.file.unlink()
     monkeypatch.setattr(image_cache, "_LOCK_SECONDS", 0.1)
     with store.file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(TimeoutError, match=r"\.lock: another process has kept it locked for 0.1 s; .*--cache none"):
+        with pytest.raises(TimeoutError, match=r"\.lock: another process has locked it for 0.1 s; .*--cache none"):
             ImageStore(index, 64, "disk")

@@ -36,7 +36,7 @@ def test_upper_case_suffixes_and_wrong_ones_do_not_matter(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tiff", "webp", "mpo"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_stand_upright_whatever_the_camera_noted(tmp_path: Path, suffix: str, orientation: int) -> None:
+def test_images_are_upright_for_every_exif_orientation(tmp_path: Path, suffix: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = save(tmp_path / f"a.{suffix}", Image.fromarray(PICTURE), exif=exif)
@@ -108,7 +108,7 @@ def test_a_file_that_ends_early_is_left_out(tmp_path: Path, suffix: str, share: 
 
 
 @pytest.mark.parametrize("kind", ["eps", "tga", "pcx", "ico", "dds"])
-def test_what_no_camera_makes_is_left_out_unopened(
+def test_other_formats_are_refused_unopened(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     save(tmp_path / f"a.{kind}", Image.fromarray(PICTURE)).rename(tmp_path / "a.jpg")
     monkeypatch.setattr("subprocess.Popen", None)  # EPS is drawn by a program
@@ -118,7 +118,7 @@ def test_what_no_camera_makes_is_left_out_unopened(
         read_image(str(tmp_path / "a.jpg"))
 
 
-def test_damage_is_not_told_on_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_decoders_do_not_write_to_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.pfm").write_bytes(b"PF\n64 48\n-1.0\n")
     with pytest.raises(UnreadableImageError):
         check_image(str(tmp_path / "a.pfm"))
@@ -145,7 +145,7 @@ def test_a_png_with_a_flipped_bit_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a picture", b"\xff\xd8\xff\xe0junk\xff\xd9", b"BM", b"<svg/>", b"\0" * 5000])
-def test_what_is_no_picture_is_left_out(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(UnreadableImageError):
         check_image(str(tmp_path / "a.jpg"))
@@ -155,8 +155,8 @@ def test_what_is_no_picture_is_left_out(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("width", "height"), [(60_000, 60_000), (20_000, 10_000)])
-def test_a_bomb_is_known_by_its_header_and_never_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int,
-                                                         height: int) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int,
+                                                       height: int) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -194,19 +194,19 @@ def test_a_jpeg_that_is_grey_from_its_middle_on_is_refused(tmp_path: Path, mode:
     assert check_image(str(path)) == (128, 96)
     for share in (0.1, 0.3, 0.6, 0.9):
         path.write_bytes(cut(whole, share))
-        with pytest.raises(UnreadableImageError, match="grey from some place on"):
+        with pytest.raises(UnreadableImageError, match="grey from some point on"):
             check_image(str(path))
 
 
 def test_a_jpeg_that_has_lost_some_of_its_middle_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", Image.fromarray(smooth_picture(96, 128)))
     path.write_bytes(cut(path.read_bytes(), 0.3, 0.6))
-    with pytest.raises(UnreadableImageError, match="grey from some place on"):
+    with pytest.raises(UnreadableImageError, match="grey from some point on"):
         check_image(str(path))
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_picture_that_is_grey_itself_is_none_that_ends_early(tmp_path: Path, progressive: bool) -> None:
+def test_a_grey_image_does_not_count_as_truncated(tmp_path: Path, progressive: bool) -> None:
     picture = smooth_picture(96, 128).copy()
     picture[48:] = 128
     path = save(tmp_path / "a.jpg", Image.fromarray(picture), progressive=progressive)

@@ -52,18 +52,18 @@ def test_a_row_that_cannot_be_used_is_left_out_alone_and_reported(tmp_path: Path
     assert names_of(index) == ["a", "b", "c"]
     assert index.classes.tolist() == [1, 1, 1]
     rows = [f"{tmp_path}/labels/b.txt:{number}" for number in (2, 3, 4, 5)]
-    assert [(found.where, found.dropped, found.image) for found in index.findings] == [
+    assert [(finding.where, finding.dropped, finding.image) for finding in index.findings] == [
         *((row, True, False) for row in rows), (f"{tmp_path}/images/d.jpg", True, True)]
     with pytest.raises(DatasetError, match="5 findings: ") as caught:
         read_index(description, "train", strict=True)
     assert [where for where in (*rows, f"{tmp_path}/images/d.jpg") if f"{where}: " not in str(caught.value)] == []
 
 
-def test_an_image_of_whose_rows_none_is_left_is_no_background(tmp_path: Path) -> None:
+def test_an_image_without_usable_rows_is_not_background(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": ROW, "b": "0 50 50 20 20\n9 0.5 0.5 0.5 0.5\n", "c": ""})
     index = read_index(description, "train")
     assert names_of(index) == ["a", "c"]
-    assert [(found.where, found.image) for found in index.findings] == [
+    assert [(finding.where, finding.image) for finding in index.findings] == [
         (f"{tmp_path}/labels/b.txt:1", False), (f"{tmp_path}/labels/b.txt:2", False),
         (f"{tmp_path}/images/b.png", True)]
 
@@ -84,7 +84,7 @@ def test_strict_refuses_a_dropped_row_but_not_a_repeated_one(tmp_path: Path) -> 
         read_index(dropped, "train", strict=True)
 
 
-def test_a_class_without_a_name_is_told_with_its_line_at_every_reading(tmp_path: Path) -> None:
+def test_a_class_without_a_name_is_reported_with_its_line_at_every_reading(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": ROW, "b": ROW + "7 0.5 0.5 0.5 0.5\n"})
     for _ in range(2):
         (finding,) = read_index(description, "train").findings
@@ -93,7 +93,7 @@ def test_a_class_without_a_name_is_told_with_its_line_at_every_reading(tmp_path:
 
 
 def test_the_digest_of_labels_is_that_of_the_first_release(tmp_path: Path) -> None:
-    """Or trainings that it began could not be continued."""
+    """Otherwise its trainings could not be continued."""
     outline = "0 0.1 0.1 0.9 0.1 0.5 0.9\n"
     description = write_dataset(tmp_path, {"a": ROW + outline, "b": None, "c": "", "d": ROW + ROW})
     assert read_index(description, "train").digest == "6c3f7fb37b04a40b"
@@ -150,7 +150,7 @@ def test_any_change_is_seen(tmp_path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 not a zip", "half", "object"])
-def test_a_damaged_kept_copy_is_made_anew(tmp_path: Path, own_cache: Path, damage: bytes | str) -> None:
+def test_a_damaged_cache_entry_is_rebuilt(tmp_path: Path, own_cache: Path, damage: bytes | str) -> None:
     description = write_dataset(tmp_path, {"a": ROW})
     first = read_index(description, "train")
     (kept,) = (own_cache / "labels").glob("*.npz")
@@ -179,7 +179,7 @@ def _read_many_times(description: DatasetDescription, times: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_processes_that_race_for_the_kept_copy_all_read_the_same(tmp_path: Path) -> None:
+def test_processes_that_race_for_a_cache_entry_read_the_same(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, dict.fromkeys("abcdef", ROW))
     expected = read_index(description, "train").digest
     with ProcessPoolExecutor(8, mp_context=get_context("spawn")) as pool:
@@ -206,7 +206,7 @@ def test_labels_never_depend_on_the_number_of_readers(tmp_path: Path, own_cache:
 
 
 @pytest.mark.parametrize("kind", ["yolo", "coco"])
-def test_processes_that_check_many_images_find_what_threads_find(
+def test_processes_and_threads_give_the_same_findings(
         tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     description = write_dataset(tmp_path, {str(number): ROW * (number % 2) + "oops\n" for number in range(7)})
     (tmp_path / "images" / "x.jpg").write_bytes(b"")
@@ -231,7 +231,7 @@ def test_processes_that_check_many_images_find_what_threads_find(
 @pytest.mark.parametrize(("name", "split", "images", "labels"), [
     ("bccd", "train", 205, 2804), ("bccd", "val", 87, 1137), ("cards", "train", 296, 527), ("cards", "val", 67, 143),
 ])
-def test_real_data_is_read_whole(name: str, split: str, images: int, labels: int) -> None:
+def test_real_data_is_read_completely(name: str, split: str, images: int, labels: int) -> None:
     root = Path(__file__).parents[3] / "shared" / "data" / name
     index = read_index(read_description(root / "data.yaml"), split, strict=True)
     assert (len(index), len(index.classes), index.findings) == (images, labels, ())

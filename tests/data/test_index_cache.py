@@ -18,7 +18,7 @@ def test_own_variable_beats_xdg_beats_home(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_maker_that_fails_leaves_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_failed_build_leaves_nothing(tmp_path: Path, kind: str) -> None:
     def fail(place: Path) -> None:
         if kind == "folder":
             place.mkdir()
@@ -39,7 +39,7 @@ def make_with(*names: str) -> Callable[[Path], None]:
     return make
 
 
-def test_a_folder_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_built_again(tmp_path: Path) -> None:
     publish(tmp_path / "here" / "target", make_with("first"))
     publish(tmp_path / "here" / "target", make_with("second"))
     assert [path.name for path in (tmp_path / "here" / "target").iterdir()] == ["first"]
@@ -52,7 +52,7 @@ def test_a_file_replaces_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["target"]
 
 
-def test_the_race_that_another_maker_wins_is_no_error(tmp_path: Path) -> None:
+def test_a_lost_race_is_no_error(tmp_path: Path) -> None:
     def slow(folder: Path) -> None:
         make_with("mine")(folder)
         make_with("theirs")(tmp_path / "here" / "target")

@@ -58,7 +58,7 @@ def test_voc_files_are_looked_for_in_both_their_places(tmp_path: Path) -> None:
                                 f"{tmp_path}/Annotations/*.xml")
 
 
-def test_a_split_without_a_box_is_refused_with_the_places_of_labels(tmp_path: Path) -> None:
+def test_a_split_without_a_box_is_refused_with_the_searched_paths(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": None, "b": ""})
     with pytest.raises(DatasetError, match=r"val: none of its 2 images has a box.*--allow-empty") as caught:
         require_boxes(read_index(description, "val"), description, "val")
@@ -68,13 +68,13 @@ def test_a_split_without_a_box_is_refused_with_the_places_of_labels(tmp_path: Pa
     require_boxes(read_index(with_box, "val"), with_box, "val")
 
 
-def test_the_refusal_says_how_much_was_left_out_and_why(tmp_path: Path) -> None:
+def test_the_refusal_counts_and_explains_unusable_rows(tmp_path: Path) -> None:
     description = write_dataset(tmp_path, {"a": None, "b": "0 50 50 20 20\n"})
-    with pytest.raises(DatasetError, match=r"2 rows and images were left out, the first: .*b\.txt:1: has values"):
+    with pytest.raises(DatasetError, match=r"2 rows and images are unusable, the first: .*b\.txt:1: has values"):
         require_boxes(read_index(description, "train"), description, "train")
 
 
-def test_of_many_places_the_first_are_told() -> None:
+def test_of_many_paths_the_first_are_listed() -> None:
     assert first_places(list("abcd")) == "a, b, c, d"
     assert first_places(list("abcdef")) == "a, b, c, d and 2 more"
 
@@ -93,7 +93,7 @@ def test_image_weights_by_hand(tmp_path: Path) -> None:
     assert np.allclose(image_weights(index, np.array([0.0, 0.8])), [0.25, 0.5 + 0.75 * 0.04, 0])
 
 
-def test_weights_are_uniform_when_nothing_is_left_to_prefer(tmp_path: Path) -> None:
+def test_weights_are_uniform_if_all_are_zero(tmp_path: Path) -> None:
     index = read_index(write_dataset(tmp_path, {"a": "0 0.5 0.5 0.5 0.5\n", "b": None}), "train")
     assert image_weights(index, np.ones(2)).tolist() == [1, 1]
     empty = read_index(write_dataset(tmp_path / "empty", {"a": None, "b": None}), "train")

@@ -51,7 +51,7 @@ def test_a_list_file_names_images_that_exist(tmp_path: Path, content: bytes, why
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "circle", "too large"])
-def test_a_label_file_that_is_none_leaves_its_image_out(tmp_path: Path, kind: str) -> None:
+def test_an_invalid_label_file_leaves_its_image_out(tmp_path: Path, kind: str) -> None:
     description = write_dataset(tmp_path, {"a": None, "b": ROW})
     file = tmp_path / "labels" / "a.txt"
     if kind == "pipe":

@@ -1,4 +1,4 @@
-"""Thousands of random label files, always the same ones: sound labels, or an error that says what is wrong."""
+"""Thousands of random label files from fixed seeds: each gives valid labels or a clear error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JSON_VALUES: tuple[Any, ...] = (
 
 
 def check_labels(labels: Labels) -> None:
-    """Finite boxes inside of the picture, with an area, of named classes."""
+    """Finite boxes inside the image, with an area, of named classes."""
     boxes, count = labels.boxes, len(labels.classes)
     assert boxes.dtype == np.float32
     assert boxes.shape == (count, 4)
@@ -53,11 +53,11 @@ def check_labels(labels: Labels) -> None:
     assert all(np.isfinite(outline).all() for outline in labels.polygons)
 
 
-def check_told(labels: Labels, findings: Sequence[Finding]) -> None:
-    """The same; a row that is left out counts as `UnreadableLabelsError`, which `tally` knows."""
+def check_result(labels: Labels, findings: Sequence[Finding]) -> None:
+    """`check_labels`; a dropped row is raised as `UnreadableLabelsError`, for `tally`."""
     check_labels(labels)
-    if told := [finding for finding in findings if finding.dropped]:
-        raise UnreadableLabelsError(told[0].where, told[0].what)
+    if dropped := [finding for finding in findings if finding.dropped]:
+        raise UnreadableLabelsError(dropped[0].where, dropped[0].what)
 
 
 def rows(rng: np.random.Generator, count: int) -> Iterator[bytes]:
@@ -90,29 +90,29 @@ def jsons(rng: np.random.Generator, count: int) -> Iterator[bytes]:
         yield damage(rng, text) if number % 2 else text
 
 
-def test_ten_thousand_rows_are_sound_labels_or_say_what_is_wrong() -> None:
+def test_ten_thousand_rows_are_valid_labels_or_errors() -> None:
     ends = tally(rows(np.random.default_rng(0), 10_000),
-                 lambda row: check_told(*parse_labels(row, SIZE, NAMES, "a.txt")))
+                 lambda row: check_result(*parse_labels(row, SIZE, NAMES, "a.txt")))
     assert min(ends["read"], ends["left out"]) > 500
     assert ends["refused"] == 0
 
 
-def test_xml_files_are_sound_labels_or_say_what_is_wrong() -> None:
+def test_xml_files_are_valid_labels_or_errors() -> None:
     ends = tally(xmls(np.random.default_rng(1), 5000),
-                 lambda content: check_told(*parse_voc(content, SIZE, NAMES, "a.xml")))
+                 lambda content: check_result(*parse_voc(content, SIZE, NAMES, "a.xml")))
     assert min(ends["read"], ends["left out"]) > 100
     assert ends["refused"] == 0
 
 
-def test_coco_files_are_sound_labels_or_say_what_is_wrong(tmp_path: Path) -> None:
+def test_coco_files_are_valid_labels_or_errors(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png", smooth_picture(*SIZE))
 
     def read(content: bytes) -> None:
         (tmp_path / "a.json").write_bytes(content)
         file = CocoFile(tmp_path / "a.json", tmp_path, NAMES)
         for path in file.paths:
-            found = file.read(path, SIZE)
-            check_told(found.labels, [*file.findings, *found.findings])
+            result = file.read(path, SIZE)
+            check_result(result.labels, [*file.findings, *result.findings])
 
     ends = tally(jsons(np.random.default_rng(2), 3000), read)
     assert min(ends["read"], ends["left out"], ends["refused"]) > 100

@@ -80,7 +80,7 @@ def test_moved_boxes_by_hand() -> None:
     assert np.allclose(move_boxes(np.array([[0.0, 0, 2, 2]]), diamond), [[-np.sqrt(2), 0, np.sqrt(2), 2 * np.sqrt(2)]])
 
 
-def test_what_lies_beyond_the_horizon_is_not_kept() -> None:
+def test_boxes_beyond_the_horizon_are_dropped() -> None:
     horizon = np.array([[1.0, 0, 0], [0, 1, 0], [-0.02, 0, 1]])  # x = 50 is infinitely far away
     assert len(move(boxed((60, 10, 90, 40)), horizon, 1, (100, 100), (100, 100)).classes) == 0
 
@@ -116,7 +116,7 @@ def test_zooming_out_alone_drops_nothing() -> None:
     assert len(move(boxed((0, 0, 100, 100)), zoom, 1.0, (200, 200), (200, 200)).classes) == 0
 
 
-def test_only_what_lay_on_the_canvas_counts() -> None:
+def test_only_the_part_on_the_canvas_counts() -> None:
     labels = boxed((-400, 0, 20, 20), (-400, 0, 1, 20))
     assert move(labels, np.eye(3), 1, (50, 50), (50, 50)).boxes.tolist() == [[0, 0, 20, 20]]
 

@@ -45,7 +45,7 @@ def roboflow(root: Path, index: AnnotationIndex) -> str:
     content = coco_content(index)
     content["categories"].insert(0, {"id": 0, "name": "things", "supercategory": "none"})
     write(root / "valid" / "_annotations.coco.json", json.dumps(content))
-    place(index.paths[0], root / "valid", "of nobody.png")
+    place(index.paths[0], root / "valid", "unlisted.png")
     return "valid"
 
 
@@ -81,10 +81,10 @@ def test_every_layout_gives_the_same_labels(
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "user-cache"))
     entry = LAYOUTS[layout](tmp_path / "data", index)
     description = describe({"val": entry, "names": list(NAMES)}, tmp_path / "data" / "data.yaml")
-    found = read_index(description, "val")
-    assert found.digest == index.digest
-    assert not found.findings
-    assert found.num_without_file == 0
+    merged = read_index(description, "val")
+    assert merged.digest == index.digest
+    assert not merged.findings
+    assert merged.num_without_file == 0
 
 
 @pytest.mark.parametrize("classes", [(0,), (1,), (0, 1), ()])

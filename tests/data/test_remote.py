@@ -28,7 +28,7 @@ from tests.support.object_storage import upload
 
 SLOW = """
 import sys, time
-from ray_yolo.data.remote import mirror
+from ray_yolo.data.remote import snapshot
 from ray_yolo.storage.store import FolderStore
 fetch = FolderStore.fetch
 def slow(self, key, path):
@@ -38,7 +38,7 @@ def slow(self, key, path):
         time.sleep(float(sys.argv[3]))
     return fetch(self, key, path)
 FolderStore.fetch = slow
-print("version", mirror(sys.argv[1]).version, flush=True)
+print("version", snapshot(sys.argv[1]).version, flush=True)
 """
 
 
@@ -63,13 +63,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def files(folder: str | Path) -> dict[str, bytes]:
-    """What a reader of a data set sees."""
+    """The visible files of a data set."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*")
             if path.is_file() and path.name[0] != "."}
 
 
 def start(address: str, key: str = "-", seconds: float = 0.0) -> subprocess.Popen[str]:
-    """Another process that makes the mirror; it takes its time for a key."""
+    """Another process that downloads the snapshot, slowly for one key."""
     return subprocess.Popen([sys.executable, "-c", SLOW, address, key, str(seconds)], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
@@ -80,7 +80,7 @@ def start(address: str, key: str = "-", seconds: float = 0.0) -> subprocess.Pope
     ("coco", {"annotations/instances_train.json": "{annotations: annotations/instances_train.json, images: train}"}),
     ("coco", {"train: annotations/instances_train.json": "train: annotations"}),
 ])
-def test_a_mirror_is_read_as_the_folder_is(tmp_path: Path, layout: str, change: dict[str, str]) -> None:
+def test_a_snapshot_is_read_like_the_folder(tmp_path: Path, layout: str, change: dict[str, str]) -> None:
     root = tmp_path / "bucket" / "a set"
     yaml, _ = FORMATS[layout](root)
     if layout == "yolo":
@@ -97,7 +97,7 @@ def test_a_mirror_is_read_as_the_folder_is(tmp_path: Path, layout: str, change: 
             os.path.relpath(path, there.snapshot.folder) for path in other.paths]
 
 
-def test_objects_of_s3_are_mirrored_whatever_they_are_called(bucket: Path, s3: None) -> None:
+def test_objects_of_s3_with_unusual_names_are_downloaded(bucket: Path, s3: None) -> None:
     for name in ("ä b#%41.png", "c+d&e=f.png"):
         shutil.copy(bucket / "images" / "val" / "000.png", bucket / "images" / "val" / name)
     upload(bucket, "s3://bucket/named")
@@ -105,7 +105,7 @@ def test_objects_of_s3_are_mirrored_whatever_they_are_called(bucket: Path, s3: N
     assert files(snapshot("s3://bucket/named").folder) == files(bucket)
 
 
-def test_only_what_belongs_to_the_splits_is_fetched(bucket: Path, address: str) -> None:
+def test_only_files_of_the_splits_are_downloaded(bucket: Path, address: str) -> None:
     expected = files(bucket)
     for name in ("images/unlabeled/a.png", "labels/unlabeled/a.txt", "images/train.zip", "images/train/film.mp4",
                  "other/data.yaml", "images/val/.hidden.png"):
@@ -114,24 +114,24 @@ def test_only_what_belongs_to_the_splits_is_fetched(bucket: Path, address: str) 
     assert files(snapshot(address).folder) == {**expected, "Annotations/val/a.xml": b"<annotation/>"}
 
 
-def test_at_the_next_start_what_changed_and_went_follows_and_the_rest_is_not_fetched(
+def test_the_next_start_downloads_only_changes_and_drops_removed_files(
         bucket: Path, address: str, fetched: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    first = snapshot(address, notify=told.append)
+    messages: list[str] = []
+    first = snapshot(address, notify=messages.append)
     content = files(first.folder)
-    assert len(fetched) == 1 + len(content)  # the description is looked at before
+    assert len(fetched) == 1 + len(content)  # the description is read first
     megabytes = sum(map(len, content.values())) / 1e6
-    assert told == [f"{address}: {len(content)} files ({megabytes:.1f} MB) are fetched into {first.folder}"]
+    assert messages == [f"{address}: downloading {len(content)} files ({megabytes:.1f} MB) into {first.folder}"]
     fetched.clear()
-    assert snapshot(address, notify=told.append) == first
+    assert snapshot(address, notify=messages.append) == first
     assert snapshot(address, first.version) == first
-    assert (len(told), fetched) == (1, ["data.yaml"])
+    assert (len(messages), fetched) == (1, ["data.yaml"])
     (bucket / "labels" / "val" / "000.txt").write_text("0 0.5 0.5 0.25 0.25")
     (bucket / "images" / "train" / "003.png").unlink()
     second = snapshot(address)
     assert fetched[2:] == ["labels/val/000.txt"]
     assert files(second.folder) == files(bucket)
-    assert files(first.folder) == content, "a training goes on with what it began with"
+    assert files(first.folder) == content, "a training keeps its version"
     same = [os.stat(f"{each.folder}/images/train/000.png").st_ino for each in (first, second)]
     assert same[0] == same[1]
     os.close(module._used.pop(Path(first.folder)))  # as when its process has ended
@@ -141,7 +141,7 @@ def test_at_the_next_start_what_changed_and_went_follows_and_the_rest_is_not_fet
 
 
 @pytest.mark.parametrize("damage", ["cut", "other bytes", "gone"])
-def test_a_damaged_file_is_fetched_again(address: str, fetched: list[str], damage: str) -> None:
+def test_a_damaged_file_is_downloaded_again(address: str, fetched: list[str], damage: str) -> None:
     made = snapshot(address)
     content = files(made.folder)
     path = Path(made.folder, "images/train/004.png")
@@ -160,30 +160,30 @@ def test_a_damaged_file_is_fetched_again(address: str, fetched: list[str], damag
     assert len(fetched) == 1
 
 
-def test_two_processes_fetch_once(bucket: Path, address: str) -> None:
+def test_two_processes_download_once(bucket: Path, address: str) -> None:
     first = start(address, "data.yaml", 2.0)
     assert first.stdout
     first.stdout.readline()
-    told, warned = start(address).communicate(timeout=60)
+    output, warned = start(address).communicate(timeout=60)
     keys = first.communicate(timeout=60)[0].split()
-    assert sorted(keys[:-2]) == sorted(files(bucket)), "the description's first look is read above"
-    assert told.split()[:1] == ["data.yaml"]
-    assert told.split()[-2:] == keys[-2:]
-    assert len(told.split()) == 3
-    assert f"{address}: another process fetches it to this machine; waiting for at most 60 min" in warned
+    assert sorted(keys[:-2]) == sorted(files(bucket)), "the description was read above"
+    assert output.split()[:1] == ["data.yaml"]
+    assert output.split()[-2:] == keys[-2:]
+    assert len(output.split()) == 3
+    assert f"{address}: another process downloads it to this machine; waiting for at most 60 min" in warned
 
 
-def test_who_waits_too_long_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_another_process_is_limited(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     with start(address, "data.yaml", 60.0) as other:
         assert other.stdout
         other.stdout.readline()
-        with pytest.raises(DatasetError, match=r"another process of this machine has been fetching it.*end it"):
+        with pytest.raises(DatasetError, match=r"another process of this machine has been downloading it.*end it"):
             snapshot(address)
         other.kill()
 
 
-def test_of_a_download_that_is_killed_nothing_is_taken_for_whole(bucket: Path, address: str) -> None:
+def test_an_interrupted_download_is_not_complete(bucket: Path, address: str) -> None:
     with start(address, "train/005.png", 60.0) as process:
         assert process.stdout
         while "train/005.png" not in process.stdout.readline():
@@ -201,20 +201,20 @@ def test_of_a_download_that_is_killed_nothing_is_taken_for_whole(bucket: Path, a
     assert not list((top / ".coming").glob("[!d]*"))
 
 
-def test_files_of_a_killed_download_are_kept_where_the_tag_is_their_md5(bucket: Path, s3: None) -> None:
+def test_files_of_an_interrupted_download_are_kept_if_the_tag_is_their_md5(bucket: Path, s3: None) -> None:
     address = "s3://bucket/killed"
     upload(bucket, address)
     made = snapshot(address)
     Path(made.folder, MANIFEST).unlink()
     Path(made.folder, "images/train/001.png").write_bytes(b"torn")
-    told: list[str] = []
-    assert snapshot(address, notify=told.append) == made
-    assert told[0].startswith(f"{address}: 1 files (")
+    messages: list[str] = []
+    assert snapshot(address, notify=messages.append) == made
+    assert messages[0].startswith(f"{address}: downloading 1 files (")
     assert files(made.folder) == files(bucket)
 
 
-def test_bytes_that_are_not_those_of_the_tag_are_fetched_again(bucket: Path, s3: None,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_that_mismatches_its_tag_is_downloaded_again(bucket: Path, s3: None,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     upload(bucket, "s3://bucket/torn")
     download, torn = ObjectStore._download, list[str]()
 
@@ -231,7 +231,7 @@ def test_bytes_that_are_not_those_of_the_tag_are_fetched_again(bucket: Path, s3:
     assert torn
 
 
-def test_tags_that_only_look_like_md5_are_believed_once_the_same_came_twice(
+def test_tags_that_only_resemble_md5_are_accepted_after_two_equal_downloads(
         address: str, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walk, fetch, keys = FolderStore.walk, FolderStore.fetch, list[str]()
 
@@ -254,24 +254,24 @@ def test_tags_that_only_look_like_md5_are_believed_once_the_same_came_twice(
     assert len(keys) <= len(files(bucket)) + 3
 
 
-def test_an_object_that_changes_while_it_is_fetched_is_told(bucket: Path, address: str,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_changes_during_the_download_is_an_error(bucket: Path, address: str,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     walk = FolderStore.walk
 
     def then_change(self: FolderStore, prefix: str = "") -> list[Entry]:
-        found = walk(self, prefix)
+        entries = walk(self, prefix)
         label = bucket / "labels" / "val" / "000.txt"
         label.write_text(label.read_text().replace("0.", "1."))
-        return found
+        return entries
 
     monkeypatch.setattr(FolderStore, "walk", then_change)
-    with pytest.raises(DatasetError, match=r"labels/val/000\.txt does not come as it was listed.*start again"):
+    with pytest.raises(DatasetError, match=r"val/000\.txt: the download does not match the listing.*start again"):
         snapshot(address)
 
 
-def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
+def test_a_truncated_download_is_an_error(
         bucket: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tag, which is no digest here, is right: the size alone shows it."""
+    """Its tag, which is no digest here, matches: only the size reveals it."""
     fetch = FolderStore.fetch
 
     def cut(self: FolderStore, key: str, path: Path) -> str:
@@ -281,14 +281,14 @@ def test_an_object_that_comes_shorter_than_it_was_listed_is_told(
         return tag
 
     monkeypatch.setattr(FolderStore, "fetch", cut)
-    with pytest.raises(DatasetError, match=r"3\.png does not come as it was listed, with \d+ bytes"):
+    with pytest.raises(DatasetError, match=r"3\.png: the download does not match the listing \(\d+ bytes"):
         snapshot(address)
     monkeypatch.undo()
     assert files(snapshot(address).folder)["images/train/003.png"] == (bucket / "images/train/003.png").read_bytes()
 
 
-def test_on_another_machine_an_index_has_the_paths_of_its_mirror(bucket: Path, address: str, tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_has_the_paths_of_the_machines_snapshot(bucket: Path, address: str, tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     index = read_index(read_description(address), "train")
     assert at_hand(index).paths == index.paths
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "other"))
@@ -297,7 +297,7 @@ def test_on_another_machine_an_index_has_the_paths_of_its_mirror(bucket: Path, a
     assert all(Path(path).is_relative_to(tmp_path / "other") for path in there.paths)
     assert [Path(path).read_bytes() for path in there.paths] == [Path(path).read_bytes() for path in index.paths]
     (bucket / "images" / "train" / "003.png").unlink()
-    assert at_hand(index).paths == there.paths, "what is there is not listed again"
+    assert at_hand(index).paths == there.paths, "a present version is not listed again"
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "third"))
     with pytest.raises(DatasetError, match="has changed since this command was started"):
         at_hand(index)
@@ -318,7 +318,7 @@ def test_a_bad_address_is_named_with_what_to_do(address: str, why: str, s3: None
     assert "s3cret" not in str(refused.value)
 
 
-def test_storage_that_refuses_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_failure_is_reported(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("AccessDenied")
 
@@ -329,9 +329,10 @@ def test_storage_that_refuses_is_told(address: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("text", "why"), [
     ("train: [", r"^file:///.*/set/data\.yaml:\d: not YAML"),
-    ("train: images/trian\nval: images/val\nnames: [a]", "'images/trian' is not there; looked for file:///.*/set/images/"),
+    ("train: images/trian\nval: images/val\nnames: [a]",
+     "'images/trian' does not exist; looked for file:///.*/set/images/"),
 ])
-def test_what_is_wrong_with_a_description_names_its_address(bucket: Path, address: str, text: str, why: str) -> None:
+def test_errors_of_a_description_name_its_address(bucket: Path, address: str, text: str, why: str) -> None:
     write(bucket / "data.yaml", text)
     with pytest.raises(DatasetError, match=why) as refused:
         read_description(address)

@@ -48,7 +48,7 @@ def test_a_list_keeps_its_order_and_gives_every_result_a_name(tmp_path: Path) ->
     assert [frame.number for frame in read_source(video).frames(2)] == [1, 3]
 
 
-def test_files_are_read_when_they_are_looked_at(tmp_path: Path) -> None:
+def test_files_are_read_lazily(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png", PICTURE)
     (tmp_path / "b.png").write_bytes(b"no picture")
     first, second = read_source(tmp_path).frames()

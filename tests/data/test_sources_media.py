@@ -32,11 +32,11 @@ def names(source: Path | str) -> list[str]:
 
 
 def test_a_folder_is_its_pictures_and_videos_at_any_depth(folder: Path) -> None:
-    found = find_media(str(folder))
-    assert [media.name for media in found] == ["a.PNG", "b.jpg", "clip.mp4", "deep/er/c d.bmp"]
-    assert [media.path for media in found] == [str(folder / media.name) for media in found]
-    assert [media.is_video for media in found] == [False, False, True, False]
-    assert [media.stem for media in found] == ["a", "b", "clip", "deep/er/c d"]
+    sources = find_media(str(folder))
+    assert [media.name for media in sources] == ["a.PNG", "b.jpg", "clip.mp4", "deep/er/c d.bmp"]
+    assert [media.path for media in sources] == [str(folder / media.name) for media in sources]
+    assert [media.is_video for media in sources] == [False, False, True, False]
+    assert [media.stem for media in sources] == ["a", "b", "clip", "deep/er/c d"]
 
 
 def test_a_file_and_a_pattern_name_files(folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_folder_is_searched_as_one_of_a_data_set_is(folder: Path, tmp_path_fac
         find_media(str(folder))
 
 
-def test_links_that_run_in_circles_end(folder: Path) -> None:
+def test_circular_links_end(folder: Path) -> None:
     for name in ("one", "two", "three"):
         (folder / name).symlink_to(folder)
     assert names(folder / "**" / "*.jpg") == ["b.jpg"]
@@ -119,15 +119,15 @@ def test_a_file_called_like_a_camera_is_a_file(tmp_path: Path, monkeypatch: pyte
     assert names("0") == ["a.avi"]
 
 
-@pytest.mark.parametrize(("given", "stems"), [
+@pytest.mark.parametrize(("names", "stems"), [
     (["a.jpg", "b.png"], ["a", "b"]),
     (["a.jpg", "a.png", "b.jpg"], ["a.jpg", "a.png", "b"]),
     (["x/a.jpg", "y/a.jpg"], ["x/a", "y/a"]),
     (["a.jpg", "a.jpg.png"], ["a", "a.jpg.png"]),
     (["a.mp4", "a_1.jpg", "b.mp4", "c_x.jpg"], ["a.mp4", "a_1", "b", "c_x"]),
 ])
-def test_no_two_files_have_results_of_the_same_name(given: list[str], stems: list[str]) -> None:
-    assert unique_stems(given) == stems
+def test_no_two_files_have_results_of_the_same_name(names: list[str], stems: list[str]) -> None:
+    assert unique_stems(names) == stems
     assert len(set(stems)) == len(stems)
 
 
@@ -140,7 +140,7 @@ def test_a_video_gives_its_frames_in_rgb_and_its_rate(tmp_path: Path) -> None:
     assert frames_per_second(path) == 12.0
 
 
-def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.avi").write_bytes(b"no video")
     with pytest.raises(UnreadableImageError, match="is not a video"):
         next(read_video(str(tmp_path / "x.avi")))
@@ -159,15 +159,15 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def below(found: list[str], root: Path) -> list[str]:
-    return sorted({os.path.relpath(path, root) for path in found})
+def below(sources: list[str], root: Path) -> list[str]:
+    return sorted({os.path.relpath(path, root) for path in sources})
 
 
 @pytest.mark.parametrize("pattern", [
     "*", "*.jpg", "**/*.jpg", "**", "**/", "one/**/*.*", "**/two/*", "**/two/**/*.png", "**/**/*.jpg", "o*/**/t*/*",
     "odd [[]x]/*", "odd*/**/*.jpg", "a**", "one/two/c.jpg", "nothing/**/*", "**/nothing",
 ])
-def test_patterns_match_what_python_says_where_there_are_no_links(
+def test_patterns_match_as_in_python_without_links(
         tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
     files = [path for path in glob.glob(str(tree / pattern), recursive=True) if os.path.isfile(path)]
     assert below([path for path in matching(str(tree / pattern)) if os.path.isfile(path)], tree) == below(files, tree)
@@ -181,7 +181,7 @@ def test_files_lie_at_any_depth_but_hidden_ones(tree: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_each_real_folder_is_looked_into_once(tree: Path) -> None:
+def test_each_real_folder_is_visited_once(tree: Path) -> None:
     for number in range(30):  # all orders of thirty links that lead back would be 30^30 paths
         (tree / f"back{number}").symlink_to(tree)
         (tree / "one" / f"up{number}").symlink_to("..")
@@ -204,7 +204,7 @@ def test_of_two_ways_into_a_folder_the_first_by_name_is_taken(tree: Path, link: 
     assert seen == [f"{min(link, 'one')}/two/c.jpg"]
 
 
-def test_a_folder_that_may_not_be_read_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in for the kernel's answer: root may read everything."""
     locked, scandir = str(next(path for path in tree.iterdir() if path.is_dir())), os.scandir
 

@@ -14,7 +14,7 @@ DIGESTS = {"shapes": "57175ee814ec2567", "shapes8": "893242acb62682cd", "shapes1
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_generator_version_draws_the_same_pixels_for_ever(name: str) -> None:
+def test_a_generator_version_always_draws_the_same_pixels(name: str) -> None:
     digest = hashlib.sha256()
     for split in (0, 1):
         for number in range(8):
@@ -51,7 +51,7 @@ def test_some_images_are_empty_and_every_class_appears() -> None:
     assert np.bincount(np.concatenate(counts), minlength=3).min() > 55
 
 
-def test_colour_does_not_tell_the_class() -> None:
+def test_colour_is_independent_of_class() -> None:
     """The mean colour inside the boxes of each class differs by less than a few levels."""
     colours: dict[int, list[np.ndarray]] = {0: [], 1: [], 2: []}
     for number in range(128):
@@ -63,7 +63,7 @@ def test_colour_does_not_tell_the_class() -> None:
     assert np.ptp(means, axis=0).max() < 30  # a mean of some 100 uniform levels has a deviation of 7
 
 
-def test_many_makers_at_once_leave_one_whole_data_set(own_cache: Path) -> None:
+def test_concurrent_processes_create_one_complete_data_set(own_cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         files = set(pool.map(lambda _: ensure_shapes("shapes8"), range(4)))
     assert files == {own_cache / f"shapes8-v{VERSION}" / "data.yaml"}

@@ -43,22 +43,22 @@ def test_an_annotation_without_objects_is_background() -> None:
     assert parse() == ([], [], [])
 
 
-def test_boxes_end_at_the_edges_empty_ones_are_dropped_and_doubles_count_once() -> None:
+def test_boxes_are_clipped_empty_ones_dropped_and_duplicates_counted_once() -> None:
     double = item("dog", 5, 5, 9, 9)
     assert parse(item("cat", -5, 1, 10, 99), item("cat", 90, 1, 95, 9), double, double) == (
         [0, 1], [[0, 0, 10, 48], [4, 4, 9, 9]], [True, False])
 
 
 @pytest.mark.parametrize("sides", [(), (1, 2, 3), (1, 2, 3, "x"), (1, 2, "nan", 4), (9, 9, 1, 1), (1, 1, "inf", 5)])
-def test_an_object_without_a_plain_box_is_left_out(sides: tuple[object, ...]) -> None:
+def test_an_object_without_a_valid_box_is_left_out(sides: tuple[object, ...]) -> None:
     assert parse(item("dog", 1, 1, 5, 5), item("cat", *sides)) == ([1], [[0, 0, 5, 5]], [True])
 
 
-def test_objects_of_unnamed_classes_are_left_out_and_all_told() -> None:
+def test_objects_of_unnamed_classes_are_left_out_and_all_reported() -> None:
     content = f"<annotation>{item('Cat', 1, 1, 5, 5)}{item('dog', 1, 1, 5, 5)}{item('owl', 1, 1, 5, 5)}</annotation>"
     labels, findings = parse_voc(content.encode(), (48, 64), NAMES, "a.xml")
     assert labels.classes.tolist() == [1]
-    assert [found.where for found in findings if found.dropped] == ["a.xml: object 1", "a.xml: object 3"]
+    assert [finding.where for finding in findings if finding.dropped] == ["a.xml: object 1", "a.xml: object 3"]
     assert "has the class 'Cat'" in findings[0].what
 
 
@@ -78,7 +78,7 @@ def test_entities_and_broken_files_are_refused(content: bytes) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_end_in_labels_or_are_refused(content: bytes) -> None:
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     for wrapped in (content, b"<annotation><object>" + content + b"</object></annotation>"):
         try:
             parse_voc(wrapped, (48, 64), NAMES, "a.xml")

@@ -37,7 +37,7 @@ def test_an_outline_becomes_its_box_and_stays_an_outline() -> None:
     b"\xef\xbb\xbf1 0.5 0.5 0.2 0.4\n", b"1 0.5 0.5 0.2 0.4\r\n", b"1 0.5 0.5 0.2 0.4\r", b"1 0.5 0.5 0.2 0.4",
     b"\n\n  1\t0.5  0.5 0.2 0.4   \n\n", b"1.0 5e-1 .5 0.20 0.4", "1 0.5 0.5 0.2 0.4".encode("utf-16"),
 ])
-def test_plain_meaning_is_read_however_it_is_written(text: bytes) -> None:
+def test_unambiguous_rows_are_read_in_every_notation(text: bytes) -> None:
     labels, findings = parse(text)
     assert labels.boxes.tolist() == [[80, 30, 120, 70]]
     assert findings == []
@@ -58,7 +58,7 @@ def test_an_empty_file_is_a_background_image() -> None:
     ("0 0_1 0.5 0.2 0.4", "row of numbers"), ("0.5 0.5 0.5 0.2 0.4", "not a whole number"),
     ("nan 0.5 0.5 0.2 0.4", "not a whole number"), ("0 0.5 0.5 0.2 0.4 # cat", "7 columns|row of numbers"),
 ])
-def test_a_row_without_plain_meaning_is_left_out_with_its_line(row: str, why: str) -> None:
+def test_an_ambiguous_row_is_left_out_with_its_line(row: str, why: str) -> None:
     labels, (finding,) = parse(f"1 0.5 0.5 0.2 0.4\n\n{row}\n2 0.5 0.5 0.2 0.4\n")
     assert labels.classes.tolist() == [1, 2]
     assert (finding.where, finding.dropped, finding.image) == ("labels/a.txt:3", True, False)
@@ -66,7 +66,7 @@ def test_a_row_without_plain_meaning_is_left_out_with_its_line(row: str, why: st
 
 
 @pytest.mark.parametrize("kind", ["3", "80", "-1", "1e9"])
-def test_rows_of_classes_without_a_name_are_left_out_and_all_told(kind: str) -> None:
+def test_rows_of_unnamed_classes_are_left_out_and_all_reported(kind: str) -> None:
     labels, findings = parse(f"1 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n{kind} 0.5 0.5 0.2 0.4\n")
     assert labels.classes.tolist() == [1]
     assert [(finding.where, finding.dropped) for finding in findings] == [("labels/a.txt:2", True),
@@ -103,13 +103,13 @@ def test_boxes_end_at_the_edges_and_rounding_beyond_one_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("content", [bytes(range(256)), b"\x89PNG\r\n\x1a\n\0\0"])
-def test_what_is_no_label_file_is_refused(content: bytes) -> None:
+def test_other_files_are_refused(content: bytes) -> None:
     with pytest.raises(UnreadableLabelsError):
         parse(content)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_end_in_labels_or_are_refused(content: bytes) -> None:
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     try:
         labels, _ = parse(content)
     except UnreadableLabelsError:

@@ -32,8 +32,8 @@ from ray_yolo.ops.nms import select
 from tests.support.pictures import smooth_picture
 from tests.support.weights import make_weights
 
-SAID = {"names": "{0: 'dark', 1: 'bright'}", "stride": "16", "imgsz": "[64, 64]", "batch": "1", "task": "detect",
-        "nms": "False"}
+METADATA = {"names": "{0: 'dark', 1: 'bright'}", "stride": "16", "imgsz": "[64, 64]", "batch": "1", "task": "detect",
+            "nms": "False"}
 
 SETTINGS = [NmsConfig(), NmsConfig(confidence=0.0), NmsConfig(confidence=0.6, iou=0.9), NmsConfig(max_detections=7),
             NmsConfig(agnostic_nms=True), NmsConfig(agnostic_nms=True, max_detections=1), NmsConfig(confidence=0.99)]
@@ -50,48 +50,48 @@ def run(weights: Path, **settings: Any) -> ExportResult:
     return export(ExportConfig.model_validate({"weights": str(weights), **settings}))
 
 
-def torch_says(weights: Path, images: torch.Tensor) -> torch.Tensor:
+def torch_predictions(weights: Path, images: torch.Tensor) -> torch.Tensor:
     """Predictions of the model as it was trained, not fused."""
     trained = load_trained(weights)
     with torch.no_grad():
         return torch.cat(trained.family.decode(trained.model.head, trained.model(images)), 2)
 
 
-def onnx_says(path: Path, images: torch.Tensor) -> np.ndarray:
+def onnx_predictions(path: Path, images: torch.Tensor) -> np.ndarray:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"images": images.numpy()})[0])
 
 
 def detections(weights: Path, images: torch.Tensor, confidence: float) -> np.ndarray:
     """Rows [image, x1, y1, x2, y2, score, class] of torch's model and our suppression."""
-    said = torch_says(weights, images)
-    found = select(said[..., :4], said[..., 4:], confidence=confidence, iou=0.45, max_detections=1000,
+    said = torch_predictions(weights, images)
+    actual = select(said[..., :4], said[..., 4:], confidence=confidence, iou=0.45, max_detections=1000,
                    multi_label=False)
-    return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
+    return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(actual)])
 
 
-def assert_same_rows(found: np.ndarray, expected: np.ndarray) -> None:
+def assert_same_rows(actual: np.ndarray, expected: np.ndarray) -> None:
     """The same rows; equal scores up to rounding may come in any order."""
-    assert found.shape == expected.shape
-    apart = np.abs(found[:, None] - expected[None]).max(2)
-    assert apart.min(1).max() < 1e-3
-    assert apart.min(0).max() < 1e-3
+    assert actual.shape == expected.shape
+    difference = np.abs(actual[:, None] - expected[None]).max(2)
+    assert difference.min(1).max() < 1e-3
+    assert difference.min(0).max() < 1e-3
 
 
 def noise(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_onnx_gives_torchs_predictions_and_says_what_it_is(weights: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_onnx_equals_torch_and_has_metadata(weights: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = run(weights)
     assert result.path == weights.with_suffix(".onnx")
     assert 0 < result.largest_difference < 1e-4
     images = noise(1, 3, 64, 64)
-    expected = torch_says(weights, images).numpy()
+    expected = torch_predictions(weights, images).numpy()
     assert expected.shape == (1, 240, 6)
-    assert np.abs(onnx_says(result.path, images) - expected).max() < 1e-3
-    assert {entry.key: entry.value for entry in onnx.load(result.path).metadata_props} == SAID == result.metadata
-    assert ast.literal_eval(SAID["names"]) == {0: "dark", 1: "bright"}
+    assert np.abs(onnx_predictions(result.path, images) - expected).max() < 1e-3
+    assert {entry.key: entry.value for entry in onnx.load(result.path).metadata_props} == METADATA == result.metadata
+    assert ast.literal_eval(METADATA["names"]) == {0: "dark", 1: "bright"}
     assert str(result).startswith(f"{result.path}: the largest difference from torch is ")
     assert capfd.readouterr() == ("", "")
 
@@ -100,12 +100,12 @@ def test_dynamic_onnx_with_suppression_takes_any_shape_and_gives_detections(weig
     result = run(weights, dynamic=True, nms=True, confidence=0.3, opset=17)
     graph = onnx.load(result.path)
     assert {entry.version for entry in graph.opset_import if not entry.domain} == {17}
-    assert {entry.key: entry.value for entry in graph.metadata_props} == SAID | {"nms": "True"}
+    assert {entry.key: entry.value for entry in graph.metadata_props} == METADATA | {"nms": "True"}
     for shape in ((1, 3, 64, 64), (3, 3, 96, 160)):
         images = noise(*shape)
         expected = detections(weights, images, confidence=0.3)
         assert len(expected) > 5
-        assert_same_rows(onnx_says(result.path, images), expected)
+        assert_same_rows(onnx_predictions(result.path, images), expected)
 
 
 @pytest.mark.parametrize("nms", [False, True])
@@ -115,17 +115,18 @@ def test_torchscript_gives_torchs_numbers_for_any_shape(weights: Path, nms: bool
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces TorchScript's end
         loaded = torch.jit.load(result.path, _extra_files=extra)
-    assert json.loads(extra["config.txt"]) == SAID | {"nms": str(nms)}
+    assert json.loads(extra["config.txt"]) == METADATA | {"nms": str(nms)}
     for shape in ((1, 3, 64, 64), (3, 3, 96, 160)):
         images = noise(*shape)
-        found = loaded(images).numpy()
+        actual = loaded(images).numpy()
         if nms:
-            assert_same_rows(found, detections(weights, images, confidence=0.25))
+            assert_same_rows(actual, detections(weights, images, confidence=0.25))
         else:
-            assert np.abs(found - torch_says(weights, images).numpy()).max() < 1e-3
+            assert np.abs(actual - torch_predictions(weights, images).numpy()).max() < 1e-3
 
 
-ONE_OF_EACH = ("yolov5n", "yolov3-tiny", "yolov8n", "yolov5nu")  # each family, and both heads on YOLOv5's rows
+# Each family, and both heads on YOLOv5's rows.
+ONE_OF_EACH = ("yolov5n", "yolov3-tiny", "yolov8n", "yolov5nu", "yolo11n", "yolo12n", "yolo26n")
 
 
 @pytest.fixture(scope="module", params=ONE_OF_EACH)
@@ -145,10 +146,10 @@ def assert_exports(known: Path, *shapes: tuple[int, ...], **settings: Any) -> No
         loaded = torch.jit.load(path) if path.suffix == ".torchscript" else None
     for shape in shapes:
         images = noise(*shape)
-        found = onnx_says(path, images) if loaded is None else loaded(images).numpy()
-        apart = np.abs(found - torch_says(known, images).numpy())
-        assert apart[..., :4].max() < 1e-2, f"{settings}: boxes, {shape}"
-        assert apart[..., 4:].max() < 1e-5, f"{settings}: scores, {shape}"
+        actual = onnx_predictions(path, images) if loaded is None else loaded(images).numpy()
+        difference = np.abs(actual - torch_predictions(known, images).numpy())
+        assert difference[..., :4].max() < 1e-2, f"{settings}: boxes, {shape}"
+        assert difference[..., 4:].max() < 1e-5, f"{settings}: scores, {shape}"
 
 
 def test_the_exported_models_are_of_every_family() -> None:
@@ -157,6 +158,14 @@ def test_the_exported_models_are_of_every_family() -> None:
 
 def test_every_family_becomes_torchscript_of_any_shape(known: Path) -> None:
     assert_exports(known, (1, 3, 64, 64), (3, 3, 96, 160), format="torchscript")
+
+
+def test_a_file_without_suppression_does_not_claim_it(tmp_path: Path) -> None:
+    torch.save(build_model("yolo26n", 2).state_dict(), tmp_path / "x.pt")
+    result = run(tmp_path / "x.pt", imgsz=64, format="torchscript", nms=True)
+    assert "nms" not in result.metadata
+    assert result.metadata["detections"] == "True"
+    assert "suppress" not in result.takes
 
 
 @pytest.mark.slow
@@ -180,7 +189,7 @@ def test_a_file_that_differs_from_torch_is_an_error_and_leaves_nothing(
     assert sorted(weights.parent.iterdir()) == before
 
 
-def test_a_failure_on_the_way_leaves_the_file_of_before(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_the_previous_file(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> float:
         arguments[-1].write_text("half")
         raise RayYoloError("differs")
@@ -201,7 +210,7 @@ def test_a_wrong_suppression_is_an_error(weights: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
-def test_a_missing_package_is_named_with_the_cure(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
     with pytest.raises(InputError) as caught:
@@ -231,10 +240,10 @@ def in_torchscript(settings: NmsConfig, *, suppress: bool = True) -> Suppress:
 
 
 def expected(predictions: Tensor, settings: NmsConfig, *, suppress: bool = True) -> np.ndarray:
-    found = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
+    actual = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
                    iou=settings.iou if suppress else None, max_detections=settings.max_detections, multi_label=False,
                    agnostic=settings.agnostic_nms)
-    return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(found)])
+    return np.concatenate([np.insert(rows.numpy(), 0, image, axis=1) for image, rows in enumerate(actual)])
 
 
 @pytest.mark.parametrize("build", [in_onnx, in_torchscript])
@@ -242,12 +251,12 @@ def expected(predictions: Tensor, settings: NmsConfig, *, suppress: bool = True)
 def test_detections_are_those_of_select(build: Callable[[NmsConfig], Suppress], settings: NmsConfig) -> None:
     suppress = build(settings)
     for predictions in (random_predictions(num_images=3), random_predictions(1, 40, 1), random_predictions(2, 500, 9)):
-        wanted, found = expected(predictions, settings), suppress(predictions)
-        assert found.shape == wanted.shape
-        assert np.abs(found - wanted).max(initial=0) < 1e-4
+        wanted, actual = expected(predictions, settings), suppress(predictions)
+        assert actual.shape == wanted.shape
+        assert np.abs(actual - wanted).max(initial=0) < 1e-4
 
 
-def test_the_cases_have_something_to_suppress() -> None:
+def test_the_cases_need_suppression() -> None:
     predictions = random_predictions()
     sizes = [len(expected(predictions, settings)) for settings in SETTINGS]
     assert sizes[0] > sizes[4] > sizes[5] == 2
@@ -260,16 +269,16 @@ def test_the_cases_have_something_to_suppress() -> None:
 def test_detections_without_suppression_are_those_of_select(
         build: Callable[..., Suppress], settings: NmsConfig) -> None:
     predictions = random_predictions()
-    found = build(settings, suppress=False)(predictions)
-    assert found == pytest.approx(expected(predictions, settings, suppress=False), abs=1e-5)
+    actual = build(settings, suppress=False)(predictions)
+    assert actual == pytest.approx(expected(predictions, settings, suppress=False), abs=1e-5)
 
 
 @pytest.mark.parametrize("build", [in_onnx, in_torchscript])
 def test_rows_worked_by_hand(build: Callable[[NmsConfig], Suppress]) -> None:
     first = [[0, 0, 10, 10, 0.5, 0.1], [0, 0, 10, 9, 0.9, 0.1], [0, 0, 10, 10, 0.0, 0.8]]
     second = [[5, 5, 9, 9, 0.2, 0.2], [20, 0, 30, 10, 0.1, 0.75], [0, 0, 1, 1, 0.09, 0.09]]
-    found = build(NmsConfig())(torch.tensor([first, second]))
-    assert found == pytest.approx(np.array([
+    actual = build(NmsConfig())(torch.tensor([first, second]))
+    assert actual == pytest.approx(np.array([
         [0, 0, 0, 10, 9, 0.9, 0],  # suppresses the first box of its class
         [0, 0, 0, 10, 10, 0.8, 1],
         [1, 20, 0, 30, 10, 0.75, 1]]))  # the others are below 0.25
@@ -281,7 +290,7 @@ def test_the_graph_is_valid_in_other_operator_sets(opset: int) -> None:
     assert np.array_equal(in_onnx(NmsConfig(), opset)(predictions), in_onnx(NmsConfig())(predictions))
 
 
-def test_a_fixed_onnx_finds_what_predict_finds_in_squares(weights: Path) -> None:
+def test_a_fixed_onnx_equals_predict_with_squares(weights: Path) -> None:
     """And without `rect=False` predict finds something else: it pads to rectangles."""
     result = run(weights, nms=True, confidence=0.1)
     assert "squares of 64 px" in str(result)
@@ -289,10 +298,10 @@ def test_a_fixed_onnx_finds_what_predict_finds_in_squares(weights: Path) -> None
     pixels, ratio, pad = to_network(picture, 64, 32, rect=False)
     assert (pixels.shape, pad) == ((64, 64, 3), (16, 0))
     assert (pixels[0] == 114).all()
-    rows = onnx_says(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))
+    rows = onnx_predictions(result.path, torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255)))
     boxes = to_original(torch.from_numpy(rows[:, 1:5].copy()), ratio, pad, picture.shape[:2]).numpy()
-    found, other = (YOLO(weights).predict(picture[..., ::-1], confidence=0.1, rect=rect)[0] for rect in (False, True))
-    assert len(found) > 3
-    assert_same_rows(np.column_stack([boxes, rows[:, 5:]]), np.asarray(found.boxes.data))
-    assert (len(other), np.asarray(other.boxes.data).tolist()) != (len(found), np.asarray(found.boxes.data).tolist())
+    actual, other = (YOLO(weights).predict(picture[..., ::-1], confidence=0.1, rect=rect)[0] for rect in (False, True))
+    assert len(actual) > 3
+    assert_same_rows(np.column_stack([boxes, rows[:, 5:]]), np.asarray(actual.boxes.data))
+    assert (len(other), np.asarray(other.boxes.data).tolist()) != (len(actual), np.asarray(actual.boxes.data).tolist())
     assert "multiples of 32 px" in str(run(weights, dynamic=True))

@@ -1,6 +1,4 @@
-"""Files in, predictions and pictures out: in order, each on its own, whatever stands beside it;
-and what was found, as text and JSON.
-"""
+"""From files to predictions and images, in order and independent of each other; and their text and JSON forms."""
 
 from __future__ import annotations
 
@@ -59,28 +57,28 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def output_in(folder: Path, **asked: object) -> Output:
-    return Output(folder, PredictConfig.model_validate({"weights": "", "source": "", **asked}))
+def output_in(folder: Path, **settings: object) -> Output:
+    return Output(folder, PredictConfig.model_validate({"weights": "", "source": "", **settings}))
 
 
 SILENT = output_in(Path("nowhere"), placement={"nosave": True})
 
 
 def detect(predictor: Predictor, source: Path, output: Output = SILENT, threads: int = 2) -> list[Prediction]:
-    found = detect_files(predictor, find_media(str(source)), output, threads=threads)
-    return [prediction for _, predictions in found for prediction in predictions]
+    results = detect_files(predictor, find_media(str(source)), output, threads=threads)
+    return [prediction for _, predictions in results for prediction in predictions]
 
 
 def test_predictions_come_in_the_order_of_files_and_frames(predictor: Predictor, source: Path) -> None:
-    found = detect(predictor, source)
+    results = detect(predictor, source)
     videos = [("m/clip.avi", number) for number in range(1, 8)]
-    assert [(one.image, one.frame) for one in found] == [
+    assert [(one.image, one.frame) for one in results] == [
         ("a/0.png", None), ("b/1.png", None), ("broken.jpg", None), ("broken.mp4", None), *videos, ("x/2.png", None),
         ("y/3.png", None)]
-    assert [one.size for one in found if not one.error] == [(60, 80), (48, 64), *[(48, 64)] * 7, (90, 40), (200, 300)]
+    assert [one.size for one in results if not one.error] == [(60, 80), (48, 64), *[(48, 64)] * 7, (90, 40), (200, 300)]
 
 
-def test_each_picture_and_frame_is_found_as_if_alone(predictor: Predictor, source: Path) -> None:
+def test_results_do_not_depend_on_other_files(predictor: Predictor, source: Path) -> None:
     for one in detect(predictor, source):
         if not one.error:
             path = str(source / one.image)
@@ -89,7 +87,7 @@ def test_each_picture_and_frame_is_found_as_if_alone(predictor: Predictor, sourc
             assert len(one.detections)
 
 
-def test_what_cannot_be_read_is_left_out_with_the_reason(predictor: Predictor, source: Path) -> None:
+def test_unreadable_files_are_left_out_with_the_reason(predictor: Predictor, source: Path) -> None:
     assert {one.image: one.error for one in detect(predictor, source) if one.error} == {
         "broken.jpg": "is not an image that can be read (UnidentifiedImageError)",
         "broken.mp4": "is not a video that can be read"}
@@ -148,22 +146,22 @@ def test_batches_find_the_same_up_to_rounding(predictor: Predictor, source: Path
 def test_every_other_frame_is_found_as_before_and_the_video_lasts_as_long(
         predictor: Predictor, source: Path, tmp_path: Path) -> None:
     every = detect(predictor, source / "m")
-    found = detect(predictor, source / "m", output_in(tmp_path, vid_stride=2))
-    assert to_payload(found) == to_payload(every[::2])
+    results = detect(predictor, source / "m", output_in(tmp_path, vid_stride=2))
+    assert to_payload(results) == to_payload(every[::2])
     assert len(list(read_video(str(tmp_path / "clip.mp4")))) == 4
     assert frames_per_second(str(tmp_path / "clip.mp4")) == 6.0
 
 
 def test_crops_are_what_the_boxes_enclose(predictor: Predictor, source: Path, tmp_path: Path) -> None:
-    found = detect(predictor, source, output_in(tmp_path, save_crop=True, placement={"nosave": True}))
+    results = detect(predictor, source, output_in(tmp_path, save_crop=True, placement={"nosave": True}))
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jpg")}
     assert written == {f"crops/{('dark', 'bright')[int(row[5])]}/{one.image[:-4]}{f'_{one.frame}' * bool(one.frame)}"
-                       f".{number}.jpg" for one in found for number, row in enumerate(one.detections, 1)}
+                       f".{number}.jpg" for one in results for number, row in enumerate(one.detections, 1)}
 
 
 def test_what_is_drawn_can_be_hidden(predictor: Predictor, source: Path, tmp_path: Path) -> None:
-    def drawn(name: str, **asked: object) -> np.ndarray:
-        detect(predictor, source / "y", output_in(tmp_path / name, **asked))
+    def drawn(name: str, **settings: object) -> np.ndarray:
+        detect(predictor, source / "y", output_in(tmp_path / name, **settings))
         return read_image(str(tmp_path / name / "3.jpg"))
 
     pictures = [drawn("a"), drawn("b", hide_labels=True), drawn("c", hide_conf=True), drawn("d", line_thickness=9),
@@ -177,20 +175,20 @@ def test_label_rows_are_shares_of_the_image() -> None:
     assert label_rows(PICTURE, scores=False) == "1 0.2 0.2 0.2 0.2\n0 0.5 0.5 1 1\n"
 
 
-def test_label_rows_end_with_the_score_if_asked_for() -> None:
+def test_label_rows_end_with_the_score_on_request() -> None:
     assert label_rows(PICTURE, scores=True) == "1 0.2 0.2 0.2 0.2 0.9\n0 0.5 0.5 1 1 0.333333\n"
 
 
-def test_nothing_found_is_no_rows() -> None:
+def test_no_detections_are_no_rows() -> None:
     assert label_rows(PICTURE._replace(detections=FOUND[:0]), scores=True) == ""
 
 
 def test_json_has_boxes_in_pixels_frames_and_errors() -> None:
     frame = Prediction("clip.mp4", 7, (200, 100), FOUND[1:])
-    told = json.loads(to_json([PICTURE, frame, left_out("c.jpg", "is empty (0 bytes)")], ("cat", "dog")))
+    content = json.loads(to_json([PICTURE, frame, left_out("c.jpg", "is empty (0 bytes)")], ("cat", "dog")))
     dog = {"class": 1, "name": "dog", "score": 0.9, "box": [10.0, 20.0, 30.0, 60.0]}
     cat = {"class": 0, "name": "cat", "score": 0.33333, "box": [0.0, 0.0, 100.0, 200.0]}
-    assert told == {"names": ["cat", "dog"], "images": [
+    assert content == {"names": ["cat", "dog"], "images": [
         {"image": "a/b.jpg", "height": 200, "width": 100, "detections": [dog, cat]},
         {"image": "clip.mp4", "frame": 7, "height": 200, "width": 100, "detections": [cat]},
         {"image": "c.jpg", "error": "is empty (0 bytes)"}]}
@@ -209,7 +207,7 @@ def test_json_of_nothing_is_json() -> None:
     assert json.loads(to_json([], ())) == {"names": [], "images": []}
 
 
-def test_the_wire_keeps_every_bit() -> None:
+def test_the_payload_keeps_every_bit() -> None:
     odd = PICTURE._replace(detections=np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
     sent = [odd, PICTURE._replace(frame=3, detections=FOUND[:0]), left_out("c\n.jpg", "is empty")]
     for one, other in zip(sent, from_payload(to_payload(sent)), strict=True):

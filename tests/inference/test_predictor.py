@@ -1,4 +1,4 @@
-"""An image is found to hold what validation finds in it, in its own pixels, whatever else is asked for."""
+"""Detections equal those of validation, in pixels of the image, for all settings."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ def test_the_network_sees_an_image_as_in_validation(tmp_path: Path, size: tuple[
     assert batch["pads"][0].tolist() == list(pad)
 
 
-def test_what_is_found_is_what_validation_finds(trained: Trained, tmp_path: Path) -> None:
+def test_detections_equal_those_of_validation(trained: Trained, tmp_path: Path) -> None:
     index = make_index(tmp_path, 5)
     store = ImageStore(index, 64, smooth=True)
     batches = ValDataset(index, store, cut_batches(index, 64, 5, 32))
     loss = trained.family.build_loss(trained.model.head, trained.recipe.loss, 2, 64)
     config = EvaluateConfig(confidence=0.25, iou=0.45, max_detections=1000)
-    found = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Collectives(),
+    detections = evaluate(trained.model, trained.family, loss, (batches[0],), index, config, "fp32", Collectives(),
                      torch.device("cpu")).detections
     detect = predictor(trained)
     for number in range(5):
         mine = detect(store.load(number))
-        best = found[found[:, 0] == number, 1:7]  # validation gives each class of a box, use its best one
+        best = detections[detections[:, 0] == number, 1:7]  # validation gives each class of a box, use its best one
         rows = [best[np.abs(best - row).max(1).argmin()] for row in mine]
         assert len(mine) > 5
         assert np.abs(np.array(rows) - mine).max() < 1e-3
 
 
 def test_detections_are_sorted_and_inside_the_image(trained: Trained, image: np.ndarray) -> None:
-    found = predictor(trained)(image)
-    assert len(found) > 5
-    assert found.dtype == np.float32
-    assert (np.diff(found[:, 4]) <= 0).all()
-    assert (found[:, 4] > 0.25).all()
-    assert (found[:, :4] >= 0).all()
-    assert (found[:, :4] <= (150, 90, 150, 90)).all()
+    detections = predictor(trained)(image)
+    assert len(detections) > 5
+    assert detections.dtype == np.float32
+    assert (np.diff(detections[:, 4]) <= 0).all()
+    assert (detections[:, 4] > 0.25).all()
+    assert (detections[:, :4] >= 0).all()
+    assert (detections[:, :4] <= (150, 90, 150, 90)).all()
 
 
 def test_the_best_are_the_same_whatever_the_limits(trained: Trained, image: np.ndarray) -> None:
@@ -86,7 +86,7 @@ def test_the_best_are_the_same_whatever_the_limits(trained: Trained, image: np.n
     assert np.array_equal(predictor(trained, confidence=0.4)(image), bold)
 
 
-def test_looking_for_some_classes_gives_those_of_all(trained: Trained, image: np.ndarray) -> None:
+def test_a_class_filter_selects_from_all_detections(trained: Trained, image: np.ndarray) -> None:
     everything = predictor(trained)(image)
     parts = [predictor(trained, classes=(number,))(image) for number in range(2)]
     assert all(len(part) for part in parts)
@@ -104,11 +104,11 @@ def test_the_image_size_is_that_of_the_training_unless_given(trained: Trained) -
     assert build_predictor(trained, DetectConfig(), imgsz=96).imgsz == 96
 
 
-def test_threads_side_by_side_find_the_same(trained: Trained) -> None:
+def test_concurrent_threads_give_the_same_detections(trained: Trained) -> None:
     detect, pictures = predictor(trained), [smooth_picture(60, 80, seed=seed) for seed in range(8)]
     alone = [detect(picture).tobytes() for picture in pictures]
     with ThreadPoolExecutor(4) as pool:
-        assert [found.tobytes() for found in pool.map(detect, pictures)] == alone
+        assert [detections.tobytes() for detections in pool.map(detect, pictures)] == alone
     assert len(set(alone)) == 8
 
 

@@ -1,4 +1,4 @@
-"""Results: the same numbers in every form, drawn, cut out, and read by tools made for Ultralytics' results."""
+"""Results: equal numbers in every form, plots, crops, and compatibility with tools for Ultralytics' results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_boxes_are_the_same_in_every_form(boxes: Boxes) -> None:
     assert boxes[boxes.conf > 0.7].cls.tolist() == [1]
 
 
-def test_what_tools_ask_of_results_is_there(results: Results) -> None:
+def test_results_have_the_attributes_that_tools_read(results: Results) -> None:
     assert results.boxes.xyxy.cpu().numpy().shape == (2, 4)
     assert results.boxes.cls.cpu().numpy().astype(int).tolist() == [1, 0]
     assert (results.boxes.id, results.masks, results.obb, results.probs, results.keypoints) == (None,) * 5
@@ -67,7 +67,7 @@ def test_a_plot_changes_the_picture_at_the_boxes_alone(results: Results) -> None
     assert not changed[5:45, 5:95].any()
 
 
-def test_a_plot_is_saved_where_it_is_said(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_is_saved_at_its_path(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert results.save() == "results_a.jpg"
     assert results.save(tmp_path / "b.png", conf=False) == str(tmp_path / "b.png")
@@ -89,7 +89,7 @@ def test_a_crop_has_every_pixel_that_the_box_touches() -> None:
     assert all(np.array_equal(piece, PICTURE[20:60, 10:30]) for piece in pieces)
 
 
-def test_a_box_at_the_edge_has_a_pixel_all_the_same() -> None:
+def test_a_crop_at_the_edge_has_at_least_one_pixel() -> None:
     flat = torch.tensor([[100.0, 200, 100, 200, 0.9, 0], [5, 5, 5, 5, 0.9, 0]])
     pieces = Results(np.zeros((200, 100, 3), np.uint8), "a", {0: "cat"}, Boxes(flat, (200, 100))).crop()
     assert [piece.shape for piece in pieces] == [(1, 1, 3)] * 2

@@ -62,7 +62,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield start
     for run in opened:
         run.lock.close()
-        stored(run)._lease._ends.set()
+        stored(run)._lease._stop.set()
 
 
 def stored(run: Run) -> RemoteRun:
@@ -80,7 +80,7 @@ def notify(run: Run, *messages: str) -> None:
 def die(run: Run) -> None:
     """As kill -9 does it."""
     run.lock.close()
-    stored(run)._lease._ends.set()
+    stored(run)._lease._stop.set()
     stored(run)._lease._thread.join()
 
 

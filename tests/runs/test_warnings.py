@@ -99,4 +99,4 @@ def test_an_image_that_was_replaced_by_its_neighbour_is_told_in_the_log(
     told = run_log.messages(result.run_dir)
     assert len(told) == 1
     assert told[0].startswith(str(torn))
-    assert told[0].endswith("the next image takes its place")
+    assert told[0].endswith("replaced by the next image")

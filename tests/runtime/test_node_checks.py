@@ -104,7 +104,7 @@ def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, mon
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
     refused, [told] = bring(index.snapshot)
     assert not refused
-    assert f"33 files (0.1 MB) are fetched into {tmp_path}/node/" in told
+    assert f"downloading 33 files (0.1 MB) into {tmp_path}/node/" in told
     assert bring(index.snapshot) == ("", [])
     (tmp_path / "set" / "images" / "train" / "000.png").unlink()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))

@@ -39,7 +39,7 @@ def test_classes_that_look_counted_from_1_are_refused(tmp_path: Path, shift: int
     if not refused:
         read_dataset(recipe)
         return
-    with pytest.raises(DatasetError, match=r"look counted from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
+    with pytest.raises(DatasetError, match=r"seem to count from 1: none is 0, and .*\.txt:1 has 2; .* subtract 1"):
         read_dataset(recipe)
 
 

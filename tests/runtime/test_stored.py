@@ -197,7 +197,7 @@ def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pyt
 
     thief = threading.Thread(target=take)
     thief.start()
-    with pytest.raises(TrainingError, match=r"attempt 2 at this run has begun \(elsewhere 4711\)"):
+    with pytest.raises(TrainingError, match=r"attempt 2 of this run has started \(elsewhere 4711\)"):
         fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
     thief.join()
     told = lease.read_terms(store, LEASE)

@@ -132,7 +132,7 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
     (warning,) = [line for line in told if line.startswith("WARNING: ")]
     assert "found 2 things and left 0 out" in warning
     findings = (result.folder / "findings.txt").read_text()
-    assert "download: holds code, which is never run" in findings
+    assert "download: contains code, which is never run" in findings
     assert "'dark' is the name of 2 classes" in findings
 
 

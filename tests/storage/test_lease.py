@@ -1,4 +1,4 @@
-"""Who holds a lease, when it passes on, and what is left to the one who lost it."""
+"""Leases: one holder at a time, takeover after expiry, and what the former holder notices."""
 
 from __future__ import annotations
 
@@ -28,71 +28,71 @@ def take(store: FolderStore) -> Iterator[Take]:
     taken: list[Lease] = []
 
     def take(holder: str, patience: float = 0.0) -> Lease | str:
-        found = acquire(store, KEY, holder, patience)
-        if isinstance(found, Lease):
-            taken.append(found)
-        return found
+        result = acquire(store, KEY, holder, patience)
+        if isinstance(result, Lease):
+            taken.append(result)
+        return result
 
     yield take
     for each in taken:
         each.give_back()
 
 
-def held(found: Lease | str) -> Lease:
-    assert isinstance(found, Lease), found
-    return found
+def held(result: Lease | str) -> Lease:
+    assert isinstance(result, Lease), result
+    return result
 
 
 def aged(folder: Path, seconds: float) -> None:
-    """As if the lease was renewed so long ago by the store's clock."""
+    """Backdate the lease's last renewal by the store's clock."""
     then = (folder / KEY).stat().st_mtime - seconds
     os.utime(folder / KEY, (then, then))
 
 
-def test_one_holds_it_and_the_next_after_him(take: Take) -> None:
+def test_one_process_holds_it_and_the_next_after_release(take: Take) -> None:
     first = held(take("a"))
     assert (first.attempt, take("b")) == (1, f"{os.uname().nodename} {os.getpid()}")
     first.give_back()
     assert held(take("b")).attempt == 2
 
 
-def test_whoever_has_the_holders_lock_knows_that_he_is_dead(take: Take) -> None:
+def test_the_same_holder_id_takes_it_over_at_once(take: Take) -> None:
     held(take("a"))
     assert held(take("a")).attempt == 2
 
 
-def test_one_that_has_expired_is_taken_over_and_the_old_holder_learns_it(take: Take, tmp_path: Path) -> None:
+def test_an_expired_lease_is_taken_over_and_the_old_holder_notices(take: Take, tmp_path: Path) -> None:
     first = held(take("a"))
     aged(tmp_path, lease.EXPIRES - 5)
     assert isinstance(take("b"), str)
     aged(tmp_path, lease.EXPIRES)
     assert held(take("b")).attempt == 2
     assert not first.renew()
-    first.give_back()  # of what is not his nothing is given back
+    first.give_back()  # it no longer holds the lease
     assert isinstance(take("c"), str)
 
 
-def test_the_holder_renews_it_and_is_told_of_its_loss(take: Take, store: FolderStore, tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_holder_renews_it_and_notices_its_loss(take: Take, store: FolderStore, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEWS", 0.02)
     lost = threading.Event()
     first = held(take("a"))
     first.on_loss = lost.set
     for _ in range(2):
         aged(tmp_path, 2 * lease.EXPIRES)
-        told = read_terms(store, KEY)
-        while read_terms(store, KEY) == told:
+        before = read_terms(store, KEY)
+        while read_terms(store, KEY) == before:
             pass
     assert not lost.is_set()
     store.put(KEY, lease.Terms(2, "b", "elsewhere 1").to_bytes())
     assert lost.wait(10)
 
 
-def test_a_renewal_whose_answer_was_lost_counts(take: Take, store: FolderStore,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_whose_response_was_lost_succeeds(take: Take, store: FolderStore,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     first, put_if = held(take("a")), store.put_if
 
-    def repeated(*arguments: object) -> object:  # as a client does that got no answer
+    def repeated(*arguments: object) -> object:  # like a client without a response
         put_if(*arguments)
         return put_if(*arguments)
 
@@ -100,37 +100,38 @@ def test_a_renewal_whose_answer_was_lost_counts(take: Take, store: FolderStore,
     assert first.renew()
 
 
-def test_patience_tells_the_living_from_the_dead(take: Take, store: FolderStore, tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_distinguishes_live_holders_from_dead_ones(take: Take, store: FolderStore, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEWS", 0.05)
     monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
     living = held(take("a"))
     waits: list[str] = []
     assert isinstance(acquire(store, KEY, "b", 30, waits.append), str)
     assert waits == [f"{os.uname().nodename} {os.getpid()}"]
-    living._ends.set()  # it dies
+    living._stop.set()  # it dies
     living._thread.join()
     aged(tmp_path, lease.EXPIRES - 0.5)
     assert held(take("b", patience=30)).attempt == 2
 
 
 @pytest.mark.usefixtures("s3")
-def test_of_many_who_come_at_once_one_gets_it() -> None:
+def test_of_many_concurrent_processes_one_acquires_it() -> None:
     store = open_store("s3://bucket/leases")
-    found: list[Lease | str] = []
-    threads = [threading.Thread(target=lambda n=n: found.append(acquire(store, KEY, f"holder {n}"))) for n in range(6)]
+    results: list[Lease | str] = []
+    threads = [threading.Thread(target=lambda name=f"holder {number}": results.append(acquire(store, KEY, name)))
+               for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = [each for each in found if isinstance(each, Lease)]
+    (winner,) = [each for each in results if isinstance(each, Lease)]
     assert winner.attempt == 1
     assert winner.renew()
     winner.give_back()
     assert held(acquire(store, KEY, "next")).attempt == 2
 
 
-def test_what_is_no_lease_is_not_overwritten(take: Take, store: FolderStore) -> None:
+def test_an_object_that_is_no_lease_is_not_overwritten(take: Take, store: FolderStore) -> None:
     store.put(KEY, b"{}")
-    with pytest.raises(InputError, match="no lease"):
+    with pytest.raises(InputError, match="not a lease"):
         take("a")

@@ -1,4 +1,4 @@
-"""Downloads over connections that are slow, that break and that stall."""
+"""Downloads over slow, broken and stalled connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlowServer:
         self.content, self.rate = CONTENT, 1e9  # bytes/s
         self.breaks_after: int | None = None
         self.stalls_after: int | None = None
-        self.ranges = list[int]()  # where each request began
+        self.ranges = list[int]()  # start offset of each request
         self.ends = Event()
         self.on_request: Callable[[], None] = lambda: None
         handler = type("Handler", (BaseHTTPRequestHandler,), {
@@ -42,24 +42,24 @@ class SlowServer:
         self.on_request()
         content, tag = self.content, f'"{hashlib.md5(self.content).hexdigest()}"'
         match = re.fullmatch(r"bytes=(\d+)-\d*", request.headers.get("Range", ""))
-        begin = int(match[1]) if match else 0
-        self.ranges.append(begin)
+        start = int(match[1]) if match else 0
+        self.ranges.append(start)
         if request.headers.get("If-Match", tag) != tag:
             request.send_response(412)
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
         request.send_response(206 if match else 200)
-        request.send_header("Content-Length", str(len(content) - begin))
+        request.send_header("Content-Length", str(len(content) - start))
         if match:
-            request.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         request.send_header("ETag", tag)
         request.send_header("Last-Modified", "Mon, 02 Jan 2023 03:04:05 GMT")
         request.end_headers()
-        for at in range(begin, len(content), PIECE):
-            if self.breaks_after is not None and at - begin >= self.breaks_after:
+        for at in range(start, len(content), PIECE):
+            if self.breaks_after is not None and at - start >= self.breaks_after:
                 break
-            if self.stalls_after is not None and at - begin >= self.stalls_after:
+            if self.stalls_after is not None and at - start >= self.stalls_after:
                 self.ends.wait(60)
                 break
             try:
@@ -86,9 +86,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowServer]:
 
 @pytest.fixture
 def store(server: SlowServer) -> ObjectStore:
-    found = open_store("s3://bucket")
-    assert isinstance(found, ObjectStore)
-    return found
+    opened = open_store("s3://bucket")
+    assert isinstance(opened, ObjectStore)
+    return opened
 
 
 def test_a_download_may_take_longer_than_every_limit_if_it_makes_progress(
@@ -119,10 +119,10 @@ def test_a_connection_that_stalls_is_replaced(server: SlowServer, store: ObjectS
 
 
 def test_a_download_without_progress_fails(server: SlowServer, store: ObjectStore, tmp_path: Path) -> None:
-    server.stalls_after, began = 0, time.monotonic()
+    server.stalls_after, start = 0, time.monotonic()
     with pytest.raises(OSError, match="big: the download stopped after 0 of 3000000 bytes"):
         store.fetch("big", tmp_path / "big")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
 
 
 def test_an_object_that_is_replaced_meanwhile_is_not_mixed_with_the_new_one(

@@ -1,4 +1,4 @@
-"""One contract of all stores: files of a folder, and objects of S3, spoken to over HTTP."""
+"""The contract of all stores: files of a folder, and objects of S3 over HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digests(data: bytes) -> tuple[str, str]:
     return hashlib.sha256(data).hexdigest(), hashlib.md5(data).hexdigest()
 
 
-def test_what_was_put_is_there_and_listed_at_once(store: Store) -> None:
+def test_an_object_is_readable_and_listed_at_once(store: Store) -> None:
     assert names(store) == []
     with pytest.raises(FileNotFoundError):
         store.get("a")
@@ -59,7 +59,7 @@ def test_what_was_put_is_there_and_listed_at_once(store: Store) -> None:
     assert abs(store.list()[1].modified - time.time()) < 60
 
 
-def test_the_last_of_two_puts_stays_and_what_is_deleted_is_gone(store: Store) -> None:
+def test_the_last_put_wins_and_a_deleted_object_is_gone(store: Store) -> None:
     store.put("a/b", b"1")
     store.put("a/b", b"22")
     assert store.get("a/b").data == b"22"
@@ -68,7 +68,7 @@ def test_the_last_of_two_puts_stays_and_what_is_deleted_is_gone(store: Store) ->
     assert names(store, "a/") == []
 
 
-def test_files_come_and_go_whole(store: Store, tmp_path: Path) -> None:
+def test_files_are_transferred_completely(store: Store, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(PIECE * 11)  # in several parts
     store.put("states/big", source)
@@ -78,7 +78,7 @@ def test_files_come_and_go_whole(store: Store, tmp_path: Path) -> None:
         store.fetch("states/none", target)
 
 
-def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_content(
+def test_walk_lists_all_objects_below_a_prefix_with_size_and_tag(
         address: str, store: Store, tmp_path: Path) -> None:
     content = {"a/b/c": b"1", "a/b": b"22", "a/bc/d": b"333", "ä /+%41#": b"4444"}
     if "Folder" in type(store).__name__:
@@ -87,18 +87,18 @@ def test_everything_below_a_prefix_is_told_with_its_size_and_a_tag_of_its_conten
         store.put(key, data)
     for hidden in ("a/.d", "a/.e/f", ".g"):
         store.put(hidden, b"")
-    told = {entry.name: entry for entry in store.walk()}
-    assert {key: entry.size for key, entry in told.items()} == {key: len(data) for key, data in content.items()}
+    entries = {entry.name: entry for entry in store.walk()}
+    assert {key: entry.size for key, entry in entries.items()} == {key: len(data) for key, data in content.items()}
     assert [entry.name for entry in store.walk("a/b/")] == ["a/b/c"]
     assert store.walk("none/") == []
-    for key, entry in told.items():
+    for key, entry in entries.items():
         assert store.fetch(key, tmp_path / "target") == (entry.size, entry.tag, *digests(content[key]))
         assert (tmp_path / "target").read_bytes() == content[key]
-    assert store.list("a/b/") == [told["a/b/c"]._replace(name="c")]
+    assert store.list("a/b/") == [entries["a/b/c"]._replace(name="c")]
     store.put("a/b/c", b"5")
-    assert store.walk("a/b/")[0].tag != told["a/b/c"].tag
-    if address.startswith("s3://"):  # what a mirror is checked by; Azure has other tags
-        assert told["a/b/c"].tag == hashlib.md5(b"1").hexdigest()
+    assert store.walk("a/b/")[0].tag != entries["a/b/c"].tag
+    if address.startswith("s3://"):  # a dataset snapshot is checked by it; Azure has other tags
+        assert entries["a/b/c"].tag == hashlib.md5(b"1").hexdigest()
 
 
 def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:
@@ -116,7 +116,7 @@ def test_a_condition_holds_for_the_version_that_was_read(store: Store) -> None:
     assert store.put_if("lease", b"5", second) is None
 
 
-def test_of_many_writers_on_one_condition_one_succeeds(store: Store) -> None:
+def test_of_many_conditional_writers_one_succeeds(store: Store) -> None:
     for round_ in range(5):
         version = store.get("lease").version if round_ else None
         won: list[int] = []
@@ -136,7 +136,7 @@ def test_of_many_writers_on_one_condition_one_succeeds(store: Store) -> None:
         assert [b"%d" % number for number in won] == [store.get("lease").data]
 
 
-def test_of_an_upload_that_is_torn_nothing_is_there(address: str, store: Store, tmp_path: Path) -> None:
+def test_an_interrupted_upload_leaves_no_object(address: str, store: Store, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(PIECE * 48)
     store.put("states/before", b"1")
@@ -154,30 +154,30 @@ def test_of_an_upload_that_is_torn_nothing_is_there(address: str, store: Store, 
     process.wait()
     process.stdout.close()
     assert names(store, "states/") in (["before"], ["before", "torn"])
-    if "torn" in names(store, "states/"):  # it was faster
+    if "torn" in names(store, "states/"):  # the upload finished first
         store.fetch("states/torn", tmp_path / "target")
         assert (tmp_path / "target").stat().st_size == source.stat().st_size
 
 
 @pytest.mark.parametrize("address", ["ftp://bucket/x", "file://relative/x", "s3://"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="storage_path: "):
         open_store(address)
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(InputError, match=r"pip install 'ray_yolo\[s3\]'"):
         open_store("s3://bucket/x")
 
 
-def test_storage_that_refuses_is_an_os_error_without_secrets(s3: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_failure_is_an_os_error_without_secrets(s3: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="bucket") as refused:
         open_store("s3://no-such-bucket/x").put("a", b"")
     assert "canary" not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_nothing_of_it_is_imported_unasked() -> None:
+def test_obstore_is_imported_lazily() -> None:
     code = "import sys; import ray_yolo.storage.store; assert not {'obstore', 'boto3'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)

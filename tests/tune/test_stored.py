@@ -85,7 +85,7 @@ def stored(run: Run) -> RemoteRun:
 def die(run: Run) -> None:
     """As kill -9 does it."""
     run.lock.close()
-    stored(run)._lease._ends.set()
+    stored(run)._lease._stop.set()
     stored(run)._lease._thread.join()
 
 
