@@ -146,7 +146,7 @@ REFUSED = {
     "epochs: 1.5": "1: epochs: got '1.5'; expected a whole number >= 1",
     "epochs: yes": "1: epochs: got 'yes'; expected a whole number >= 1",
     f"epochs: {'9' * 5000}": "1: epochs: got '999999999999...9999999999999'; expected a whole number >= 1",
-    "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
+    "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
     "rect: maybe": "1: rect: got 'maybe'; expected true or false",
     "cache: no": "1: cache: got 'no'; expected one of auto, none, ram, disk",
     "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number or auto",
@@ -186,7 +186,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         resolve_config(RunConfig, read_config_file(path) | {"seed": SourcedValue("x", "--seed")})
     assert str(caught.value).splitlines() == [
         f"{path}:1: unknown setting 'epoch'; did you mean epochs?",
-        f"{path}:2: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
+        f"{path}:2: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
         "--seed: got 'x'; expected a whole number >= 0 and < 4294967296",
         f"{path}:3: optimizer.lr0: got '7'; expected a number >= 1e-06 and <= 1.0",
     ]

@@ -14,7 +14,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.internals import NEEDED, internal
 from ray_yolo.ops import torch_internals
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GONE = """
 import importlib, pathlib, ray, ray._private.state, ray.train.torch.config, ray.util.placement_group
 import mlflow.store.tracking.sqlalchemy_store, mlflow.system_metrics.system_metrics_monitor
