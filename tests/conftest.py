@@ -28,7 +28,7 @@ DURATIONS = ROOT / "tests" / "durations.json"
 """CPU seconds of the tests that take more than LONG, by name; of a parametrised one all cases together."""
 LONG, UNRECORDED = 1.0, 3.0
 """CPU seconds: tests above the first are not in `make test`, tests above the second are recorded or marked."""
-MARKS = ("long", "smoke", "slow", "faults", "ray", "gpu", "realdata", "root", "azure")
+NOT_QUICK = ("ray", "slow", "faults", "gpu", "realdata", "root", "azure")
 SETUPS: dict[tuple[str, str], float] = {}  # (file, fixture): CPU seconds of its set-up for each test that uses it
 
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     recorded = read_durations()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if "smoke" not in marks and ("ray" in marks or name_of(item.nodeid) in recorded):
+        if "smoke" not in marks and (not marks.isdisjoint(NOT_QUICK) or name_of(item.nodeid) in recorded):
             item.add_marker("long")
     items.sort(key=lambda item: scope_of(item.nodeid) != "ray")
 
@@ -84,9 +84,9 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
         setup = sum(SETUPS.get((item.path.as_posix(), name), 0) for name in item.fixturenames)
         seconds = setup + cpu_seconds() - start
         item.user_properties.append(("cpu", seconds))
-    known = item.config.getoption("--record-durations") or any(map(item.get_closest_marker, MARKS))
+    known = item.config.getoption("--record-durations") or any(map(item.get_closest_marker, ("smoke", "long")))
     if seconds > UNRECORDED and not known:
-        pytest.fail(f"{seconds:.1f} CPU seconds: record it (--record-durations) or mark it ({', '.join(MARKS)})")
+        pytest.fail(f"{seconds:.1f} CPU seconds: record it with --record-durations, or mark it with smoke or long")
 
 
 class DurationRecorder:
