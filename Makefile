@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 UV ?= uv
 
-.PHONY: demo test floor-test gpu-test cluster-test check docs bench bench-env clean
+.PHONY: demo test test-all floor-test gpu-test cluster-test check docs bench bench-env clean
 
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile what it imports
 
@@ -34,14 +34,19 @@ demo: $(VENV)/.base  ## train on the built-in data set with two Ray workers on C
 	    --set schedule.ema_ramp=100 --set schedule.lrf=0.05 --set augment.mosaic=0 --set augment.scale=0.3 \
 	    --project runs/demo
 
-test: $(VENV)/.dev  ## all tests that need nothing outside the clone
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST := -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+
+test: $(VENV)/.dev  ## the quick tests, and one real use of each mechanism
+	$(BIN)/python $(PYTEST) -m 'not long'
+
+test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
+	$(BIN)/python $(PYTEST)
 
 gpu-test:  ## is a training on this machine's GPU right, and how fast; needs torch, numpy, OpenCV, pydantic, PyYAML alone
 	PYTHONPATH=. $(PYTHON) tests/benchmarks/gpu.py --write tests/benchmarks/gpu.md
 
-floor-test: .venv-floor/.made  ## the same tests with the lowest versions that pyproject.toml allows
-	.venv-floor/bin/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+floor-test: .venv-floor/.made  ## all these tests with the lowest versions that pyproject.toml allows
+	.venv-floor/bin/python $(PYTEST)
 
 .venv-floor/.made: pyproject.toml
 	$(UV) venv --clear --quiet --python $(PYTHON) .venv-floor

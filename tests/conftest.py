@@ -1,5 +1,6 @@
 """Fixtures for everyone."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -23,9 +24,91 @@ RAY_SETTINGS = {
 }
 
 
+DURATIONS = ROOT / "tests" / "durations.json"
+"""CPU seconds of the tests that take more than LONG, by name; of a parametrised one all cases together."""
+LONG, UNRECORDED = 1.0, 3.0
+"""CPU seconds: tests above the first are not in `make test`, tests above the second are recorded or marked."""
+NOT_QUICK = ("ray", "slow", "faults", "gpu", "realdata", "root", "azure")
+SETUPS: dict[tuple[str, str], float] = {}  # (file, fixture): CPU seconds of its set-up for each test that uses it
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help=f"write what the tests take to {DURATIONS.name}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with tests of Ray come first: they take the longest."""
+    """Mark as `long` what `make test` leaves out; the files with tests of Ray come first: they take the longest."""
+    recorded = read_durations()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "smoke" not in marks and (not marks.isdisjoint(NOT_QUICK) or name_of(item.nodeid) in recorded):
+            item.add_marker("long")
     items.sort(key=lambda item: scope_of(item.nodeid) != "ray")
+
+
+def read_durations() -> dict[str, float]:
+    """What DURATIONS holds; empty without the file."""
+    return dict(json.loads(DURATIONS.read_text())) if DURATIONS.exists() else {}
+
+
+def name_of(nodeid: str) -> str:
+    """A test's id without the case."""
+    return nodeid.partition("[")[0]
+
+
+def cpu_seconds() -> float:
+    """What this process and its ended children have used."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: Any) -> Iterator[None]:
+    """Note what a file's fixture costs each of its users: which of them comes first is no property of a test."""
+    start = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        test, name = request._pyfuncitem, request.fixturename
+        users = sum(item.path == test.path and name in item.fixturenames for item in test.session.items)
+        share = {"function": 1, "session": 0}.get(request.scope, 1 / users)
+        SETUPS[test.path.as_posix(), name] = share * (cpu_seconds() - start)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Iterator[None]:
+    """Note a test's CPU seconds in its report; what is above UNRECORDED and neither recorded nor marked fails."""
+    start = cpu_seconds()
+    try:
+        yield
+    finally:
+        setup = sum(SETUPS.get((item.path.as_posix(), name), 0) for name in item.fixturenames)
+        seconds = setup + cpu_seconds() - start
+        item.user_properties.append(("cpu", seconds))
+    known = item.config.getoption("--record-durations") or any(map(item.get_closest_marker, ("smoke", "long")))
+    if seconds > UNRECORDED and not known:
+        pytest.fail(f"{seconds:.1f} CPU seconds: record it with --record-durations, or mark it with smoke or long")
+
+
+class DurationRecorder:
+    """Sums the CPU seconds of each test over its cases and rewrites DURATIONS at the end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            name = name_of(report.nodeid)
+            self.seconds[name] = self.seconds.get(name, 0) + dict(report.user_properties)["cpu"]
+
+    def pytest_sessionfinish(self) -> None:
+        recorded = {**read_durations(), **self.seconds}
+        above = {name: round(seconds, 1) for name, seconds in sorted(recorded.items()) if seconds > LONG}
+        DURATIONS.write_text(json.dumps(above, indent=1) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):  # xdist's workers report to it
+        config.pluginmanager.register(DurationRecorder())
 
 
 @pytest.hookimpl(optionalhook=True)

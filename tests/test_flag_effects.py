@@ -126,6 +126,7 @@ def test_a_flag_that_has_no_place_here_is_answered_with_what_replaces_it(words: 
     assert named <= {*TRAIN.flags, *TUNE.flags} - {*TRAIN.unsupported}
 
 
+@pytest.mark.smoke
 def test_resume_goes_on_where_the_run_was_stopped(watch: Watch, files: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train("", files, tmp_path, stop_after=5)

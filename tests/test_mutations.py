@@ -67,11 +67,11 @@ MUTATIONS = (
         "engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP
     ),
     Mutation("checkpoints/local.py", "_link(folder / MANIFEST, manifest)", "pass", "checkpoints/test_local.py"),
-    Mutation("models/loss_anchor_free.py", "BINS - 1 - 0.01)", "BINS - 1 - 0.5)", "models/test_loss_anchor_free.py"),
+    Mutation("models/loss_anchor_free.py", "bins - 1 - 0.01)", "bins - 1 - 0.5)", "models/test_loss_anchor_free.py"),
     Mutation(
         "models/loss_anchor_free.py",
-        "truth[..., 2:] - places), 2) / strides",
-        "truth[..., 2:] - places), 2) / strides[:1]",
+        "truth[..., 4:] - places), 2) / strides",
+        "truth[..., 4:] - places), 2) / strides[:1]",
         "models/test_loss_anchor_free.py",
     ),
     Mutation(
@@ -114,8 +114,8 @@ MUTATIONS = (
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/workers/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
-    Mutation("tune/ledger.py", "self.stored.keep_up()", "pass", "tune/test_stored.py"),
-    Mutation("tune/trial.py", "bring_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
+    Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
@@ -257,7 +257,8 @@ MUTATIONS = (
     ),
     # runtime
     Mutation(
-        "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
+        "runtime/validator.py", "config.imgsz or trained.recipe.imgsz", "trained.recipe.imgsz",
+        "runtime/test_validator_numbers.py"
     ),
     Mutation(
         "sinks/metric_names.py",
@@ -289,7 +290,7 @@ MUTATIONS = (
         "given = options.given | dict(map(_read_assignment, options.set)) | given",
         "config/test_flags.py",
     ),
-    Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
+    Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
     Mutation(

@@ -161,6 +161,7 @@ def test_the_wheel_has_the_package_with_its_search_spaces_and_its_licence_and_no
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
 def test_blocks_run_one_after_the_other(newcomer: Newcomer) -> None:

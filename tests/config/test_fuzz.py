@@ -89,7 +89,7 @@ def test_data_set_files_are_a_description_or_say_what_is_wrong(
 
 def command_lines(rng: np.random.Generator, count: int, command: Command[Any]) -> Iterator[list[str]]:
     """One or two flags with odd values, after those that the command cannot do without."""
-    flags = sorted(set(command.flags) - {"--help"})
+    flags = sorted(set(command.flags) - {"--help", "--version"})
     needed = [f"{flag}=x" for flag in ("--weights", "--source") if flag in flags]
     for _ in range(count):
         line = list(needed)

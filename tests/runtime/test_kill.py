@@ -147,6 +147,7 @@ def stop_and_go_on(uninterrupted: Path, folder: Path, signum: int, status: int, 
     client_rows(folder)
 
 
+@pytest.mark.smoke
 def test_ctrl_c_at_a_terminal_loses_no_step(uninterrupted: tuple[Path, Path], tmp_path: Path) -> None:
     stop_and_go_on(uninterrupted[0], tmp_path, signal.SIGINT, 130, 0, 2)
 

@@ -180,6 +180,7 @@ def test_bad_input_leaves_no_folder(weights: Path, source: Path, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_actors_write_the_same_bytes_as_this_process(

@@ -96,6 +96,7 @@ def check(run_dir: Path, store: Store, uninterrupted: TrainResult) -> None:
     assert [int(row.split(",")[0]) for row in rows] == list(range(EPOCHS))
 
 
+@pytest.mark.smoke
 def test_killed_and_continued_on_another_machine(s3: dict[str, str], uninterrupted: TrainResult, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     address = "s3://bucket/killed"

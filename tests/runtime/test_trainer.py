@@ -73,6 +73,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return fit(make_config(tmp_path_factory.mktemp("calm"), 0, **EXACT), quiet=True)
 
 
+@pytest.mark.smoke
 def test_without_ray_a_run_keeps_weights_and_records(uninterrupted: TrainResult) -> None:
     assert uninterrupted.best.exists()
     assert uninterrupted.last.exists()
@@ -234,6 +235,7 @@ def test_a_file_of_callbacks_is_executed_once(tmp_path: Path) -> None:
     assert (tmp_path / "executed").read_text() == "."
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_result(
@@ -275,6 +277,14 @@ def slow_to_save(config: dict[str, Any]) -> Summary | None:
 
     state_file.os = SimpleNamespace(**{**vars(os), "fsync": slowly})
     return train_worker(config)
+
+
+@pytest.mark.smoke
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_range_of_workers_gives_the_weights_of_one_process(uninterrupted: TrainResult, tmp_path: Path) -> None:
+    result = fit(make_config(tmp_path, 0, {"num_workers": "1-2", "gpus_per_worker": 0}, **EXACT), quiet=True)
+    assert_same(result, uninterrupted)
 
 
 @pytest.mark.ray

@@ -251,6 +251,7 @@ def test_weights_and_data_that_do_not_fit_are_refused_and_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_two_ray_workers_find_the_same_to_the_bit(

@@ -38,6 +38,7 @@ augment.close_mosaic: {type: int, low: 1, high: 2}
 """
 
 
+@pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_trials_are_distributed_side_by_side_recorded_once_and_can_be_repeated(tmp_path: Path) -> None:
