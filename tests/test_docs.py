@@ -102,7 +102,7 @@ def test_a_page_stands_alone(name: str) -> None:
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((DOCS / "first_training.ipynb").read_text())["cells"]
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    seen = "assert len(found) == 8 and (result.run_dir / 'weights' / 'best.pt').exists() and first.boxes.shape[0]"
+    seen = "assert len(results) == 8 and (result.run_dir / 'weights' / 'best.pt').exists() and first.boxes.shape[0]"
     done = subprocess.run([sys.executable, "-c", f"{code}\n\n{seen}\n"], cwd=tmp_path, env={**os.environ, **SPINS},
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
