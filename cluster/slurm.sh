@@ -14,19 +14,19 @@
 #
 #   sbatch cluster/slurm.sh --data coco.yaml --model yolov5s --epochs 300
 #
-# It takes whole nodes, with their GPUs where they have some. Flags of sbatch come before the script:
+# It uses whole nodes, with their GPUs if they have any. Flags of sbatch come before the script:
 #
 #   sbatch --nodes=4 --partition=gpu cluster/slurm.sh --data coco.yaml
 #
-# When its time is nearly up the job queues itself again, and goes on from its newest checkpoint.
-# --exclusive is needed, not only polite: `ray symmetric-run` ends with `ray stop`, which stops every Ray
-# process of the node. The submitting environment (an activated venv) and $HOME must be there on every node.
+# Shortly before its time limit, the job requeues itself; it then continues from its newest checkpoint.
+# --exclusive is required: `ray symmetric-run` ends with `ray stop`, which stops every Ray process of the
+# node. The submitting environment (an activated venv) and $HOME must exist on every node.
 set -euo pipefail
 
 gpus=${SLURM_GPUS_ON_NODE:-0}
 workers_per_node=$(( gpus > 0 ? gpus : 1 ))
 head_ip=$(hostname -I | cut -d' ' -f1)  # this script runs on the first node; its name often resolves to 127.0.1.1
-port=$(( 20000 + SLURM_JOB_ID % 10000 ))  # above the ports that Ray gives its workers (10002-19999)
+port=$(( 20000 + SLURM_JOB_ID % 10000 ))  # above the ports of Ray's workers (10002-19999)
 
 private=$(mktemp -d "$HOME/.ray_yolo-$SLURM_JOB_ID.XXXXXX")  # mode 0700
 trap 'rm -rf "$private"' EXIT
@@ -38,14 +38,14 @@ train=(
     --num-workers "$(( SLURM_JOB_NUM_NODES * workers_per_node ))"
     --cpus-per-worker "$(( SLURM_CPUS_ON_NODE / workers_per_node ))"
     --storage-path "$SLURM_SUBMIT_DIR"
-    --name "slurm-$SLURM_JOB_ID"  # stays the same when the job is queued again
-    "$@"                          # so each of these can be overridden
+    --name "slurm-$SLURM_JOB_ID"  # stays the same when the job is requeued
+    "$@"                          # so these flags can override the ones above
 )
-# What a start that was cut short has left is ended first, on all nodes before Ray starts on any of them: where SLURM follows
-# processes without cgroups, Ray's daemons live on, and a node that meets the old head with the new token gives up.
+# End what an interrupted start left, on all nodes, before Ray starts on any of them. Where SLURM tracks processes without
+# cgroups, Ray's daemons survive, and a node that meets the old head with the new token gives up.
 srun --export=ALL --ntasks-per-node=1 bash -c 'ray stop --force; rm -rf /tmp/ray_yolo-slurm.*' > /dev/null 2>&1 || true
-# srun takes --cpus-per-task from nowhere since SLURM 22.05 and would give the task one core.
-# Ray's folder is this user's alone on each node, and nobody knows its name before: in /tmp/ray every user may write.
+# Since SLURM 22.05, srun inherits no --cpus-per-task and would give the task one core.
+# On each node, Ray's folder has a random name and mode 0700: in /tmp/ray, every user may write.
 srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" bash -c '
     RAY_TMPDIR=$(mktemp -d /tmp/ray_yolo-slurm.XXXXXX)
     export RAY_TMPDIR
@@ -56,10 +56,10 @@ srun --export=ALL --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" bash
     bash -c 'echo $$ > "$1"; shift; exec "$@"' driver "$private/driver.pid" "${train[@]}" &
 step=$!  # in the background, since bash runs a trap only between commands or in `wait`
 
-# Only the driver is told to stop, and has 90 s to end in order. `scontrol requeue` alone would signal Ray's own
-# processes together with it, and leave it nothing to do that with.
+# Only the driver gets SIGTERM, and has 90 s to end in order. `scontrol requeue` alone would also signal Ray's own
+# processes, which the driver needs for that.
 stop_and_requeue() {
-    echo "slurm.sh: time is nearly up; stopping, and queueing job $SLURM_JOB_ID again"
+    echo "slurm.sh: the time limit is near; stopping and requeueing job $SLURM_JOB_ID"
     local driver
     driver=$(cat "$private/driver.pid" || true)
     kill -TERM "$driver" || true
@@ -69,10 +69,10 @@ stop_and_requeue() {
 }
 trap stop_and_requeue USR1
 
-status=0  # of the first node's task: the others end with 0, a minute later, when they miss the head
+status=0  # of the first node's task: the others end with 0, a minute after the head is gone
 wait "$step" || status=$?
 if [[ ! -s $private/driver.pid ]]; then  # symmetric-run exits 0 when Ray could not be started
-    echo "slurm.sh: the training was never started; see the lines above" >&2
+    echo "slurm.sh: the training did not start; see the lines above" >&2
     exit 1
 fi
 exit "$status"

@@ -1,4 +1,4 @@
-"""Every call that the page calls the same is run as it stands there, one after the other; the others are accepted."""
+"""Runs every call that the page calls the same, in its order; checks that the others are accepted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {"train": parse_train, "val": parse_val, "predict": parse_predict, "e
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the page's lines may name, in a folder with its files."""
+    """The names that the page's lines use, in a folder with their files."""
     monkeypatch.chdir(tmp_path)
     make_weights(tmp_path / "made", data=str(make_dataset(tmp_path))).rename("best.pt")
     for number, name in enumerate(("bus.jpg", "zidane.jpg", "pictures/a.jpg")):
@@ -51,13 +51,13 @@ def test_calls_that_are_the_same_run(names: dict[str, Any], tmp_path: Path) -> N
     run(lines[:saving], names)
     assert not (tmp_path / "runs").exists()
     run(lines[saving:], names)
-    found = tmp_path / "runs" / "detect" / "exp"
-    assert {path.name for path in found.iterdir()} == {"bus.jpg", "labels", "crops"}
+    results = tmp_path / "runs" / "detect" / "exp"
+    assert {path.name for path in results.iterdir()} == {"bus.jpg", "labels", "crops"}
     assert len(names["boxes"]) > 2
     assert {"a.jpg", "b.jpg", "crops", "best.onnx", "best.torchscript"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_lines_to_write_instead_run(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_lines_run(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "show", lambda self: None)
     other = re.compile(r"ray_yolo |from |model = |.*(train|tune|rtsp|fp16)")
     lines = [line for line in INSTEAD if line and not other.match(line)]
@@ -75,13 +75,13 @@ def test_trainings_that_are_the_same_run(names: dict[str, Any]) -> None:
          lines[1].replace("model.train(", "YOLO('yolov5n').train(num_workers=0, ")], names)
 
 
-def test_commands_to_write_instead_are_accepted() -> None:
+def test_replacement_commands_are_accepted() -> None:
     commands = [shlex.split(line) for line in INSTEAD if line.startswith("ray_yolo ")]
     assert len(commands) == 4
     for _, command, *words in commands:
         COMMANDS[command](words)
 
 
-def test_names_of_ultralytics_and_last_names_reach_their_settings() -> None:
+def test_names_of_ultralytics_and_short_names_reach_their_settings() -> None:
     assert _spelled(PredictConfig, {"conf": 0.5, "batch": 2, "max_det": 3, "imgsz": 64}) == {
         "confidence": 0.5, "batch_size": 2, "max_detections": 3, "imgsz": 64}

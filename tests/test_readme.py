@@ -1,6 +1,5 @@
-"""Every command block of the README is run here as a newcomer would run it: from the installed wheel, in an empty
-folder, with nothing in the environment. A block that needs more than that says what; then at least its flags must be
-ours.
+"""Runs every block of the README as a new user would: from the installed wheel, in an empty folder, with an empty
+environment. A block that needs more states it; then at least its flags must be ours.
 """
 
 from __future__ import annotations
@@ -24,13 +23,16 @@ from typing import NamedTuple
 
 import pytest
 
-from ray_yolo.cli import parse_export, parse_predict, parse_train, parse_tune, parse_val
+from ray_yolo.cli import EXPORT, PREDICT, SERVE, TRAIN, TUNE, VAL
+from ray_yolo.config.flags import parse
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- needs: (?P<needs>[^>]*) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
-EXTRA, HEAD, MINUTES = "pip install '.[export]'", "ray start --head", "minutes"  # which tests can have
+EXTRA, SERVING, HEAD = "pip install '.[export]'", "pip install '.[serve]'", "ray start --head"
+MINUTES = "minutes"
 HEAD_ADDRESS = "http://127.0.0.1:8265"
-PARSERS = {"train": parse_train, "val": parse_val, "predict": parse_predict, "export": parse_export, "tune": parse_tune}
+PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
 class Block(NamedTuple):
@@ -44,8 +46,8 @@ BLOCKS = [Block(*match.group("needs", "language", "code")) for match in BLOCK.fi
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """Somebody who has a Python with the package, an empty folder, and nothing in the environment."""
+class NewUser:
+    """A Python with the package, an empty folder, and nothing else in the environment."""
 
     programs: Path
     home: Path
@@ -56,7 +58,7 @@ class Newcomer:
         return {"PATH": f"{self.programs}:/usr/bin:/bin", "HOME": str(self.home)}
 
     def run(self, code: str, language: str = "bash") -> str:
-        """What a block writes; it must succeed."""
+        """The output of a block, which must succeed."""
         command = ["bash", "-euc", code] if language == "bash" else ["python", "-c", code]
         done = subprocess.run([shutil.which(command[0], path=self.environment["PATH"]) or "", *command[1:]],
                               cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=600)
@@ -64,22 +66,21 @@ class Newcomer:
         return done.stdout
 
     def await_jobs(self, address: str) -> None:
-        """Wait until a head takes jobs: its agent comes up some seconds after it."""
+        """Wait until a head accepts jobs: its agent starts some seconds later."""
         deadline = time.monotonic() + 300
         command = [self.programs / "ray", "job", "submit", "--address", address, "--", "true"]
-        while (tried := subprocess.run(command, env=self.environment, capture_output=True, text=True)).returncode:
-            assert time.monotonic() < deadline, tried.stderr
+        while (reply := subprocess.run(command, env=self.environment, capture_output=True, text=True)).returncode:
+            assert time.monotonic() < deadline, reply.stderr
             time.sleep(1)
 
     @contextmanager
     def head(self) -> Iterator[str]:
-        """`ray start --head`, with ports and a temporary folder of its own; the address of its dashboard.
+        """`ray start --head` with its own ports and temporary folder; gives the address of its dashboard.
 
-        The agent's port too: the agent of any other Ray on the machine listens at the default one, and a head whose
-        agent finds it taken never accepts a job.
+        The agent also gets a port of its own. A head whose agent finds the default one in use never accepts a job.
         """
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            ports = [each.getsockname()[1] for each in (one, other)]
+            ports = [server.getsockname()[1] for server in (one, other)]
         log = self.home / "head.log"
         with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short, log.open("w") as stream:
             process = subprocess.Popen(
@@ -102,7 +103,7 @@ class Newcomer:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, since builders leave folders behind in what they build."""
+    """Built from a copy, since a build leaves folders in its source."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
@@ -120,7 +121,7 @@ def pip(*arguments: str, python: str | Path = sys.executable) -> None:
 
 @pytest.fixture(scope="module")
 def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel; what the wheel depends on is borrowed from the tests' own."""
+    """The programs of an environment with the wheel; its dependencies are those of the tests' environment."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -135,79 +136,85 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def newcomer(programs: Path, tmp_path: Path) -> Newcomer:
+def new_user(programs: Path, tmp_path: Path) -> NewUser:
     for name in ("home", "empty"):
         (tmp_path / name).mkdir()
-    return Newcomer(programs, tmp_path / "home", tmp_path / "empty")
+    return NewUser(programs, tmp_path / "home", tmp_path / "empty")
 
 
-def test_no_command_block_escapes() -> None:
+def test_every_block_is_found() -> None:
     assert TEXT.count("```bash") + TEXT.count("```python") == len(BLOCKS)
 
 
-def test_what_a_block_needs_is_said_to_the_reader_too() -> None:
-    for needs in (EXTRA, HEAD):
-        before = TEXT.partition(f"<!-- needs: {needs} -->")[0].splitlines()[-2]
-        assert f"`{needs}`" in before
+@pytest.mark.parametrize("needs", [EXTRA, SERVING, HEAD])
+def test_the_line_above_a_block_states_its_needs(needs: str) -> None:
+    before = TEXT.partition(f"<!-- needs: {needs} -->")[0].splitlines()[-2]
+    assert f"`{needs}`" in before
+
+
+def test_the_files_that_the_readme_names_exist() -> None:
+    paths = [*LINK.findall(TEXT), *re.findall(r"`(ray_yolo/[\w/]+\.py)`", TEXT)]
+    assert len(paths) > 15
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_wheel_has_the_package_with_its_search_spaces_and_its_licence_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = archive.namelist()
+        files = archive.namelist()
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ray_yolo").rglob("*.py")}
     spaces = {f"ray_yolo/tune_spaces/{path.name}" for path in (ROOT / "tune_spaces").glob("*.yaml")}
     assert spaces
-    assert {name for name in held if ".dist-info/" not in name} == modules | spaces | {"ray_yolo/py.typed"}
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
+    assert {name for name in files if ".dist-info/" not in name} == modules | spaces | {"ray_yolo/py.typed"}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
 
 
 @pytest.mark.smoke
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
-def test_blocks_run_one_after_the_other(newcomer: Newcomer) -> None:
+def test_blocks_run_one_after_the_other(new_user: NewUser) -> None:
     blocks = [block for block in BLOCKS if block.needs in (None, EXTRA, HEAD)]
     assert len(blocks) >= 6
     for block in blocks:
         if block.needs == HEAD:
-            with newcomer.head() as address:
+            with new_user.head() as address:
                 assert HEAD_ADDRESS in block.code
-                newcomer.run(block.code.replace(HEAD_ADDRESS, address))
+                new_user.run(block.code.replace(HEAD_ADDRESS, address))
         else:
-            newcomer.run(block.code, block.language)
+            new_user.run(block.code, block.language)
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
-    left = [path.name for path in newcomer.folder.iterdir()]
+    left = [path.name for path in new_user.folder.iterdir()]
     assert [name for name in left if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)] == []
-    assert not (newcomer.home / ".ray").exists()  # a token there would change every cluster that is started later
+    assert not (new_user.home / ".ray").exists()  # a token there would affect every cluster that starts later
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_blocks_that_need_minutes_run_too(newcomer: Newcomer) -> None:
+def test_blocks_that_take_minutes_run(new_user: NewUser) -> None:
     blocks = [block for block in BLOCKS if block.needs == MINUTES]
     assert blocks
     for block in blocks:
-        newcomer.run(block.code, block.language)
+        new_user.run(block.code, block.language)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_job_that_brings_its_folder_stores_at_home(newcomer: Newcomer) -> None:
+def test_a_job_with_a_working_dir_stores_in_the_home_folder(new_user: NewUser) -> None:
     (block,) = [block for block in BLOCKS if block.needs == HEAD]
-    (newcomer.folder / "notes.txt").touch()
-    with newcomer.head() as address:
-        told = newcomer.run(block.code.replace(HEAD_ADDRESS, f"{address} --working-dir ."))
-    stored = newcomer.home / "ray-yolo"
-    assert f"stored in {stored / 'runs' / 'train' / 'exp'}\n" in told
+    (new_user.folder / "notes.txt").touch()
+    with new_user.head() as address:
+        output = new_user.run(block.code.replace(HEAD_ADDRESS, f"{address} --working-dir ."))
+    stored = new_user.home / "ray-yolo"
+    assert f"stored in {stored / 'runs' / 'train' / 'exp'}\n" in output
     assert (stored / "runs" / "train" / "exp" / "weights" / "best.pt").exists()
     assert (stored / "mlflow.db").exists()
-    assert [path.name for path in newcomer.folder.iterdir()] == ["notes.txt"]
+    assert [path.name for path in new_user.folder.iterdir()] == ["notes.txt"]
 
 
 def test_commands_of_the_other_blocks_are_accepted() -> None:
     code = "".join(block.code for block in BLOCKS if block.needs).replace("\\\n", " ")
     commands = re.findall(r"python -m ray_yolo\.(\w+) (.*)", code)
-    assert {name for name, _ in commands} >= {"train", "tune", "export"}
+    assert {name for name, _ in commands} >= {"train", "tune", "export", "serve"}
     for name, flags in commands:
-        PARSERS[name](shlex.split(flags, comments=True))
+        parse(PARSED[name], shlex.split(flags, comments=True))
