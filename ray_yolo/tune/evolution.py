@@ -95,7 +95,7 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
     if space.algorithm == "tpe":
         return _estimate(space, rng, rows)
     if space.algorithm == "random" or _draws_at_random(space, k, rng):
-        return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
+        return {gene.name: draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
 
 
@@ -234,7 +234,7 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
     return int(_clip(math.floor(scaled + chance), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
 
 
-def _draw(gene: Gene, chance: float) -> GeneValue:
+def draw(gene: Gene, chance: float) -> GeneValue:
     """A random value of one gene; `chance` is uniform in [0, 1). Floats keep 5 significant digits."""
     if gene.kind == "choice":
         return gene.values[int(chance * len(gene.values))]

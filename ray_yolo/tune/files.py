@@ -15,7 +15,7 @@ from typing import Any
 
 from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import GENES, read_config_file
+from ray_yolo.config.settings import GENES, canonical, config_fields, read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.core.events import ANCHOR_TERMS
@@ -25,10 +25,11 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
-from ray_yolo.tune.search import Search
+from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
 RUNG = "rung"
+_RECIPE = config_fields(Recipe)
 
 
 def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
@@ -153,8 +154,18 @@ def _read_hyps(path: str) -> list[dict[str, Any]]:
         files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
     if not files:
         raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
-    return [{short_name(name): _scalar(given.value) for name, given in read_config_file(file).items()}
-            for file in files]
+    return [_read_hyp(file) for file in files]
+
+
+def _read_hyp(path: str) -> dict[str, Any]:
+    """Genes of a hyp file. A search space is refused: its ranges are no values to start from."""
+    values = read_config_file(path)
+    for name, item in values.items():
+        is_list = isinstance(item.value, list) and name in _RECIPE and _RECIPE[name].types in ((int,), (float,))
+        if name.partition(".")[0] == SEARCH or canonical(name.rpartition(".")[0]) in _RECIPE or is_list:
+            raise InputError(f"{item.origin}: {name}: a search space has no values to start from; give it as --space, "
+                             "and to --warm-start an evolve.csv, a hyp file (lr0: 0.01), or a folder of hyp files")
+    return {short_name(name): _scalar(item.value) for name, item in values.items()}
 
 
 def _scalar(value: Any) -> Any:

@@ -81,13 +81,14 @@ class Exploited(TrialEvent):
 
 
 class Finished(TrialEvent):
-    """It has come to its end, or was stopped by the scheduler; the numbers are of its last epoch."""
+    """It completed, or the scheduler stopped it. Fitness, metrics and losses are of the epoch of its best.pt."""
 
     fitness: float
     metrics: Numbers
     losses: Numbers
-    epochs: int
+    epochs: int  # trained
     stopped: bool
+    last_fitness: float | None = None  # of the last epoch, which the scheduler has compared; None: `fitness`
 
 
 class Failed(TrialEvent):
@@ -180,13 +181,13 @@ class Ledger:
         self.append(Exploited(trial=number, genes=genes, origin=origin, command=command))
 
     def finish(self, number: int, fitness: float | None, metrics: Numbers, losses: Numbers, epochs: int, *,
-               stopped: bool = False) -> None:
-        """A trial has ended, or was stopped, after so many epochs. Without a finite fitness it has failed."""
+               stopped: bool = False, last_fitness: float | None = None) -> None:
+        """Record that a trial completed, or was stopped, after `epochs` epochs. Without a finite fitness it failed."""
         if fitness is None or not math.isfinite(fitness):
             self.append(Failed(trial=number, reason=f"no finite fitness after {epochs} epochs"))
         else:
             self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
-                                 stopped=stopped))
+                                 stopped=stopped, last_fitness=last_fitness))
 
     def append(self, event: TrialEvent) -> None:
         """Write down what has happened to a trial that has not ended, and bring its row up to date."""

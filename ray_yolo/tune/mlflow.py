@@ -24,8 +24,9 @@ from ray_yolo.sinks.mlflow_plan import Point, RunPlan, leaves, source_tags
 from ray_yolo.sinks.mlflow_run import Delivery
 from ray_yolo.sinks.registry import log_model
 from ray_yolo.storage.store import open_store
+from ray_yolo.tune.evolution import best_rows
 from ray_yolo.tune.search import TuneConfig
-from ray_yolo.tune.trials import Trial, best_trial, short_name
+from ray_yolo.tune.trials import Trial, best_trial, finished_rows, short_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,8 +63,8 @@ class SweepRun:
 def sweep_run(config: TuneConfig, trials: Sequence[Trial], status: Status) -> SweepRun:
     """The MLflow run of a sweep that has come so far."""
     best = best_trial(trials) if status == "FINISHED" else None
-    listed = [trial for *_, trial in sorted(
-        (-trial.fitness, trial.number, trial) for trial in trials if trial.fitness is not None)][:LISTED]
+    by_number = {trial.number: trial for trial in trials}
+    listed = [by_number[row.trial] for row in best_rows(finished_rows(trials), LISTED)]
     return SweepRun(
         params=dict([*leaves(config.sweep.model_dump(), "sweep."), *leaves(config.recipe.model_dump(), "")]),
         fitness={trial.number: trial.fitness for trial in trials if trial.fitness is not None},

@@ -18,6 +18,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel, ObjectiveConfig, objective_field
 from ray_yolo.core.errors import ConfigError
 
+SEARCH = "search"  # key of a space file whose value is a `Search`; every other key is a gene
 METRICS = ("precision", "recall", "mAP50", "mAP50-95")
 RUNGS_SPAN = 9  # the first rung is a ninth of a training, or later
 

@@ -8,13 +8,13 @@ trials again, and it unpickles.)
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ray.tune
 from ray.tune import Callback
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import (
@@ -28,12 +28,15 @@ from ray.tune.search import Searcher
 
 from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.tune.console import SweepDisplay
-from ray_yolo.tune.evolution import Gene, Space, nearest
+from ray_yolo.tune.evolution import Gene, GeneValue, Space, draw, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
 from ray_yolo.tune.ledger import Failed, Judged, Ledger, Lost
 from ray_yolo.tune.search import Asha, MedianStop, Pbt, Search
 from ray_yolo.tune.trial import number_of, read_pointer
 from ray_yolo.tune.trials import Trial, best_trial
+
+if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
 
 _DEAD_SECONDS = 15.0  # after which a stopped trial's processes are gone
 _DIED: dict[str, Any] = {"lost": "its process died", "lacking": False}  # the report of who could not make one
@@ -143,8 +146,8 @@ class LedgerCallback(Callback):
             self._fail(number, result.get("failed") or "it ended before its first validation")
             return
         row = json.loads(result["row"])
-        self._ledger.finish(number, result["fitness"], row["metrics"], row["losses"], result["epoch"],
-                            stopped=not (self._folder(number) / "finished").exists())
+        self._ledger.finish(number, row["fitness"], row["metrics"], row["losses"], result["epoch"],
+                            stopped=not (self._folder(number) / "finished").exists(), last_fitness=result["fitness"])
         self._notify(number)
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
@@ -214,8 +217,28 @@ class LedgerCallback(Callback):
         self._display.ended(trials[number], trials)
 
 
-def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialScheduler:
-    """The scheduler of a search over trainings of so many epochs; the search's seed does not reach it."""
+class KeyedPbt(PopulationBasedTraining):
+    """Ray's scheduler with draws that follow from (seed, trial, epoch).
+
+    Ray draws the donor and the changed genes from Python's global generator.
+    """
+
+    def __init__(self, seed: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._seed = seed
+
+    def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: dict[str, Any]) -> str:
+        """Ray's decision. It seeds Python's generator with the key, and restores it."""
+        before = random.getstate()
+        random.seed(f"{self._seed} {trial} {result.get('epoch')}")
+        try:
+            return str(super().on_trial_result(tune_controller, trial, result))
+        finally:
+            random.setstate(before)
+
+
+def build_scheduler(settings: Search, space: Space, epochs: int, seed: int) -> TrialScheduler:
+    """The scheduler of a search over trainings of `epochs` epochs. Only population based training uses the seed."""
     common: dict[str, Any] = {"time_attr": "epoch", "metric": "fitness", "mode": "max"}
     match settings.scheduler:
         case Asha(reduction=reduction):
@@ -225,8 +248,8 @@ def build_scheduler(settings: Search, space: Space, epochs: int) -> TrialSchedul
         case MedianStop(min_trials=least):
             return MedianStoppingRule(**common, grace_period=settings.first_rung(epochs), min_samples_required=least)
         case Pbt() as pbt:
-            return PopulationBasedTraining(
-                **common, perturbation_interval=pbt.interval_epochs, quantile_fraction=pbt.quantile,
+            return KeyedPbt(
+                seed, **common, perturbation_interval=pbt.interval_epochs, quantile_fraction=pbt.quantile,
                 resample_probability=pbt.resample,
                 hyperparam_mutations={"genes": {gene.name: _domain(gene) for gene in space.genes}},
                 custom_explore_fn=lambda config: {**config, "genes": _clipped(space, config["genes"])},
@@ -255,18 +278,15 @@ class _Ended(NamedTuple):
 def recall_ended(scheduler: TrialScheduler, ledger: Ledger) -> None:
     """The same for all rows of a ledger that have ended, each with the result that it was stopped at."""
     for row in ledger.trials:
-        last = [(row.epochs, row.fitness)] if row.fitness is not None and row.epochs in ledger.rungs else []
+        fitness = row.fitness if row.last_fitness is None else row.last_fitness
+        last = [(row.epochs, fitness)] if fitness is not None and row.epochs in ledger.rungs else []
         if row.has_ended:
             recall(scheduler, _Ended(f"trial{row.number}"), [*row.judged, *last])
 
 
-def _domain(gene: Gene) -> Any:
-    """What a gene is drawn from, in Tune's terms."""
-    if gene.kind == "choice":
-        return list(gene.values)
-    if gene.kind == "int":
-        return ray.tune.randint(int(gene.low), int(gene.high) + 1)
-    return ray.tune.loguniform(gene.low, gene.high) if gene.log else ray.tune.uniform(gene.low, gene.high)
+def _domain(gene: Gene) -> list[GeneValue] | Callable[[], GeneValue]:
+    """The values of a choice, or a function that draws from Python's generator (Ray's domains draw from NumPy's)."""
+    return list(gene.values) if gene.kind == "choice" else lambda: draw(gene, random.random())
 
 
 def _clipped(space: Space, genes: dict[str, Any]) -> dict[str, Any]:

@@ -31,14 +31,25 @@ from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
-from ray_yolo.tune.search import SCHEDULERS, Search
+from ray_yolo.tune.search import SCHEDULERS, SEARCH, Search
 from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
 SHIPPED = Path(__file__).parents[1] / "tune_spaces"
-SEARCH = "search"
 _RECIPE, _PLACEMENT = config_fields(Recipe), config_fields(Placement)
 
-ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
+_NOT_COMPARABLE = "trials with other values measure another fitness"
+NOT_SEARCHED = {
+    "data": _NOT_COMPARABLE, "classes": _NOT_COMPARABLE, "single_cls": _NOT_COMPARABLE,
+    "epochs": "a longer training is a better one; choose --epochs for all trials",
+    "patience": "it decides how long a trial trains, so that trials of other lengths would be compared",
+    "noval": "it decides when fitness is measured; choose --noval for all trials",
+    "seed": "a lucky seed is not a better recipe; choose --seed for all trials",
+    "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
+    "strict": "it only checks the data set; choose --strict for all trials",
+    "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
+}
+"""Fields of the recipe that a space must not name, and why."""
+ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
 """Fields that a recipe, or its share for each worker, checks against each other: genes of these are tried together."""
 _UNEVEN = ("imgsz", "batch_size", "microbatch")  # a whole number between two good ones may be a bad one
@@ -166,8 +177,8 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    if path in ("data", "classes") or path.startswith("objective."):
-        raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
+    if reason := _NOT_COMPARABLE if path.startswith("objective.") else NOT_SEARCHED.get(path):
+        raise ConfigError(f"{where()}: {key} cannot be searched: {reason}; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = raw
     match raw:  # short forms

@@ -54,7 +54,8 @@ class Trial:
     parents: tuple[int, ...] = ()
     state: State = "proposed"
     attempts: int = 0
-    fitness: float | None = None
+    fitness: float | None = None  # of its best epoch, whose weights are best.pt
+    last_fitness: float | None = None  # of its last epoch; None: `fitness`
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: Mapping[str, float | None] = field(default_factory=dict)
     epochs: int = 0

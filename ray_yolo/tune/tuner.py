@@ -15,7 +15,6 @@ import contextlib
 import io
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -251,12 +250,11 @@ def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, li
         here = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
     # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
     trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **here))
-    scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)
+    scheduler = build_scheduler(space.search, space.space, config.recipe.epochs, config.recipe.seed)
     param_space: dict[str, Any] = {}
     searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials, limit)
     if isinstance(space.search.scheduler, Pbt):  # Ray's takes its whole population at once, and from no searcher
         param_space, searcher = _population(ledger, config.sweep.trials), None
-        random.seed(config.recipe.seed)
         if not param_space:
             return
     drops = searcher is not None and not config.sweep.keep_weights  # under PBT others may still go on from them

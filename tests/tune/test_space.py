@@ -189,16 +189,30 @@ class TestValues:
         ({"microbatch": choice(2, 4)}, Recipe(batch_size=-1), "add --batch-size"),
         ({"rect": choice(True, False), "quad": choice(False, True)}, Recipe(batch_size=8, microbatch=4),
          "rect True, quad True make no recipe: quad and rect exclude each other"),
-        ({"epochs": [5, 50]}, Recipe(changes="9: lr0=0.1"), "epochs 5|5 is outside"),
         ({"batch_size": [1, 20000]}, Recipe(microbatch=1), "batch_size: more than 10,000 values or"),
-        ({"patience": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
+        ({"augment.close_mosaic": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
         ({"exact": [0, 1]}, Recipe(), r"exact: is true or false; write \{type: choice, values: \[true, false\]\}"),
-        ({"data": choice("a.yaml", "b.yaml")}, Recipe(), "data cannot be searched"),
-        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched"),
+        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched: trials with other values"),
     ])
     def test_values_that_would_fail_trials_are_refused_with_what_to_write(self, data, base, message):
         with pytest.raises(ConfigError, match=message):
             read_space({"lr0": [0.01, 0.1], **data}, base)
+
+    @pytest.mark.parametrize(("name", "values", "reason"), [
+        ("data", ["a.yaml", "b.yaml"], "measure another fitness"),
+        ("classes", [0, 1], "measure another fitness"),
+        ("single_cls", [True, False], "measure another fitness"),
+        ("epochs", [5, 50], "choose --epochs for all trials"),
+        ("patience", [0, 10], "how long a trial trains"),
+        ("noval", [True, False], "when fitness is measured"),
+        ("seed", [0, 1], "a lucky seed is not a better recipe"),
+        ("threads", [1, 2], "speed and the last bits"),
+        ("strict", [True, False], "only checks the data set"),
+        ("allow_empty", [True, False], "only checks the data set"),
+    ])
+    def test_a_field_that_makes_no_better_recipe_is_refused_with_the_reason(self, name, values, reason):
+        with pytest.raises(ConfigError, match=f"{name} cannot be searched: .*{reason}.*; remove it"):
+            genes_of({name: choice(*values)})
 
     def test_a_choice_of_image_sizes_is_searched(self):
         assert genes_of({"imgsz": choice(64, 96)})[0].values == (64, 96)

@@ -105,7 +105,9 @@ def formula_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: 
     genes = config["genes"]
     end = 1 - abs(genes.get("lr0", 0.005) - 0.005) * 100
     for epoch in range(1, payload["recipe"]["epochs"] + 1):
-        ray.tune.report({"fitness": end * epoch / 9, "epoch": epoch, "row": '{"metrics": {}, "losses": {}}'})
+        fitness = end * epoch / 9
+        ray.tune.report({"fitness": fitness, "epoch": epoch, "row": json.dumps(
+            {"fitness": fitness, "metrics": {}, "losses": {}})})
 
 
 def failing_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
