@@ -168,7 +168,7 @@ class TestWarmStart:
         (tmp_path / "notes.txt").write_text("lr0: 1\n")
         assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search())] == [0.02, 0.03]
 
-    def test_a_folder_without_any_is_told(self, tmp_path):
+    def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(InputError, match="no hyp file"):
             read_warm_start(str(tmp_path), SPACE, Search())
 
@@ -185,7 +185,7 @@ class TestWarmStart:
         ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),
         ("hyp.yaml", "lr0: [\n", "hyp.yaml:.*not YAML"),
     ])
-    def test_what_cannot_be_used_is_told(self, tmp_path, name, text, message):
+    def test_what_cannot_be_used_is_refused(self, tmp_path, name, text, message):
         path = tmp_path / name
         if text is not None:
             path.write_text(text)

@@ -123,7 +123,7 @@ def test_the_best_trials_weights_get_the_name_once_the_sweep_has_finished(
         assert deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", sweep_run(named, trials, status)) == parent
     best = json.loads((folder / "trials" / "trial1" / "mlflow.json").read_text())["run_id"]
     assert asked == [(folder, f"sqlite:///{tmp_path}/mlflow.db", best, "birds")]
-    assert ("has not got the end of the sweep: the registry is full" in caplog.text) == bool(fault)
+    assert ("did not receive the end of the sweep: the registry is full" in caplog.text) == bool(fault)
     assert client.get_run(parent).info.status == "FINISHED"
 
 

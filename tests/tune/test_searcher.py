@@ -1,4 +1,4 @@
-"""What Ray Tune is told and what the ledger remembers of it, on a clock without trainings."""
+"""What Ray Tune gets and what the ledger records, on a clock without trainings."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Tune:
 
 
 class Controller:
-    """Ray Tune's, which nobody waits for."""
+    """As much of Ray Tune's controller as schedulers call."""
 
     def get_live_trials(self) -> list[TuneTrial]:
         return []
@@ -157,7 +157,7 @@ def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path
         again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}
         return {slot: again[trial.config["trial"]] for slot, trial in running.items()}
 
-    uninterrupted, _ = run(tmp_path / "calm", -1)
+    uninterrupted, _ = run(tmp_path / "uninterrupted", -1)
     assert any(not goes_on for _, _, goes_on in uninterrupted)
     assert any(epoch == EPOCHS for _, epoch, _ in uninterrupted)
     for kill_after in range(1, 6 * EPOCHS, 5):
@@ -177,7 +177,7 @@ def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end
     assert [(row.rung, row.epochs) for row in tune.ledger.trials] == [(4, EPOCHS), (1, 2)]
 
 
-def test_a_rung_is_written_down_once_though_its_epoch_is_told_again(tmp_path: Path) -> None:
+def test_a_rung_is_recorded_once_though_its_epoch_is_reported_again(tmp_path: Path) -> None:
     tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
     trial = tune.start()
     assert trial
@@ -359,11 +359,11 @@ def test_rounding_leads_to_no_value_outside() -> None:
     assert _clipped(space, {"momentum": 0.1234567 + 0.5}) == {"momentum": 0.62346}
 
 
-def reports(name: str, settings: dict[str, object], told: list[tuple[int, float]], epochs: int = 90) -> list[str]:
+def reports(name: str, settings: dict[str, object], results: list[tuple[int, float]], epochs: int = 90) -> list[str]:
     """What becomes of trials that each report once, (epoch, fitness), one after the other."""
     scheduler = build_scheduler(Search.model_validate({"scheduler": {"name": name, **settings}}), FOUR_GENES, epochs, 0)
     decisions = []
-    for number, (epoch, fitness) in enumerate(told):
+    for number, (epoch, fitness) in enumerate(results):
         trial = SimpleNamespace(trial_id=f"t{number}", status="RUNNING")
         scheduler.on_trial_add(None, trial)
         decisions.append(scheduler.on_trial_result(None, trial, {"epoch": epoch, "fitness": fitness}))
@@ -378,7 +378,7 @@ def test_at_a_rung_of_asha_one_in_so_many_goes_on(settings: dict[str, object], g
 
 
 @pytest.mark.parametrize(("settings", "rung"), [({}, 10), ({"grace_epochs": 20}, 20)])
-def test_asha_stops_nobody_before_the_first_rung_and_at_the_end(settings: dict[str, object], rung: int) -> None:
+def test_asha_stops_no_trial_before_the_first_rung_and_at_the_end(settings: dict[str, object], rung: int) -> None:
     assert reports("asha", settings, [(rung, 1.0), (rung - 1, 0.0), (rung, 0.0)]) == ["CONTINUE", "CONTINUE", "STOP"]
     assert reports("asha", settings, [(90, 1.0)]) == ["CONTINUE"]  # it ends by itself
 

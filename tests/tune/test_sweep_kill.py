@@ -97,7 +97,7 @@ def check_tracking(folder: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_sweep_that_was_told_to_stop_goes_on(tmp_path: Path, signum: int, status: int) -> None:
+def test_a_sweep_that_was_stopped_continues(tmp_path: Path, signum: int, status: int) -> None:
     config = make_sweep(tmp_path, SPACE, recipe=RECIPE, trials=2, max_concurrent=1)
     argv, ledger = command(config, tmp_path), tmp_path / "runs" / "evolve" / "exp" / "ledger.jsonl"
     process = start(argv, tmp_path)
