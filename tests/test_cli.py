@@ -42,7 +42,7 @@ def test_the_installed_program_has_every_command(
     assert status("predict", "--weights", "w.pt", "--source", "s", "--confidence", "2") == 2
     assert status("trian") == 2
     assert "--confidence: got '2'" in (errors := capsys.readouterr().err)
-    assert "trian: no such command; there are train" in errors
+    assert "trian: no such command; the commands are train" in errors
 
 
 def test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages(

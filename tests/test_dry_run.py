@@ -123,7 +123,7 @@ def test_a_dry_run_shows_the_workers_that_auto_chooses_here_and_that_a_cluster_d
     assert here.out.endswith("# in this process, without Ray\n"), here.err
     assert f"\n{'num_workers: 0':<40}  # default; decided at the start\n" in here.out
     there = say(f"train {TRAIN} --address 10.0.0.1:6379 --dry-run")
-    assert there.out.endswith("# the cluster decides the number of workers, and with it the batch size\n"), there.err
+    assert there.out.endswith("# the cluster decides the number of workers and the batch size\n"), there.err
     assert f"\n{'num_workers: auto':<40}  # default\n" in there.out
     assert f"\n{'batch_size: null':<40}  # default\n" in there.out
 

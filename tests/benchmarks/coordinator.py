@@ -2,8 +2,8 @@
 
     python tests/benchmarks/run.py coordinator [--rounds 20] [--steps 4]
 
-The same steps of one process, with the thread and without it (`alone`), in turns. The coordinator is a separate process,
-as in a training. CPU seconds are those of the worker's process with all its threads.
+The same steps of one process, with the thread and without it (`alone`), in turns. The coordinator is a separate
+process, as in a training. CPU seconds are those of the worker's process with all its threads.
 """
 
 from __future__ import annotations

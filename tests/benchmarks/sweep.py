@@ -6,8 +6,8 @@ Trials of the tiny model on one worker each. A slot trains from a trial's `start
 step before the next `start` if its workers changed. The rest, until the last end, is start-up and waiting. The sweep is
 warm when the first slot starts its second trial: until then its processes start.
 
-With `--churn` a second node of as many slots is drained, removed and added again, and three workers are killed. The rows
-must equal those of an uninterrupted sweep.
+With `--churn` a second node of as many slots is drained, removed and added again, and three workers are killed. The
+rows must equal those of an uninterrupted sweep.
 """
 
 from __future__ import annotations

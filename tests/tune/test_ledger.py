@@ -417,7 +417,7 @@ class TestIdentity:
     def test_a_damaged_ledger_is_reported(self, path):
         run_sweep(path, 1)
         path.write_text(path.read_text().replace('"attempt"', '"atempt"'))
-        with pytest.raises(InputError, match=r"ledger.jsonl: damaged: 1 validation error for Started attempt; restore it"):
+        with pytest.raises(InputError, match=r"ledger.jsonl: damaged: 1 validation error for Started attempt; restore"):
             Ledger(path, SWEEP, RESOLVED)
 
     def test_an_equal_sweep_goes_on(self, path):
