@@ -1,6 +1,6 @@
 """Distributed training of YOLO detectors on Ray.
 
-`from ray_yolo import YOLO` is the Python interface; `python -m ray_yolo.train` and its siblings are the commands.
+The Python interface is `from ray_yolo import YOLO`; the commands are `python -m ray_yolo.train`, `val` and so on.
 Importing the package imports neither torch nor ray.
 """
 
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         try:
             return importlib.metadata.version(__name__)
-        except importlib.metadata.PackageNotFoundError:  # used from its source tree, as in a Ray job
+        except importlib.metadata.PackageNotFoundError:  # it runs from its source tree, as in a Ray job
             return "0+source"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

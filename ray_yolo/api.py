@@ -1,10 +1,10 @@
-"""`YOLO`: the same calls from Python as from the command line.
+"""`YOLO`: the commands as Python calls.
 
     model = YOLO("yolov5n", nc=3)
     result = model.train(data="data.yaml", epochs=50, num_workers=2)
     model.val().metrics["mAP50"]
-    for found in model("pictures/", stream=True):
-        print(found.path, found.boxes.xyxy)
+    for result in model("pictures/", stream=True):
+        print(result.path, result.boxes.xyxy)
     model.export(format="onnx").path
 """
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound=BaseModel)
 
 SPELLINGS = {"conf": "confidence", "max_det": "max_detections", "batch": "batch_size"}
-"""Ultralytics' names of settings, where they differ from ours."""
+"""Ultralytics' names of settings that have other names here."""
 
 WRITES = ("save", "save_txt", "save_crop", "save_csv", "save_json")
-"""Settings of `predict` that ask for a folder of results."""
+"""Settings of `predict` that write a folder of results."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +55,27 @@ class ModelInfo:
 
     num_classes: int
     num_parameters: int
-    gflops: float  #: of one image of 640 pixels, 2 x multiply-adds of the fused model
+    gflops: float  #: for one image of 640 pixels, 2 x multiply-adds of the fused model
     strides: tuple[int, ...]
 
 
 class YOLO:
     """A model by name (yolov5n), by its rows (model.yaml) or with trained weights (best.pt, yolov5s.pt, .safetensors).
 
-    Its calls take the settings of `python -m ray_yolo.train`, `val`, `predict`, `export` and `tune` by name
-    (`imgsz=320`, `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`). A setting of a section
-    may be given by its last name alone (`cos_lr=True`), and some have Ultralytics' names too: `conf`, `max_det`,
-    `batch`.
+    The methods take the settings of `python -m ray_yolo.train`, `val`, `predict`, `export` and `tune` as keywords:
+    `imgsz=320`, `lr0=0.02`, `num_workers=2`, or a section such as `augment={"mosaic": 0.5}`. The last name of a setting
+    in a section is enough if it is unique (`cos_lr=True`). Ultralytics' `conf`, `max_det` and `batch` are accepted too.
 
     Attributes:
-        model: the torch module; after `train` the averaged weights of the best epoch.
-        names: of the classes, by number.
+        model: the torch module; after `train` with the averaged weights of the best epoch.
+        names: class names by number.
 
     Args:
         nc: number of classes of a model without weights.
 
     Raises:
-        InputError: if the model is unknown or the weights cannot be used; by every call, for settings that cannot be
-            used; by `val`, `predict` and `export`, if there are no weights yet.
+        InputError: for an unknown model or unusable weights; from every method, for invalid settings; from `val`,
+            `predict` and `export`, if the model has no weights yet.
     """
 
     def __init__(self, model: str | Path = "yolov5s", *, nc: int = 80) -> None:
@@ -91,7 +90,7 @@ class YOLO:
             self.names = {number: f"class{number}" for number in range(nc)}
 
     def train(self, **settings: Any) -> TrainResult:
-        """Train from this model; the number of classes is the data set's. See `runtime.trainer.fit` for its errors."""
+        """Train this model; the data set defines the number of classes. See `runtime.trainer.fit` for the errors."""
         from ray_yolo.runtime.trainer import fit
 
         result = fit(self._config(RunConfig, settings))
@@ -116,48 +115,48 @@ class YOLO:
 
     def predict(self, source: object, *, stream: bool = False, device: str | int | None = None,
                 **settings: Any) -> list[Results] | Iterator[Results]:
-        """What is found in a path, pixels, a PIL image, a tensor, a list of these, a camera or a stream: see
-        `data.frames.read_source`.
+        """Detect objects in a path, pixels, a PIL image, a tensor, a list of these, a camera or a stream.
 
-        Nothing is written unless `save=True`, `save_txt`, `save_crop`, `save_csv` or `save_json` ask for it.
+        See `data.sources.read_source`. Files are written only with `save=True`, `save_txt`, `save_crop`, `save_csv` or
+        `save_json`.
 
         Args:
-            stream: give each picture's results as they are found, instead of a list in the end: for what is long or
-                has no end. Until the last one torch's arithmetic is single-threaded if there are several pictures.
-            device: "cpu", "cuda:1", a GPU's number; None: a GPU if there is one.
+            stream: return an iterator, for long or endless sources, instead of a list. Until its end, torch computes on
+                a single thread if there are several pictures.
+            device: "cpu", "cuda:1", or a GPU's number; None: a GPU if there is one.
 
         Returns:
-            Results for each picture and each frame of a video, in the order given. A file of several that cannot be
-            read has an `error` and no boxes.
+            Results for each picture and each frame of a video, in the order of the source. An unreadable file among
+            several has an `error` and no boxes.
 
         Raises:
-            InputError: if the source is nothing of these, or its only picture cannot be read.
+            InputError: if the source is of no such kind, or its only picture cannot be read.
         """
         save = bool(settings.pop("save", False))
         config = self._config(PredictConfig, {"source": "", **settings, "nosave": not save}, "predict")
         if config.placement.num_workers:
-            raise InputError("num_workers: this call works in its own process; python -m ray_yolo.predict has workers")
+            raise InputError("num_workers: this call uses its own process; python -m ray_yolo.predict has workers")
         check_classes(config.classes, tuple(self.names.values()))
         predictor = self._predictor(config, device)
-        given = read_source(source)
+        inputs = read_source(source)
         output = None
         if save or any(settings.get(name) for name in WRITES):
             from ray_yolo.runs.folders import output_folder
 
-            output = Output(output_folder(config.placement, [media.path for media, _ in given.parts]), config)
-        found = _found(predictor, given, config, output)
-        return found if stream else list(found)
+            output = Output(output_folder(config.placement, [media.path for media, _ in inputs.parts]), config)
+        results = _detect(predictor, inputs, config, output)
+        return results if stream else list(results)
 
     __call__ = predict
 
     def export(self, **settings: Any) -> ExportResult:
-        """Write the weights for other programs; RayYoloError if the new file gives other numbers than torch."""
+        """Write the weights for other programs. RayYoloError if the file's outputs differ from torch's."""
         from ray_yolo.inference.export import export
 
         return export(self._config(ExportConfig, settings, "export"))
 
     def tune(self, **settings: Any) -> SearchResult:
-        """Search the recipe by trainings of this model on Ray; `space="evolve"` and `trials=300` unless given."""
+        """Search the recipe by trainings of this model on Ray; by default `space="evolve"` and `trials=300`."""
         from ray_yolo.tune.tuner import search
 
         return search(self._config(TuneConfig, settings))
@@ -168,13 +167,13 @@ class YOLO:
                          self.model.head.strides)
 
     def _config(self, config: type[Config], settings: dict[str, Any], needs_weights: str = "") -> Config:
-        """The configuration of a call, with this model and its weights unless the settings name others."""
+        """The configuration of a call: with this model and its weights, unless the settings name others."""
         if needs_weights and not self._weights and "weights" not in settings:
             raise InputError(f"{needs_weights}: this model has no weights yet; train it, or open it as YOLO('best.pt')")
         own = {} if needs_weights else {"model": self._name}
         if self._weights:
             own["weights"] = self._weights
-        if settings.get("resume"):  # the run knows its own
+        if settings.get("resume"):  # the run's record has its own
             own = {}
         return resolve_config(config, sourced_by_keyword({**own, **_spelled(config, settings)}))[0]
 
@@ -184,28 +183,28 @@ class YOLO:
         self.names, self._predictors = dict(enumerate(self._trained.names)), {}
 
     def _predictor(self, config: PredictConfig, device: str | int | None) -> Predictor:
-        """The model ready for use with these settings; it is fused and moved to a device once."""
-        assert self._trained, "a configuration was made, so there are weights"
+        """The predictor for these settings. The model is fused and moved to each device once."""
+        assert self._trained, "_config has checked that there are weights"
         if device is None:
-            place = local_device(config.placement.gpus_per_worker)
+            target = local_device(config.placement.gpus_per_worker)
         else:
-            place = torch.device(f"cuda:{device}" if str(device).isdigit() else device)
-        if place not in self._predictors:
-            self._predictors[place] = build_predictor(self._trained, config, device=place)
-        return replace(self._predictors[place], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config,
+            target = torch.device(f"cuda:{device}" if str(device).isdigit() else device)
+        if target not in self._predictors:
+            self._predictors[target] = build_predictor(self._trained, config, device=target)
+        return replace(self._predictors[target], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config,
                        precision=config.precision)
 
 
 def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by their paths: Ultralytics' names are ours, and the last name of one path alone stands for it."""
+    """Settings by path. Translates Ultralytics' names, and the last name of a path if it is unique."""
     fields = config_fields(config)
     sections = {path.partition(".")[0] for path in fields if "." in path}
     paths: dict[str, list[str]] = {}
     for path in fields:
         paths.setdefault(path.rpartition(".")[2], []).append(path)
     spelled: dict[str, Any] = {}
-    for given, value in settings.items():
-        name = given if given in fields else SPELLINGS.get(given, given)
+    for keyword, value in settings.items():
+        name = keyword if keyword in fields else SPELLINGS.get(keyword, keyword)
         if name in sections and isinstance(value, str):  # optimizer="AdamW"
             name = f"{name}.name"
         known = paths.get(name, ())
@@ -213,14 +212,15 @@ def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any
     return spelled
 
 
-def _found(predictor: Predictor, given: InputSource, config: PredictConfig, output: Output | None) -> Iterator[Results]:
-    """The results one by one; tables of all of them are written at the end."""
-    threads = 0 if given.alone else len(os.sched_getaffinity(0))
+def _detect(predictor: Predictor, inputs: InputSource, config: PredictConfig, output: Output | None
+            ) -> Iterator[Results]:
+    """The results one by one; the tables are written at the end."""
+    threads = 0 if inputs.alone else len(os.sched_getaffinity(0))
     predictions = []
-    frames = given.frames(config.vid_stride)
+    frames = inputs.frames(config.vid_stride)
     try:
         for media, results in detect_frames(predictor, frames, output, threads=threads, batch_size=config.batch_size):
-            if results.error and given.alone:
+            if results.error and inputs.alone:
                 raise InputError(f"source: {media.name} {results.error}")
             if config.save_json or config.save_csv:
                 predictions.append(prediction_of(media, results))

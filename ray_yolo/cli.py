@@ -1,6 +1,6 @@
-"""The commands: the flags that each one has, and what it calls.
+"""The commands: their flags, and the functions that they call.
 
-What a command calls is imported once its line is read, so that --help and bad flags answer without torch, Ray, MLflow.
+A command imports its implementation after its flags are parsed: --help and bad flags need no torch, Ray or MLflow.
 """
 
 from __future__ import annotations
@@ -30,68 +30,14 @@ from ray_yolo.core.system import SPINS
 from ray_yolo.storage.store import is_address
 from ray_yolo.tune.search import SweepConfig, TuneConfig
 
+Model = TypeVar("Model", bound=BaseModel)
+
 EXIT_FAILED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
-# --help exits with 0; a SIGTERM with its number, by our handler and by Ray's, which replaces it on import.
+# --help exits with 0, SIGTERM with its number: by the handler below, or by Ray's, which replaces it on import.
 _EXITS = {None: 0, 0: 0, signal.SIGTERM: 128 + signal.SIGTERM}
 _STDOUT = 1
 
-
-def run(main: Callable[[], int]) -> int:
-    """The exit status of a command, whatever happens in it.
-
-    Errors raised on purpose end it with one message on stderr and their own status; anything else is a defect and
-    shows its traceback (3). SIGINT ends it with 130, SIGTERM with 143, a reader of its output that has gone away
-    (`... | head`) with 141; all three after the `finally` blocks on the way.
-    """
-    os.environ.update({**SPINS, **os.environ})
-    signal.signal(signal.SIGTERM, _stop)
-    status = _status(main)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        status = status or EXIT_UNREAD
-        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # or Python complains about the rest at its own end
-    return status
-
-
-def _status(main: Callable[[], int]) -> int:
-    try:
-        return main()
-    except RayYoloError as error:
-        text = redact(f"{type(error).__name__}: {error}")
-        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except SystemExit as stop:
-        if stop.code not in _EXITS:
-            raise
-        return _EXITS[stop.code]
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
-            return EXIT_UNREAD
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            place = f"{error.filename}: " if error.filename else ""
-            print(redact(f"{place}{error.strerror}; free or repair the storage and run the same command again"),
-                  file=sys.stderr)
-            return EXIT_FAILED
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        return EXIT_FAILED
-
-
-def _stop(signum: int, frame: object) -> None:
-    raise SystemExit(signum)
-
-
-def _has_no_reader(file_number: int) -> bool:
-    """Whether a pipe's other end is closed; a BrokenPipeError alone may be that of any socket."""
-    poll = select.poll()
-    poll.register(file_number, select.POLLOUT)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _MLFLOW = "not supported: runs are tracked by MLflow, see --mlflow-uri"
 
@@ -109,7 +55,7 @@ TRAIN = Command(
         "--evolve": "use python -m ray_yolo.tune; each of its trials is itself a training on many workers",
         "--resume_evolve": "run the same python -m ray_yolo.tune command again; it continues",
         "--evolve_population": "use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, hyp file, or folder",
-        "--local_rank": "not needed: Ray starts the workers; run this command once, with --num-workers N",
+        "--local_rank": "not needed: Ray starts the workers; run this command once with --num-workers N",
         "--entity": _MLFLOW,
         "--upload_dataset": _MLFLOW,
         "--bbox_interval": _MLFLOW,
@@ -133,7 +79,7 @@ VAL = Command(
 
 PREDICT = Command(
     prog="python -m ray_yolo.predict",
-    description="Detect in pictures and videos. What is found does not depend on the number of workers.",
+    description="Detect in pictures and videos. The detections do not depend on the number of workers.",
     model=PredictConfig,
     paths=(
         "weights", "source", "imgsz", "confidence", "iou", "max_detections", "agnostic_nms", "classes", "precision",
@@ -143,9 +89,9 @@ PREDICT = Command(
     ),
     switches={"--half": ("precision", "fp16"), "--square": ("rect", "false")},
     unsupported={
-        "--data": "not needed: the weights know the names of their classes",
-        "--view-img": "not supported: look at the pictures in the folder that the command names at its end",
-        "--augment": "not supported: a larger --imgsz does most of what it did",
+        "--data": "not needed: the weights contain the names of their classes",
+        "--view-img": "not supported: open the pictures in the folder that the command prints at its end",
+        "--augment": "not supported: a larger --imgsz has most of its effect",
     },
 )
 
@@ -156,9 +102,9 @@ EXPORT = Command(
     paths=("weights", "format", "imgsz", "batch_size", "dynamic", "nms", "opset", "confidence", "iou",
            "max_detections", "agnostic_nms"),
     unsupported={
-        "--data": "not needed: the weights know the names of their classes",
+        "--data": "not needed: the weights contain the names of their classes",
         "--half": "not supported: the program that runs the file chooses its precision",
-        "--simplify": "not needed: constants are folded already",
+        "--simplify": "not needed: constants are always folded",
     },
 )
 
@@ -171,14 +117,28 @@ SERVE = Command(
 
 TUNE = Command(
     prog="python -m ray_yolo.tune",
-    description="Search the recipe. Every trial is a training with its own workers, many at once; run the same command "
-                "again and it continues.",
+    description="Search the recipe. Every trial is a training with its own workers, many at once; rerun the same "
+                "command to continue.",
     model=TuneConfig,
     paths=(*config_fields(SweepConfig), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
-             "--evolve": "not needed: --space evolve --trials N is what it did"},
+             "--evolve": "not needed: use --space evolve --trials N"},
 )
+
+EXAMPLES = (
+    ("ray_yolo train --data shapes8 --model yolov5n --imgsz 64 --epochs 3",
+     "train on a built-in data set, on this machine; the results are in runs/train/exp"),
+    ("ray_yolo train --data data.yaml --weights yolov5s.pt --num-workers 2-8",
+     "train on your data from released weights, on as many Ray workers as fit into the cluster"),
+    ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
+     "measure the best weights, also by the numbers of COCO"),
+    ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
+     "detect in a folder of pictures; the results are in runs/predict/exp"),
+    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space asha --trials 50",
+     "search the settings by 50 trainings"),
+)
+"""Command lines that `ray_yolo --help` shows, each with its effect."""
 
 parse_train, parse_tune = partial(parse, TRAIN), partial(parse, TUNE)
 parse_val, parse_predict, parse_export = partial(parse, VAL), partial(parse, PREDICT), partial(parse, EXPORT)
@@ -186,7 +146,7 @@ parse_serve = partial(parse, SERVE)
 
 
 def train(argv: Sequence[str] | None = None) -> int:
-    """Train one model; a dry run tells also what Ray would be asked for."""
+    """Train one model."""
     parsed = parse_train(argv)
     from ray_yolo.runtime import trainer
 
@@ -195,7 +155,7 @@ def train(argv: Sequence[str] | None = None) -> int:
 
 def _train_note(config: RunConfig) -> str:
     if config.placement.num_workers == "auto":
-        return "# the cluster decides the number of workers, and with it the batch size"
+        return "# the cluster decides the number of workers and the batch size"
     from ray_yolo.sinks import report
 
     settings = f"# {report.settings_line(config.recipe)}\n# "
@@ -207,7 +167,7 @@ def _train_note(config: RunConfig) -> str:
 
 
 def tune(argv: Sequence[str] | None = None) -> int:
-    """Search the recipe."""
+    """Search the recipe by many trainings."""
     parsed = parse_tune(argv)
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
@@ -252,7 +212,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
 
 
 def checks(argv: Sequence[str] | None = None) -> int:
-    """Show versions, devices, cluster and storage on one page, for a bug report. Returns 4 if something is wrong."""
+    """Show versions, devices, cluster and storage on one page, for a bug report. Returns 4 if a check fails."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.checks", description=(
         "Versions, devices, cluster and storage on one page, for a bug report."))
     parser.add_argument("--address", default="", metavar="HOST:PORT", help="Ray cluster; '': RAY_ADDRESS, else none")
@@ -268,7 +228,7 @@ def checks(argv: Sequence[str] | None = None) -> int:
 def sync(argv: Sequence[str] | None = None) -> int:
     """Deliver a run folder to an MLflow server."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.sync", description=(
-        "Deliver a run folder to an MLflow server, whole; what is there already is left alone."))
+        "Deliver a run folder to an MLflow server. Delivered data is not sent again."))
     parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp")
     parser.add_argument("--mlflow-uri", default="", help="tracking server; '': MLFLOW_TRACKING_URI, else the run's own")
     options = parser.parse_args(argv)
@@ -276,19 +236,19 @@ def sync(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.sinks.mlflow_run import synchronise
 
     run_dir = _folder(options.run_dir)
-    asked = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
-    uri = tracking_uri(asked, Path.cwd(), os.environ)
+    requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
+    uri = tracking_uri(requested, Path.cwd(), os.environ)
     if uri is None:
-        parser.error("--mlflow-uri off: there is nothing to deliver to")
+        parser.error("--mlflow-uri off: no server to deliver to; give one")
     print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")
     return 0
 
 
 def verify(argv: Sequence[str] | None = None) -> int:
-    """Check a run's files, and compare its weights with those of another run. Returns 3 if something is not right."""
+    """Check a run's files, and compare its weights with those of another run. Returns 3 if a check fails."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.verify", description=(
-        "Check every checkpoint and weights file of a run against its manifest; with a second run also whether both "
-        "trained the same bits, at every step that both have saved."))
+        "Check every checkpoint and weights file of a run against its manifest. With a second run, compare their "
+        "weights bit by bit at every step that both have saved."))
     parser.add_argument("run_dir", help="folder or address of a run, such as runs/train/exp, or a .pt file in it")
     parser.add_argument("other", nargs="?", help="the same of another run")
     options = parser.parse_args(argv)
@@ -298,59 +258,36 @@ def verify(argv: Sequence[str] | None = None) -> int:
     findings = check_files(run_dir)
     if options.other:
         findings += compare_runs(run_dir, _folder(options.other))
-    for found in findings:
-        print(f"{found.what:<30} {found.problem or 'ok'}")
-    return 3 if any(found.problem for found in findings) else 0
+    for finding in findings:
+        print(f"{finding.what:<30} {finding.problem or 'ok'}")
+    return 3 if any(finding.problem for finding in findings) else 0
 
 
 def status(argv: Sequence[str] | None = None) -> int:
-    """Tell what a run or sweep is doing now, or what a cluster's nodes are fit for."""
+    """Show what a run or sweep is doing, or whether a cluster's nodes can train."""
     parser = argparse.ArgumentParser(prog="python -m ray_yolo.status", description=(
-        "What a training or a sweep is doing now, by its folder; without one, which nodes a cluster has and whether "
-        "each of them could train."))
+        "What the training or sweep of a folder is doing. Without a folder: the nodes of a cluster, and whether each "
+        "of them can train."))
     parser.add_argument("run_dir", nargs="?", help="folder or address of a run or sweep")
     parser.add_argument("--address", default="", help="Ray cluster; '': RAY_ADDRESS, else the one of this machine")
     options = parser.parse_args(argv)
     if options.run_dir is None:
         from ray_yolo.runtime.node_checks import describe_cluster
 
-        lines, fit = describe_cluster(options.address)
+        lines, can_train = describe_cluster(options.address)
         print("\n".join(lines))
-        return 0 if fit else ResourcesError.exit_code
+        return 0 if can_train else ResourcesError.exit_code
     from ray_yolo.tune.console import describe_sweep
 
     print("\n".join(describe_sweep(_folder(options.run_dir, whole=False))))
     return 0
 
 
-def _folder(run: str, *, whole: bool = True) -> Path:
-    """The folder of a run or sweep; of one in a store a copy, whole or with its log and record alone."""
-    if not is_address(run):
-        return Path(run)
-    from ray_yolo.runs.remote_run import copy_of
-
-    return copy_of(run, whole=whole)
-
-
-EXAMPLES = (
-    ("ray_yolo train --data shapes8 --model yolov5n --imgsz 64 --epochs 3",
-     "train on a built-in data set, on this machine; the results are in runs/train/exp"),
-    ("ray_yolo train --data data.yaml --weights yolov5s.pt --num-workers 2-8",
-     "train on your data from released weights, on as many Ray workers as there is room for"),
-    ("ray_yolo val --weights runs/train/exp/weights/best.pt --coco",
-     "measure the best weights, also by the numbers of COCO"),
-    ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
-     "detect in a folder of pictures; the results are in runs/predict/exp"),
-    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space asha --trials 50",
-     "search the settings by 50 trainings"),
-)
-"""Command lines that `ray_yolo --help` shows, and what each does."""
-
 COMMANDS = (train, val, predict, export, serve, tune, sync, verify, status, checks)
 
 
 def console() -> int:
-    """`ray_yolo COMMAND ...`, which is `python -m ray_yolo.COMMAND ...`: what the installed program calls."""
+    """The installed program: `ray_yolo COMMAND ...` equals `python -m ray_yolo.COMMAND ...`."""
     commands = {command.__name__: command for command in COMMANDS}
     name, *words = sys.argv[1:] or ["--help"]
 
@@ -361,24 +298,90 @@ def console() -> int:
             print(f"ray_yolo {ray_yolo.__version__}")
             return 0
         if name not in ("-h", "--help"):
-            raise InputError(f"{name}: no such command; there are {', '.join(commands)}")
+            raise InputError(f"{name}: no such command; the commands are {', '.join(commands)}")
         print("\n".join(["ray_yolo COMMAND ...; each has --help", *(
             f"    {known:<8} {command.__doc__}" for known, command in commands.items()), "", "examples:", *(
-            f"    {line}\n        {what}" for line, what in EXAMPLES)]))
+            f"    {line}\n        {effect}" for line, effect in EXAMPLES)]))
         return 0
 
     return run(start)
 
 
+def run(main: Callable[[], int]) -> int:
+    """Run a command. Returns its exit status.
+
+    | end of the command | status |
+    |---|---|
+    | an error of this package: one message on stderr | the error's own |
+    | any other exception, with its traceback | 3 |
+    | SIGINT, SIGTERM, after the `finally` blocks | 130, 143 |
+    | its output has no reader any more (`... | head`) | 141 |
+    """
+    os.environ.update({**SPINS, **os.environ})
+    signal.signal(signal.SIGTERM, _stop)
+    status = _status(main)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = status or EXIT_UNREAD
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # else Python reports the rest when it exits
+    return status
+
+
+def _status(main: Callable[[], int]) -> int:
+    try:
+        return main()
+    except RayYoloError as error:
+        text = redact(f"{type(error).__name__}: {error}")
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as stop:
+        if stop.code not in _EXITS:
+            raise
+        return _EXITS[stop.code]
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader(_STDOUT):
+            return EXIT_UNREAD
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            file = f"{error.filename}: " if error.filename else ""
+            print(redact(f"{file}{error.strerror}; free or repair the storage and rerun the same command"),
+                  file=sys.stderr)
+            return EXIT_FAILED
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise SystemExit(signum)
+
+
+def _has_no_reader(file_number: int) -> bool:
+    """Whether the other end of a pipe is closed: a BrokenPipeError may also come from a socket."""
+    poll = select.poll()
+    poll.register(file_number, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
 def _act(parsed: Parsed[Model], act: Callable[[Model], object], check: Callable[[Model], Model],
          note: Callable[[Model], str] | None = None) -> int:
-    """Do as the command line says; with --dry-run check it, and print every setting as it is decided."""
+    """Call `act`. With --dry-run, call `check` instead, and print every resolved setting and the note."""
     config, origins, dry_run = parsed
     if not dry_run:
         act(config)
         return 0
-    decided = check(config)
-    print(describe(config, origins, decided))
+    resolved = check(config)
+    print(describe(config, origins, resolved))
     if note:
-        print(note(decided))
+        print(note(resolved))
     return 0
+
+
+def _folder(run: str, *, whole: bool = True) -> Path:
+    """The folder of a run or sweep. From a store, it is a copy: all of it, or only log and record."""
+    if not is_address(run):
+        return Path(run)
+    from ray_yolo.runs.remote_run import copy_of
+
+    return copy_of(run, whole=whole)

@@ -1,5 +1,5 @@
-"""`python -m ray_yolo.serve`: detection behind HTTP. `ray_yolo.serve:app` is what `serve run`, `serve deploy` and
-cluster/serve.yaml import; see `runtime/serving.py`.
+"""`python -m ray_yolo.serve`: detection behind HTTP. `serve run`, `serve deploy` and cluster/serve.yaml import
+`ray_yolo.serve:app`; see `runtime/serving.py`.
 """
 
 import sys

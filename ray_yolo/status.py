@@ -1,4 +1,4 @@
-"""`python -m ray_yolo.status`: what a run or sweep is doing now, or what a cluster's nodes are fit for."""
+"""`python -m ray_yolo.status`: what a run or sweep is doing, or whether a cluster's nodes can train."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m ray_yolo.verify`: whether a run's files are sound, and whether two runs trained the same weights."""
+"""`python -m ray_yolo.verify`: checks the files of a run, and whether two runs trained the same weights."""
 
 import sys
 

@@ -83,7 +83,7 @@ def test_the_command_writes_the_same_files_as_the_call(model: YOLO, weights: Pat
     assert {path.name for path in call} >= {"a.jpg", "a.txt", "a.1.jpg", "predictions.csv", "predictions.json"}
 
 
-def test_pictures_that_cannot_be_read_are_told(model: YOLO) -> None:
+def test_pictures_that_cannot_be_read_are_reported(model: YOLO) -> None:
     Path("b.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"^source: b\.png is not an image"):
         model("b.png")

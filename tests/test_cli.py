@@ -36,13 +36,13 @@ def test_the_installed_program_has_every_command(
     module, _, name = project["scripts"]["ray_yolo"].partition(":")
     program = getattr(importlib.import_module(module), name)
     assert status() == status("--help") == status("val", "--help") == 0
-    told = capsys.readouterr().out
-    assert all(f"\n    {command} " in told for command in ("train", "val", "predict", "export", "tune", "sync"))
-    assert "python -m ray_yolo.val" in told
+    output = capsys.readouterr().out
+    assert all(f"\n    {command} " in output for command in ("train", "val", "predict", "export", "tune", "sync"))
+    assert "python -m ray_yolo.val" in output
     assert status("predict", "--weights", "w.pt", "--source", "s", "--confidence", "2") == 2
     assert status("trian") == 2
-    assert "--confidence: got '2'" in (said := capsys.readouterr().err)
-    assert "trian: no such command; there are train" in said
+    assert "--confidence: got '2'" in (errors := capsys.readouterr().err)
+    assert "trian: no such command; the commands are train" in errors
 
 
 def test_the_programs_help_has_five_lines_that_work_and_its_version_is_the_packages(
@@ -75,7 +75,7 @@ def test_checks_shows_versions_devices_cluster_and_storage(
     assert f"torch {torch.__version__.partition('+')[0]}" in page["libraries"]
     assert page["storage"].startswith(f"{tmp_path}: writable, ")
 
-    with socket.socket() as taken:  # bound, but nobody listens
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
         assert cli.checks([]) == 4

@@ -52,8 +52,8 @@ def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_or_read_only_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert raising(OSError(number, os.strerror(number), "/runs/exp/run.json")) == 3
-    assert capsys.readouterr().err == (f"/runs/exp/run.json: {os.strerror(number)}; free or repair the storage and run "
-                                       "the same command again\n")
+    assert capsys.readouterr().err == (f"/runs/exp/run.json: {os.strerror(number)}; free or repair the storage and rerun "
+                                       "the same command\n")
     assert raising(OSError(number, os.strerror(number))) == 3
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -104,12 +104,12 @@ def test_a_broken_pipe_that_is_not_our_output_is_a_defect(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_nobody_reads_ends_the_command_quietly(unbuffered: str) -> None:
+def test_output_without_a_reader_ends_the_command_quietly(unbuffered: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    with os.fdopen(write_end, "wb") as nobody:
-        program = "import sys; from ray_yolo.cli import run; sys.exit(run(lambda: print('told') or 0))"
-        done = subprocess.run([sys.executable, "-c", program], stdout=nobody, stderr=subprocess.PIPE, cwd=ROOT,
+    with os.fdopen(write_end, "wb") as closed:
+        program = "import sys; from ray_yolo.cli import run; sys.exit(run(lambda: print('text') or 0))"
+        done = subprocess.run([sys.executable, "-c", program], stdout=closed, stderr=subprocess.PIPE, cwd=ROOT,
                               check=False, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -120,7 +120,7 @@ def test_threads_that_wait_for_one_another_soon_sleep_unless_the_user_has_said_h
     monkeypatch.setenv("GOMP_SPINCOUNT", own or "")
     if own is None:
         monkeypatch.delenv("GOMP_SPINCOUNT")
-    told: list[str] = []
-    assert run(lambda: told.append(os.environ["GOMP_SPINCOUNT"]) or 0) == 0
-    assert told == [seen]
+    values: list[str] = []
+    assert run(lambda: values.append(os.environ["GOMP_SPINCOUNT"]) or 0) == 0
+    assert values == [seen]
     assert worker_environment(Placement())["GOMP_SPINCOUNT"] == seen

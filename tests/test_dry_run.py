@@ -32,7 +32,7 @@ REFUSED = [
     (f"train {TRAIN} --num-workers 0 --gpus-per-worker 1", 4, "gpus_per_worker: 1 was requested"),
     ("train --resume nowhere", 2, "nowhere is no run folder"),
     (f"tune {TUNE} --data nowhere.yaml", 2, "nowhere.yaml: no such file"),
-    (f"tune {TUNE} --space nowhere.yaml", 2, "space: nowhere.yaml is no file"),
+    (f"tune {TUNE} --space nowhere.yaml", 2, "space: nowhere.yaml: no such file"),
     (f"tune {TUNE} --warm-start nowhere.csv", 2, "nowhere.csv: cannot be read"),
     (f"tune {TUNE} --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),
     ("val --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),
@@ -79,12 +79,12 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize(("line", "status", "told"), REFUSED)
+@pytest.mark.parametrize(("line", "status", "message"), REFUSED)
 def test_what_a_start_refuses_its_dry_run_refuses_in_the_same_words(
-        say: Say, folder: Path, line: str, status: int, told: str) -> None:
+        say: Say, folder: Path, line: str, status: int, message: str) -> None:
     start, dry = say(line), say(f"{line} --dry-run")
     assert (start.status, start.out, len(start.err.splitlines())) == (status, "", 1), start.err
-    assert told in start.err
+    assert message in start.err
     assert dry == start
     assert not (folder / "runs").exists()
 
@@ -123,7 +123,7 @@ def test_a_dry_run_shows_the_workers_that_auto_chooses_here_and_that_a_cluster_d
     assert here.out.endswith("# in this process, without Ray\n"), here.err
     assert f"\n{'num_workers: 0':<40}  # default; decided at the start\n" in here.out
     there = say(f"train {TRAIN} --address 10.0.0.1:6379 --dry-run")
-    assert there.out.endswith("# the cluster decides the number of workers, and with it the batch size\n"), there.err
+    assert there.out.endswith("# the cluster decides the number of workers and the batch size\n"), there.err
     assert f"\n{'num_workers: auto':<40}  # default\n" in there.out
     assert f"\n{'batch_size: null':<40}  # default\n" in there.out
 

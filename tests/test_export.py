@@ -38,9 +38,9 @@ def test_the_exporter_gets_the_configuration_and_its_result_is_printed(
 def test_a_dry_run_prints_everything_and_exports_nothing(
         calls: list[ExportConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "\nformat: onnx                              # default\n" in told
-    assert "\nimgsz: 320                                # default; decided at the start\n" in told
+    output = capsys.readouterr().out
+    assert "\nformat: onnx                              # default\n" in output
+    assert "\nimgsz: 320                                # default; decided at the start\n" in output
     assert calls == []
 
 

@@ -163,9 +163,9 @@ def test_a_split_without_a_box_is_refused_unless_that_is_meant(files: Path, tmp_
         train(f"--data {data}/data.yaml", files, tmp_path)
     assert not (tmp_path / "runs").exists()
     run = train(f"--data {data}/data.yaml --allow-empty --epochs 1", files, tmp_path)
-    (told,) = run.all("dataset", "splits")
-    assert told[split].boxes == told[split].empty_file == 0
-    assert told[split].no_file == told[split].images > 0
+    (splits,) = run.all("dataset", "splits")
+    assert splits[split].boxes == splits[split].empty_file == 0
+    assert splits[split].no_file == splits[split].images > 0
 
 
 def test_every_start_tells_what_the_data_set_holds(files: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The dependency rule: imports point down only and in no circle, siblings do not meet, and each foreign world has its
-doors.
+"""The dependency rule: imports point down only and form no cycle, siblings do not import each other, and only named
+modules import Ray, MLflow, torch.distributed and obstore.
 """
 
 import ast
@@ -58,7 +58,7 @@ def objection(path: str, name: str) -> str | None:
     there = name.split(".")[1] if within(name, "ray_yolo") and "." in name else None
     door = next((door for world, door in DOORS.items() if within(name, world)), None)
     if name in RANK_TESTS:
-        return "nobody asks for the rank; scores are global before anyone sees them"
+        return "no module reads the rank: scores are global before any code uses them"
     if name.startswith("."):
         return "a relative import; write it out"
     if door and not path.startswith(door):
@@ -66,11 +66,11 @@ def objection(path: str, name: str) -> str | None:
     if here == "ops" and not any(within(name, package) for package in FOR_OPS):
         return "ops imports torch, numpy and the standard library only"
     if here == "tune" and path not in RAY_IN_TUNE and f"{'/'.join(name.split('.')[1:3])}.py" in RAY_IN_TUNE:
-        return "what a search is does not know who runs its trials; hand it in"
+        return "the modules of a search do not import the code that runs its trials; pass it as an argument"
     if there and floor(there) > floor(here):
-        return f"{there} stands above {here}; hand it in, or move what is needed down (see FLOORS)"
+        return f"{there} is above {here}; pass it as an argument, or move the shared code down (see FLOORS)"
     if there and there != here and {there, here} <= set(SIBLINGS):
-        return f"{there} and {here} are siblings; what both need belongs into core or ops"
+        return f"{there} and {here} are siblings; shared code belongs into core or ops"
     return None
 
 
@@ -89,7 +89,7 @@ def imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
 
 
 def circles(edges: Mapping[str, Collection[str]]) -> list[str]:
-    """Modules in or above a circle: what is left when those that import nothing more are taken away, in rounds."""
+    """Modules in or above a cycle: those that remain when modules without remaining imports are removed repeatedly."""
     left = {module: set(targets) for module, targets in edges.items()}
     while free := [module for module, targets in left.items() if not targets & left.keys()]:
         for module in free:

@@ -350,14 +350,14 @@ def test_the_nearest_tests_notice(copy: Path, mutation: Mutation) -> None:
         ended = run(copy, [f"tests/{name}" for name in mutation.tests.split()])
     finally:
         path.write_text(sound)
-    assert ended.returncode == 1, f"nobody noticed:\n{ended.stdout[-2000:]}{ended.stderr[-500:]}"
+    assert ended.returncode == 1, f"no test failed:\n{ended.stdout[-2000:]}{ended.stderr[-500:]}"
     assert re.search(r"^(FAILED|ERROR) tests/", ended.stdout, re.MULTILINE)
 
 
 def test_the_table_is_true() -> None:
-    """Quick, so that whoever changes a line that is in the table hears of it at once."""
+    """Quick, so that a change of a line in the table fails at once."""
     for mutation in MUTATIONS:
-        found = (ROOT / "ray_yolo" / mutation.file).read_text().count(mutation.before)
-        assert found == 1, f"{mutation.file}: {mutation.before!r} stands there {found} times; mend its row of the table"
+        count = (ROOT / "ray_yolo" / mutation.file).read_text().count(mutation.before)
+        assert count == 1, f"{mutation.file}: {mutation.before!r} occurs {count} times; correct its row of the table"
         for name in mutation.tests.split():
             assert (ROOT / "tests" / name).is_file(), f"{mutation.file}: {mutation.before!r} names {name}"

@@ -35,9 +35,9 @@ def test_the_predictor_gets_the_configuration(calls: list[PredictConfig]) -> Non
 def test_a_dry_run_prints_everything_and_predicts_nothing(
         calls: list[PredictConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--source", "pictures", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert "\nsource: pictures                          # --source\n" in told
-    assert "\nimgsz: 320                                # default; decided at the start\n" in told
+    output = capsys.readouterr().out
+    assert "\nsource: pictures                          # --source\n" in output
+    assert "\nimgsz: 320                                # default; decided at the start\n" in output
     assert calls == []
 
 

@@ -42,11 +42,11 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     assert main(argv) == 0
     config, origins, _ = parse_train(argv)
     decided = config.model_copy(update={"recipe": resolve(config.recipe, 2, gpu=False)})
-    told = capsys.readouterr().out
-    assert told == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
+    output = capsys.readouterr().out
+    assert output == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
                     "step), precision fp32, learning rate 0.01 (SGD)\n# Ray: 2 workers of Ray Train, placed by PACK; "
                     "each has its part of a node's CPUs, 0 GPU\n")
-    assert "\nbatch_size: 32                            # default; decided at the start\n" in told
+    assert "\nbatch_size: 32                            # default; decided at the start\n" in output
     assert calls == []
 
 

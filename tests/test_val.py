@@ -33,9 +33,9 @@ def test_the_validator_gets_the_configuration(calls: list[ValConfig]) -> None:
 def test_a_dry_run_prints_everything_and_validates_nothing(
         calls: list[ValConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--weights", "best.pt", "--dry-run"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("weights: best.pt                          # --weights\n")
-    assert "\nimgsz: 320                                # default; decided at the start\n" in told
+    output = capsys.readouterr().out
+    assert output.startswith("weights: best.pt                          # --weights\n")
+    assert "\nimgsz: 320                                # default; decided at the start\n" in output
     assert calls == []
 
 

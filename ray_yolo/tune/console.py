@@ -1,7 +1,7 @@
-"""The progress of a sweep on the driver's console.
+"""Displays the progress of a sweep on the driver's console.
 
-On a terminal a live table of trials is redrawn, and other prints appear above it; elsewhere (job logs, files) there is
-one whole line for each trial that ends.
+A terminal shows a live table of trials, with other output above it. Job logs and files get one line for each trial that
+ends.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ COLUMNS = ("trial", "state", "epoch", "fitness", "best")
 _STYLES = {"finished": "green", "failed": "red"}
 _RECENT = 5  # ended trials in the table
 _REASON_LENGTH = 160
-_OTHER_LINES = 4  # of the terminal: header, blank line and summary, and one to spare
+_OTHER_LINES = 4  # of the terminal: header, blank line, summary, and a spare one
 
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """How far a trial has come: epochs done, and the fitness of each that was seen."""
+    """The progress of a trial: epochs done, and the fitness of each reported epoch."""
 
     trial: int
     state: State = "running"
     epoch: int = 0
     fitness: tuple[float, ...] = ()
-    begun: float = 0.0  # by the display's clock
+    started: float = 0.0  # by the display's clock
 
 
 class SweepDisplay:
-    """Tells a stream what becomes of a sweep's trials, from its construction until `close()`.
+    """Writes the progress of a sweep's trials to a stream, from its construction until `close()`.
 
-    For one thread; `say` is for any.
+    Use it from one thread; `say` is thread-safe.
 
     Args:
-        total: trials that the sweep shall have.
+        total: number of trials of the sweep.
         epochs: epochs of a trial that is not stopped early.
-        trials: the rows of the ledger that there are already.
+        trials: the present rows of the ledger.
     """
 
     def __init__(self, stream: TextIO, total: int, epochs: int, clock: Callable[[], float] = time.monotonic,
@@ -69,44 +69,44 @@ class SweepDisplay:
         self._running: dict[int, TrialStatus] = {}
         self._ended: list[TrialStatus] = []  # newest first
         self._durations: list[float] = []
-        self._slots = 0  # the most trials that have run at once
+        self._slots = 0  # the most trials that ran at once
         self._console = build_console(stream)
         self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._picture,
-                          # what goes into a file shall stay there
+                          # a redirected stream stays redirected
                           redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
         if self._console.is_interactive:
             self._live.start(refresh=True)
 
     def close(self) -> None:
-        """Leave the last table where it is; what is said from now on follows below."""
+        """Stop redrawing the table; later output follows below it."""
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """Tell whole lines, above the table where there is one."""
+        """Print lines, above the table if there is one."""
         print_whole(self._console, text)
 
     def started(self, trial_number: int) -> None:
-        """A trial's training begins or goes on."""
-        self._running[trial_number] = TrialStatus(trial_number, begun=self._clock())
+        """Show that a trial's training starts or resumes."""
+        self._running[trial_number] = TrialStatus(trial_number, started=self._clock())
         self._slots = max(self._slots, len(self._running))
         self._draw()
 
     def epoch(self, trial_number: int, epoch: int, fitness: float) -> None:
-        """A trial has done so many epochs, the last one with this fitness."""
-        before = self._running[trial_number]
-        self._running[trial_number] = replace(before, epoch=epoch, fitness=(*before.fitness, fitness))
+        """Show that a trial has completed `epoch` epochs, the last one with this fitness."""
+        status = self._running[trial_number]
+        self._running[trial_number] = replace(status, epoch=epoch, fitness=(*status.fitness, fitness))
         self._draw()
 
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
-        """A trial has ended; `trials` are all rows of the ledger."""
-        # may never have begun
-        standing = self._running.pop(trial.number, TrialStatus(trial.number, begun=self._clock()))
-        if trial.fitness is not None:  # Ray Tune keeps the epoch at which a trial is stopped early to itself
-            standing = replace(standing, epoch=trial.epochs, fitness=(*standing.fitness, trial.fitness))
+        """Show that a trial has ended; `trials` are all rows of the ledger."""
+        # it may have failed before its start
+        status = self._running.pop(trial.number, TrialStatus(trial.number, started=self._clock()))
+        if trial.fitness is not None:  # Tune does not report the epoch at which it stops a trial
+            status = replace(status, epoch=trial.epochs, fitness=(*status.fitness, trial.fitness))
         self._trials = trials
-        self._durations.append(self._clock() - standing.begun)
-        self._ended = [replace(standing, state=trial.state), *self._ended][:_RECENT]
-        if trial.state == "failed" or not self._console.is_interactive:  # the table has no room for a reason
+        self._durations.append(self._clock() - status.started)
+        self._ended = [replace(status, state=trial.state), *self._ended][:_RECENT]
+        if trial.state == "failed" or not self._console.is_interactive:  # the table has no column for reasons
             self.say(ended_line(trial, trials, self._total) + self._left())
         self._draw()
 
@@ -117,22 +117,22 @@ class SweepDisplay:
     def _picture(self) -> Group:
         table = Table(*(Column(name, justify="right", no_wrap=True, overflow="crop") for name in COLUMNS),
                       box=None, header_style="bold", pad_edge=False)
-        room = max(self._console.height - _OTHER_LINES, 1)
-        for row in table_rows(list(self._running.values()), self._ended, self._epochs, room):
+        height = max(self._console.height - _OTHER_LINES, 1)
+        for row in table_rows(list(self._running.values()), self._ended, self._epochs, height):
             table.add_row(*row, style=_STYLES.get(row[1]))
         summary = summary_line(self._trials, self._total) + self._left()
         return Group(table, "", Text(summary, no_wrap=True, overflow="crop"))
 
     def _left(self) -> str:
-        ages = [self._clock() - standing.begun for standing in self._running.values()]
-        waiting = self._total - sum(trial.has_ended for trial in self._trials) - len(ages)
-        seconds = seconds_left(self._durations, ages, waiting, self._slots)
+        ages = [self._clock() - status.started for status in self._running.values()]
+        num_waiting = self._total - sum(trial.has_ended for trial in self._trials) - len(ages)
+        seconds = seconds_left(self._durations, ages, num_waiting, self._slots)
         return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
 def table_rows(running: Sequence[TrialStatus], ended: Sequence[TrialStatus], epochs: int, limit: int
                ) -> list[tuple[str, ...]]:
-    """At most `limit` rows under COLUMNS: the running trials, then as many of the ended ones as there is room for."""
+    """At most `limit` rows of COLUMNS: the running trials, then as many of the ended ones as fit."""
     shown = running if len(running) <= limit else running[:limit - 1]
     rows = [_cells(each, epochs) for each in shown]
     if len(shown) < len(running):
@@ -140,14 +140,14 @@ def table_rows(running: Sequence[TrialStatus], ended: Sequence[TrialStatus], epo
     return rows + [_cells(each, epochs) for each in ended[:limit - len(rows)]]
 
 
-def _cells(standing: TrialStatus, epochs: int) -> tuple[str, ...]:
-    seen = standing.fitness
-    numbers = (f"{seen[-1]:.4f}", f"{max(seen):.4f}") if seen else ("-", "-")
-    return str(standing.trial), standing.state, f"{standing.epoch or '-'}/{epochs}", *numbers
+def _cells(status: TrialStatus, epochs: int) -> tuple[str, ...]:
+    fitness = status.fitness
+    numbers = (f"{fitness[-1]:.4f}", f"{max(fitness):.4f}") if fitness else ("-", "-")
+    return str(status.trial), status.state, f"{status.epoch or '-'}/{epochs}", *numbers
 
 
 def summary_line(trials: Sequence[Trial], total: int) -> str:
-    """How far a sweep has come, and its best trial."""
+    """The progress of a sweep, and its best trial."""
     ended, failed = sum(trial.has_ended for trial in trials), sum(trial.state == "failed" for trial in trials)
     best = best_trial(trials)
     return (f"{ended}/{total} trials ended" + (f", {failed} failed" if failed else "")
@@ -155,22 +155,22 @@ def summary_line(trials: Sequence[Trial], total: int) -> str:
 
 
 def ended_line(trial: Trial, trials: Sequence[Trial], total: int) -> str:
-    """What came of a trial that has ended, on one line: a reason without line breaks and colour codes, shortened."""
+    """The result of a trial on one line. A reason is shortened, without line breaks and colour codes."""
     ended, best = sum(each.has_ended for each in trials), best_trial(trials)
     outcome = " ".join(Text.from_ansi(trial.reason).plain.split())
     if len(outcome) > _REASON_LENGTH:
         outcome = f"{outcome[:_REASON_LENGTH - 3]}..."
     if trial.fitness is not None:
         outcome = f"fitness {trial.fitness:.5g} after {trial.epochs} epochs"
-    lead = f"; best {best.fitness:.5g} (trial {best.number})" if best else ""
-    return f"{ended}/{total}  trial {trial.number} {trial.state}: {outcome}{lead}"
+    best_so_far = f"; best {best.fitness:.5g} (trial {best.number})" if best else ""
+    return f"{ended}/{total}  trial {trial.number} {trial.state}: {outcome}{best_so_far}"
 
 
 def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting: int, slots: int) -> float | None:
-    """Seconds until all trials have ended, if each takes the mean of `durations`, those of the trials that have ended.
+    """Seconds until all trials have ended, if each takes the mean of `durations`: the seconds of the ended trials.
 
-    `ages` are the seconds that the running ones have run, `slots` how many run at once. None if no trial has ended
-    yet, or none is left.
+    `ages` are the seconds for which the running trials have run; `slots` is how many run at once. None if no trial has
+    ended yet, or none is left.
     """
     if not durations or not num_waiting + len(ages):
         return None
@@ -180,7 +180,7 @@ def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting:
 
 
 def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
-    """What came of a sweep over `recipe`, and how to use it."""
+    """The result of a sweep over `recipe`, and the commands that use it."""
     weights = f"{address_of(folder) or folder}/weights/best.pt"
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
@@ -188,10 +188,10 @@ def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
 
 
 def describe_sweep(folder: Path) -> list[str]:
-    """Line by line. Of a sweep: its trials, and of those that are under way what `describe_run` says.
+    """The status of a run or sweep, line by line. A sweep's running trials are described as by `describe_run`.
 
     Raises:
-        InputError: if the folder is neither's.
+        InputError: if the folder is not that of a run or sweep.
     """
     if not (folder / LEDGER_FILE).is_file():
         return describe_run(folder)
@@ -205,7 +205,7 @@ def describe_sweep(folder: Path) -> list[str]:
     for trial in trials:
         run_dir = folder / "trials" / trial.folder_name
         if trial.state == "running" and (address := address_of(run_dir)):
-            with suppress(InputError):  # it has not begun
+            with suppress(InputError):  # it has not started
                 run_dir = copy_of(address, whole=False)
         if trial.state == "running" and (run_dir / "events.jsonl").is_file():
             lines += [f"  {line}" for line in describe_run(run_dir)]

@@ -1,11 +1,10 @@
 """The genes of trial k by any algorithm: a pure function of the space, the seed and the rows finished before it.
 
-Promises: no clock, no state, no order (rows are ranked by rung and fitness, ties by trial number), so a proposal can be
-recomputed from a sweep's ledger, and a free slot never waits for a generation to end. Nothing here knows what a
-gene means, how a fitness comes about, or how many trials run at the same time.
+It reads no clock and keeps no state; rows are ranked by rung, fitness and trial number. So a proposal can be recomputed
+from a sweep's ledger, and a free slot never waits for the end of a generation.
 
 Sources: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation);
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), given the rows anew each time and asked once.
+Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), fitted to the rows anew for each proposal.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ MUTATION_PROBABILITY = 0.8  # of each gene
 MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the child's common u
 FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
-WEIGHT_FLOOR = 1e-6  # keeps the worst parent possible, and equal fitness a fair draw
+WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
 DECIMALS = 5
-MAX_DRAWS = 1000  # without one that changes a gene: then none can be changed
+MAX_DRAWS = 1000  # without a changed gene: then no gene can change
 
 
 @dataclass(frozen=True)
 class Gene:
     """One searched field: a range from `low` to `high`, the whole numbers of it, or `values` to choose from.
 
-    `log` decides how random proposals are spread over a range; `gain` how far evolution moves the gene
+    `log` spreads random proposals evenly over the logarithm of a range; `gain` is how far evolution moves the gene
     (0: never).
     """
 
@@ -57,11 +56,11 @@ class Gene:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may try. Its first trials are the `starts`, as they are (a grid has none).
+    """The genes of a search. Its first trials are the `starts` (a grid has none).
 
-    `parent` is whose child evolution makes: one of the best five rows, drawn by fitness, or their mean, weighted
-    by fitness. Before it makes any, evolution draws `random_first` proposals at random, and later one with probability
-    `random_share`: children stay near what is known, and a good place may be far from the start.
+    Evolution mutates a `parent`: one of the five best rows, drawn by fitness, or their mean, weighted by fitness. It
+    first draws `random_first` proposals at random, and later one with probability `random_share`: children stay near
+    their parents, and a good region may be far from the start.
     """
 
     genes: tuple[Gene, ...]
@@ -73,16 +72,16 @@ class Space:
 
 
 class TrialRow(NamedTuple):
-    """A finished trial. Without a finite fitness it failed, and is never a parent."""
+    """A trial that has ended. Without a finite fitness it failed, and is never a parent."""
 
     trial: int
     genes: Mapping[str, GeneValue]
     fitness: float | None
-    rung: int = 0  # how far it was trained; fitness compares within a rung only
+    rung: int = 0  # how far it was trained; fitness is comparable within a rung only
 
 
 def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
-    """Genes of trial `k` (from 0), given the rows that finished before it, in any order; starts come first.
+    """Genes of trial `k` (from 0), from the rows that finished before it, in any order. Starts come first.
 
     Raises:
         IndexError: if a grid has no point k.
@@ -95,12 +94,12 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
     if space.algorithm == "tpe":
         return _estimate(space, rng, rows)
     if space.algorithm == "random" or _draws_at_random(space, k, rng):
-        return {gene.name: _draw(gene, rng.random()) for gene in space.genes}
+        return {gene.name: draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
 
 
 def parents_of(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> tuple[int, ...]:
-    """Trials that proposal `k` is a child of: one, the five best where it is a child of their mean, or none."""
+    """The parents of proposal `k`: one trial, the five best if it is a child of their mean, or none."""
     best = best_rows(rows, NUM_PARENTS)
     rng = generator(Stream.TRIALS, seed, k)
     if space.algorithm != "evolve" or k < len(space.starts) or not best or _draws_at_random(space, k, rng):
@@ -117,9 +116,9 @@ def best_rows(rows: Iterable[TrialRow], count: int) -> list[TrialRow]:
 
 
 def parent_weights(parents: Sequence[TrialRow]) -> np.ndarray:
-    """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6, for rows as `best_rows` has them.
+    """(parents,) probabilities in proportion to fitness - worst fitness + 1e-6, for rows in the order of `best_rows`.
 
-    A row of a lower rung counts as no better than any of a higher one.
+    A row of a lower rung weighs at most as much as each row of a higher one.
     """
     fitness = np.minimum.accumulate([_fitness(row) for row in parents])
     weights = fitness - fitness.min() + WEIGHT_FLOOR
@@ -131,8 +130,8 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
 
     A range's value is multiplied by clip(1 + gain x b x z x u x 0.2, 0.3, 3.0), b Bernoulli(0.8) and z standard
     normal per gene, u uniform(0, 1) once per child; then rounded to 5 decimals and clipped. So 0 stays 0. Whole
-    numbers are rounded up or down at random, without bias, because small ones would never move otherwise.
-    Draws are repeated until something changed; genes that cannot move at all give the parent back.
+    numbers are rounded up or down at random, without bias: small ones would never move otherwise.
+    Draws are repeated until a gene changes. If no gene can move, the child equals the parent.
     """
     gains = np.array([gene.gain for gene in genes])
     child = dict(parent)
@@ -156,38 +155,38 @@ def can_move(gene: Gene, value: GeneValue) -> bool:
 
 
 def nearest(gene: Gene, value: object) -> GeneValue:
-    """The value that a gene may have and that is nearest to this one: clipped, or the first choice.
+    """The nearest value that a gene allows: the value clipped to the range, an equal choice, or the first choice.
 
-    What is no number becomes the low end of a range.
+    A value that is no number becomes the low end of a range.
     """
     if gene.kind == "choice":
-        return next((own for own in gene.values if own == value), gene.values[0])
+        return next((choice for choice in gene.values if choice == value), gene.values[0])
     number = _clip(float(value) if isinstance(value, (int, float)) else gene.low, gene)
     return round(number) if gene.kind == "int" else number
 
 
 def check_algorithm(space: Space) -> None:
-    """Refuse an algorithm whose library is missing.
+    """Check that the library of an algorithm is installed.
 
     Raises:
-        ConfigError: with the command that installs it.
+        ConfigError: if it is not, naming the extra that installs it.
     """
     if space.algorithm == "tpe" and importlib.util.find_spec("optuna") is None:
         raise ConfigError("search.algorithm: tpe needs Optuna; install ray_yolo[optuna], or use evolve or random")
 
 
 def searcher(space: Space) -> str:
-    """The library that proposes beside this file, with its version; another version may propose other genes."""
+    """The external library that proposes, with its version; '': none. Another version may propose other genes."""
     return f"optuna {importlib.metadata.version('optuna')}" if space.algorithm == "tpe" else ""
 
 
 def grid_size(genes: Sequence[Gene]) -> int:
-    """Points of the grid over choices and ranges of whole numbers."""
+    """The number of points of the grid over choices and ranges of whole numbers."""
     return math.prod(len(_grid_values(gene)) for gene in genes)
 
 
 def _draws_at_random(space: Space, k: int, rng: np.random.Generator) -> bool:
-    """Whether evolution's proposal `k` is no child. Takes a draw only where the share is between 0 and 1."""
+    """Whether evolution draws proposal `k` at random. Consumes a draw only if the share is above 0."""
     return k < len(space.starts) + space.random_first or 0 < space.random_share > rng.random()
 
 
@@ -196,12 +195,12 @@ def _draw_parent(parents: Sequence[TrialRow], rng: np.random.Generator) -> Trial
 
 
 def _parent_genes(space: Space, parents: Sequence[TrialRow], rng: np.random.Generator) -> Mapping[str, GeneValue]:
-    """Genes to mutate: of one of the parents, or their mean; the first start while nothing has finished."""
+    """The genes to mutate: those of one parent, or the mean of all; the first start if no row has finished."""
     if not parents:
         return space.starts[0]
     drawn, weights = _draw_parent(parents, rng).genes, parent_weights(parents)
     means = {gene.name: nearest(gene, float(weights @ [float(row.genes[gene.name]) for row in parents]))
-             for gene in space.genes if gene.kind != "choice" and space.parent == "mean"}  # choices have none
+             for gene in space.genes if gene.kind != "choice" and space.parent == "mean"}  # choices have no mean
     return {**drawn, **means}
 
 
@@ -229,12 +228,12 @@ def _mutated(gene: Gene, value: GeneValue, factor: float, chance: float) -> Gene
         others = [other for other in gene.values if other != value]
         return others[int(chance / probability * len(others))] if others and chance < probability else value
     if factor == 1:
-        return value  # as it is, so that a child never differs by its rounding alone
+        return value  # not rounded: a child must not differ by rounding alone
     scaled = float(value) * factor
     return int(_clip(math.floor(scaled + chance), gene)) if gene.kind == "int" else _clip(round(scaled, DECIMALS), gene)
 
 
-def _draw(gene: Gene, chance: float) -> GeneValue:
+def draw(gene: Gene, chance: float) -> GeneValue:
     """A random value of one gene; `chance` is uniform in [0, 1). Floats keep 5 significant digits."""
     if gene.kind == "choice":
         return gene.values[int(chance * len(gene.values))]
@@ -261,9 +260,9 @@ def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[TrialRow]) 
     sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)))
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {gene.name: _distribution(gene) for gene in space.genes}
-    told = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
-    highest = max((row.rung for row in told), default=0)
-    for row in told:  # Optuna, too, ranks what was pruned below what was not, by step and then by value
+    finished = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
+    highest = max((row.rung for row in finished), default=0)
+    for row in finished:  # Optuna ranks pruned trials below completed ones, by step and then by value
         stopped: dict[str, Any] = {"state": optuna.trial.TrialState.PRUNED,
                                    "intermediate_values": {row.rung: row.fitness}}
         study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness,

@@ -1,6 +1,6 @@
-"""The files of a sweep that people and YOLOv5's tools know: evolve.csv and hyp_evolve.yaml, written and read.
+"""Writes and reads the files of a sweep that users and YOLOv5's tools know: evolve.csv and hyp_evolve.yaml.
 
-Those that are written are projections of the ledger and can be made again.
+They are computed from the ledger, and can be written again from it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ray_yolo.checkpoints.remote import RemoteCheckpoints, local_file
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.config.settings import GENES, read_config_file
+from ray_yolo.config.settings import GENES, canonical, config_fields, read_config_file
 from ray_yolo.config.yaml import read_scalar, to_yaml
 from ray_yolo.core.errors import InputError, StorageError
 from ray_yolo.core.events import ANCHOR_TERMS
@@ -25,17 +25,18 @@ from ray_yolo.runs.working_copy import address_of
 from ray_yolo.sinks.metric_names import COLUMNS, loss_column
 from ray_yolo.storage.store import open_store
 from ray_yolo.tune.evolution import NUM_PARENTS, GeneValue, Space, TrialRow, best_rows, nearest
-from ray_yolo.tune.search import Search
+from ray_yolo.tune.search import SEARCH, Search
 from ray_yolo.tune.trials import Trial, best_trial, overlay, recipe_value, replay_command, short_name, trained_recipe
 
 RUNG = "rung"
+_RECIPE = config_fields(Recipe)
 
 
 def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
-    """The text of evolve.csv: YOLOv5's columns, then all its genes and whatever else was searched.
+    """The text of evolve.csv: YOLOv5's columns, all its genes, and the other genes of the sweep.
 
-    One row for each finished trial, by number; cells are right-aligned, numbers exact. Where some were stopped early a
-    last column says how many rungs each had reached: only numbers of one rung compare.
+    It has one row for each finished trial, by number. Cells are right-aligned, numbers exact. If trials were stopped
+    early, a last column has the rungs that each reached: only numbers of one rung are comparable.
     """
     finished = [trial for trial in trials if trial.state == "finished"]
     genes = _gene_names(finished)
@@ -52,9 +53,9 @@ def format_evolve_csv(recipe: Recipe, trials: Iterable[Trial]) -> str:
 
 
 def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
-    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row, and how they changed on the way if they did.
+    """The text of hyp_evolve.yaml, for `--hyp`: all genes of the best row, and their changes during its training.
 
-    None while no row has finished.
+    None if no row has finished.
     """
     best = best_trial(trials)
     if best is None:
@@ -70,16 +71,16 @@ def format_hyp_evolve(recipe: Recipe, trials: Sequence[Trial]) -> str | None:
 
 
 def write_sweep_files(folder: str | os.PathLike[str], recipe: Recipe, trials: Sequence[Trial]) -> None:
-    """Make evolve.csv and, once there is a best row, hyp_evolve.yaml anew."""
+    """Write evolve.csv and, if there is a best row, hyp_evolve.yaml."""
     atomic_write(Path(folder) / "evolve.csv", format_evolve_csv(recipe, trials), durable=False)
     if text := format_hyp_evolve(recipe, trials):
         atomic_write(Path(folder) / "hyp_evolve.yaml", text, durable=False)
 
 
 def drop_weights(folder: str | os.PathLike[str]) -> None:
-    """Remove what is heavy from the run folder of a trial that nothing goes on from: its command trains it again.
+    """Remove checkpoints, weights and detections from the run folder of a beaten trial: its command trains it again.
 
-    What a store does not remove now stays; the end of the sweep tries it again.
+    An error of a store is ignored: the end of the sweep tries again.
     """
     for name in ("checkpoints", "weights"):
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
@@ -92,30 +93,34 @@ def drop_weights(folder: str | os.PathLike[str]) -> None:
 
 
 def keep_best(folder: Path, best: Trial) -> None:
-    """Put the best trial's weights beside the ledger, as weights/best.pt and last.pt."""
+    """Copy the best trial's weights to weights/best.pt and weights/last.pt in the sweep's folder.
+
+    Raises:
+        StorageError: if the store of the trial does not answer.
+    """
     weights, run = folder / "weights", folder / "trials" / best.folder_name
     weights.mkdir(exist_ok=True)
-    found = list((run / "weights").glob("[bl][ea]st.*"))
+    files = list((run / "weights").glob("[bl][ea]st.*"))
     if address := address_of(run):  # another machine may have trained it
         try:
-            there = open_store(address).list("weights/")
+            entries = open_store(address).list("weights/")
         except OSError as error:
-            raise StorageError(f"{address}: {error}; the same command goes on when storage answers") from None
-        copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in there
+            raise StorageError(f"{address}: {error}; rerun the same command when storage answers") from None
+        copies = [local_file(f"{address}/weights/{entry.name.removesuffix('.json')}.pt") for entry in entries
                   if entry.name in ("best.json", "last.json")]
-        found = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
-    for path in found:
+        files = [path for copy in copies for path in (copy, copy.with_suffix(".json"))]
+    for path in files:
         shutil.copyfile(path, weights / path.name)
 
 
 def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, GeneValue]]:
-    """The genes in an old evolve.csv (its five best rows by this search's objective), a hyp file, or each hyp file of a
-    folder, moved into the space; what a file does not say is as in the space's first start.
+    """Starts from old results, each gene moved into the space. Missing genes are those of the space's first start.
 
-    They are trained again, not believed: a fitness of another data set or schedule compares with nothing here.
+    An evolve.csv gives its five best rows by this search's objective, a hyp file one start, a folder one for each hyp
+    file. Their old fitness is not used: it comes from another data set or schedule.
 
     Raises:
-        InputError: if the file is neither, or has no row to use.
+        InputError: if the file is none of these, is a search space, or has no usable row.
     """
     rows = _read_csv(path, search) if path.endswith(".csv") else _read_hyps(path)
     return [{gene.name: nearest(gene, row[gene.name]) if gene.name in row else space.starts[0][gene.name]
@@ -123,7 +128,7 @@ def read_warm_start(path: str, space: Space, search: Search) -> list[dict[str, G
 
 
 def _read_csv(path: str, search: Search) -> list[dict[str, Any]]:
-    """Genes of the best rows of an evolve.csv, best first."""
+    """The genes of the best rows of an evolve.csv, best first."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file) if line]
@@ -147,22 +152,32 @@ def _old_fitness(row: Mapping[str, Any], search: Search) -> float | None:
 
 
 def _read_hyps(path: str) -> list[dict[str, Any]]:
-    """Genes of a hyp file, or of each YAML file of a folder."""
+    """The genes of a hyp file, or of each YAML file of a folder."""
     files = [path]
     if os.path.isdir(path):
         files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml"))
     if not files:
         raise InputError(f"{path}: no hyp file (*.yaml) in this folder; give another one, or leave --warm-start out")
-    return [{short_name(name): _scalar(given.value) for name, given in read_config_file(file).items()}
-            for file in files]
+    return [_read_hyp(file) for file in files]
+
+
+def _read_hyp(path: str) -> dict[str, Any]:
+    """Genes of a hyp file. A search space is refused: its ranges are no values to start from."""
+    values = read_config_file(path)
+    for name, item in values.items():
+        is_list = isinstance(item.value, list) and name in _RECIPE and _RECIPE[name].types in ((int,), (float,))
+        if name.partition(".")[0] == SEARCH or canonical(name.rpartition(".")[0]) in _RECIPE or is_list:
+            raise InputError(f"{item.origin}: {name}: a search space has no values to start from; give it as --space, "
+                             "and to --warm-start an evolve.csv, a hyp file (lr0: 0.01), or a folder of hyp files")
+    return {short_name(name): _scalar(item.value) for name, item in values.items()}
 
 
 def _scalar(value: Any) -> Any:
-    """A value as YAML reads it; text that stands for none stays text."""
+    """A value as YAML reads it; text that YAML reads as null stays text."""
     read = read_scalar(value) if isinstance(value, str) else value
     return value if read is None else read
 
 
 def _gene_names(trials: Iterable[Trial]) -> list[str]:
-    """YOLOv5's genes, then what else was searched."""
+    """YOLOv5's genes, then the other genes of the trials."""
     return list(dict.fromkeys([*GENES, *(name for trial in trials for name in trial.genes)]))

@@ -1,7 +1,7 @@
-"""The ledger of a sweep: an append-only log of what was proposed, what it followed from, and what came of it.
+"""The ledger of a sweep: an append-only log of each proposal, the rows it follows from, and its result.
 
-The ledger is the truth: a restart reads it and nothing else. What has ended never runs again, what was proposed goes
-on under the same number with the same genes, and every proposal can be recomputed from the rows before it.
+A restart reads the ledger and nothing else. Trials that ended never run again; unfinished ones continue under the same
+number with the same genes. Every proposal can be recomputed from the rows before it.
 """
 
 from __future__ import annotations
@@ -23,57 +23,60 @@ from ray_yolo.tune.evolution import Genes, Space, TrialRow, parents_of, propose,
 from ray_yolo.tune.search import Search
 from ray_yolo.tune.trials import Origin, Segment, Trial, finished_rows, fork_trial, new_trial, replay_command
 
+if TYPE_CHECKING:
+    from ray_yolo.runs.remote_run import RemoteRun
+
 VERSION = 1
 Numbers = Mapping[str, float | None]
 
 
 class Begun(BaseModel, frozen=True):
-    """The first line, `sweep`: what is searched."""
+    """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
-    identity: dict[str, str]  # digests of what is not here whole: `data set`, `base recipe`
+    identity: dict[str, str]  # digests of `data set` and `base recipe`, and the `searcher`
     space: Space
     search: Search
-    recipe: Recipe  # resolved; the base of all trials
+    recipe: Recipe  # the base of all trials, resolved
 
 
 class TrialEvent(BaseModel, frozen=True):
-    """A later line: what happened to a trial. What is added to one has a default, so that every older line is read."""
+    """A later line: what happened to a trial. New fields need a default, so that older lines can be read."""
 
     trial: int
 
 
 class Proposed(TrialEvent):
-    """A new row, and what it follows from."""
+    """A new row, and the rows it follows from."""
 
     genes: Genes
     seen: tuple[int, ...]  # the trials that had finished before
-    rungs: tuple[int, ...]  # theirs
+    rungs: tuple[int, ...]  # their rungs
     parents: tuple[int, ...]
     command: str
 
 
 class Started(TrialEvent):
-    """Its training begins, or begins again."""
+    """Its training starts or resumes."""
 
     attempt: int
 
 
 class Judged(TrialEvent):
-    """The scheduler has compared it with others after so many epochs, and lets it go on."""
+    """The scheduler compared it with others after `epoch` epochs, and lets it continue."""
 
     epoch: int
     fitness: float
 
 
 class Lost(TrialEvent):
-    """It was interrupted by what its recipe can do nothing for: it is queued again."""
+    """A failure that the recipe did not cause interrupted it: it is queued again."""
 
     reason: str
 
 
 class Exploited(TrialEvent):
-    """It goes on from another one's checkpoint with changed genes."""
+    """It continues from another trial's checkpoint with changed genes."""
 
     genes: Genes
     origin: Origin
@@ -81,17 +84,18 @@ class Exploited(TrialEvent):
 
 
 class Finished(TrialEvent):
-    """It has come to its end, or was stopped by the scheduler; the numbers are of its last epoch."""
+    """It completed, or the scheduler stopped it. Fitness, metrics and losses are those of its best.pt."""
 
     fitness: float
     metrics: Numbers
     losses: Numbers
-    epochs: int
+    epochs: int  # trained
     stopped: bool
+    last_fitness: float | None = None  # of the last epoch, which the scheduler has compared; None: `fitness`
 
 
 class Failed(TrialEvent):
-    """It has failed for good."""
+    """It failed, and does not run again."""
 
     reason: str
 
@@ -102,27 +106,24 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 Line = TypeVar("Line", Begun, TrialEvent)
 
 
-if TYPE_CHECKING:
-    from ray_yolo.runs.remote_run import RemoteRun
-
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep is: equal values continue each other's ledger, others are refused."""
+    """The identity of a sweep: an equal one continues its ledger, any other is refused."""
 
     space: Space
     search: Search
-    recipe: Recipe  # base of all trials, as it was asked for; its seed is the search's too
+    recipe: Recipe  # base of all trials, as requested; its seed also seeds the search
     labels: str  # digest of the data set's labels
 
 
 class Ledger:
-    """The one writer of a sweep's ledger; opening it continues what is there. Safe to use from several threads.
+    """The only writer of a sweep's ledger. Opening it continues an existing one. Thread-safe.
 
     Args:
-        path: the file; made if it does not exist.
+        path: the file; created if it does not exist.
         sweep: what is searched.
-        resolved: the base recipe with everything decided that was left open. Used by the first start only.
-        stored: where the sweep lies, if in a store: each line is there before anything is acted on.
+        resolved: the base recipe with every open setting decided. Used by the first start only.
+        stored: the sweep's folder in a store, if it is in one: each line is uploaded before it takes effect.
 
     Raises:
         InputError: if the file is the ledger of another sweep, naming what differs.
@@ -138,65 +139,65 @@ class Ledger:
                       search=sweep.search, recipe=resolved)
         events = read_ledger(self.path)
         if events:
-            _check_identity(self.path, _split(events)[0], _as_written(begun), sweep.recipe)
+            _check_identity(self.path, _split(events)[0], _as_written(begun))
         self._log = EventLog(self.path)
         self._begun, _ = _split(events or [self._write(begun)])
         self._trials = read_trials(events)
         self.warning = _searcher_warning(self._begun, begun)
-        """What is to be said of a sweep that goes on under another searcher; '': nothing."""
+        """Warning that the sweep continues with another version of the searcher; '': none."""
         self.recipe = self._begun.recipe
         self.rungs = sweep.search.rungs(self.recipe.epochs)
-        """Epochs after which the scheduler compares trials."""
+        """Epochs after which the scheduler compares trials, ascending."""
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """All rows by number."""
+        """All rows, by number."""
         with self._lock:
             return tuple(self._trials.values())
 
     @property
     def to_run(self) -> tuple[Trial, ...]:
-        """Rows that a restart goes on with before it proposes any other: proposed or started, and not ended."""
+        """Rows that have not ended. A restart continues them before it proposes others."""
         return tuple(trial for trial in self.trials if not trial.has_ended)
 
     def propose(self) -> Trial:
-        """A new row, proposed from all rows finished so far; on disk before it is given out."""
+        """A new row, proposed from all rows finished so far; it is on disk before this returns."""
         with self._lock:
             number, rows = len(self._trials), finished_rows(self._trials.values())
-            given = self._sweep.space, self.recipe.seed, number, rows
-            genes = propose(*given)
+            arguments = self._sweep.space, self.recipe.seed, number, rows
+            genes = propose(*arguments)
             self.append(Proposed(trial=number, genes=genes, seen=tuple(row.trial for row in rows),
-                                 rungs=tuple(row.rung for row in rows), parents=parents_of(*given),
+                                 rungs=tuple(row.rung for row in rows), parents=parents_of(*arguments),
                                  command=replay_command(self.recipe, [Segment(0, genes)])))
             return self._trials[number]
 
     def start(self, number: int) -> None:
-        """A trial's training begins, or begins again after an interruption."""
+        """Record that a trial's training starts, or resumes after an interruption."""
         self.append(Started(trial=number, attempt=self._trials[number].attempts + 1))
 
     def exploit(self, number: int, genes: Genes, origin: Origin) -> None:
-        """A trial is about to go on from another one's checkpoint with changed genes."""
+        """Record that a trial continues from another one's checkpoint with changed genes, before it does."""
         command = replay_command(self.recipe, fork_trial(self._trials, self._trials[number], genes, origin).lineage)
         self.append(Exploited(trial=number, genes=genes, origin=origin, command=command))
 
     def finish(self, number: int, fitness: float | None, metrics: Numbers, losses: Numbers, epochs: int, *,
-               stopped: bool = False) -> None:
-        """A trial has ended, or was stopped, after so many epochs. Without a finite fitness it has failed."""
+               stopped: bool = False, last_fitness: float | None = None) -> None:
+        """Record that a trial completed, or was stopped, after `epochs` epochs. Without a finite fitness it failed."""
         if fitness is None or not math.isfinite(fitness):
             self.append(Failed(trial=number, reason=f"no finite fitness after {epochs} epochs"))
         else:
             self.append(Finished(trial=number, fitness=fitness, metrics=metrics, losses=losses, epochs=epochs,
-                                 stopped=stopped))
+                                 stopped=stopped, last_fitness=last_fitness))
 
     def append(self, event: TrialEvent) -> None:
-        """Write down what has happened to a trial that has not ended, and bring its row up to date."""
+        """Write an event of a trial that has not ended, and update its row."""
         with self._lock:
             trial = self._trials.get(event.trial)
             assert trial is None or not trial.has_ended, f"trial {event.trial} has ended already"
             _fold(self._trials, self._write(event), self._begun)
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         self._log.close()
 
     def _write(self, event: Line) -> Line:
@@ -207,10 +208,10 @@ class Ledger:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Begun | TrialEvent]:
-    """All events of a ledger; one not begun yet has none.
+    """All events of a ledger; none if the file does not exist.
 
     Raises:
-        InputError: if it is no ledger, a later version's, or damaged.
+        InputError: if the file is no ledger, was written by a later version, or is damaged.
     """
     lines = read_lines(path)
     if lines and lines[0]["type"] != "sweep":
@@ -221,11 +222,11 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Begun | TrialEvent]:
         return [TYPES[line["type"]].model_validate(line) for line in lines]
     except (KeyError, ValidationError) as error:
         what = " ".join(str(error).split("\n")[:2])
-        raise InputError(f"{path}: damaged: {what}; put it back from a copy, or choose another --name") from None
+        raise InputError(f"{path}: damaged: {what}; restore it from a copy, or choose another --name") from None
 
 
 def read_trials(events: Sequence[Begun | TrialEvent]) -> dict[int, Trial]:
-    """The rows of a ledger by number, each as far as it has come. A row that ended twice keeps its first end."""
+    """The current rows of a ledger, by number. A row that ended twice keeps its first end."""
     trials: dict[int, Trial] = {}
     if events:
         begun, later = _split(events)
@@ -235,39 +236,39 @@ def read_trials(events: Sequence[Begun | TrialEvent]) -> dict[int, Trial]:
 
 
 def verify(events: Sequence[Begun | TrialEvent]) -> list[str]:
-    """What in a ledger does not follow from the rows before it; nothing if all is well.
+    """The inconsistencies of a ledger, one text each; none if every line follows from those before it.
 
-    Each proposal must equal `propose(space, seed, number, rows)`, where the rows are those that finished before it and
-    the ones it says it has seen, on the rungs it says; numbers must count from 0, and no trial may end twice.
+    Each proposal must equal `propose(space, seed, number, rows)`. Its `seen` and `rungs` must be those of the rows that
+    finished before it. Numbers must count from 0, and no trial may end twice.
     """
     begun, later = _split(events)
     trials, problems = dict[int, Trial](), list[str]()
     for event in later:
         number, trial = event.trial, trials.get(event.trial)
         if isinstance(event, Proposed) and (trial or number != len(trials)):
-            problems.append(f"trial {number}: proposed where trial {len(trials)} was to come")
+            problems.append(f"trial {number}: proposed in the place of trial {len(trials)}")
         elif isinstance(event, Proposed):
             problems += _check_proposal(event, begun, finished_rows(trials.values()))
         elif trial is None or trial.has_ended:
             fault = "has ended" if trial else "is unknown"
-            problems.append(f"trial {number}: {NAMES[type(event)]}, though it {fault}")
+            problems.append(f"trial {number}: {NAMES[type(event)]}, although it {fault}")
         _fold(trials, event, begun)
     return problems
 
 
 def _check_proposal(event: Proposed, begun: Begun, rows: Sequence[TrialRow]) -> list[str]:
-    who, seen, rungs = f"trial {event.trial}", [row.trial for row in rows], [row.rung for row in rows]
+    subject, seen, rungs = f"trial {event.trial}", [row.trial for row in rows], [row.rung for row in rows]
     if list(event.seen) != seen:
-        return [f"{who}: says it has seen {list(event.seen)}, but {seen} had finished"]
+        return [f"{subject}: records the finished trials {list(event.seen)}, but {seen} had finished"]
     if list(event.rungs) != rungs:
-        return [f"{who}: says that what it has seen was on the rungs {list(event.rungs)}, but it was on {rungs}"]
+        return [f"{subject}: records the rungs {list(event.rungs)} of the finished trials, but they were {rungs}"]
     expected = plain(propose(begun.space, begun.recipe.seed, event.trial, rows))
-    return [f"{who}: {name} is {event.genes.get(name)!r}, but {value!r} follows from its rows"
+    return [f"{subject}: {name} is {event.genes.get(name)!r}, but {value!r} follows from its rows"
             for name, value in expected.items() if event.genes.get(name) != value]
 
 
 def _fold(trials: dict[int, Trial], event: TrialEvent, begun: Begun) -> None:
-    """Bring the rows up to date with one more event."""
+    """Update the rows by one event."""
     trial = trials.get(event.trial)
     if isinstance(event, Proposed):
         trials.setdefault(event.trial, new_trial(event.trial, event.genes, event.seen, event.parents))
@@ -295,21 +296,20 @@ def _split(events: Sequence[Begun | TrialEvent]) -> tuple[Begun, list[TrialEvent
 
 
 def _as_written(event: Line) -> Line:
-    """The event as it is read again."""
+    """The event as a reader of the file gets it."""
     return type(event).model_validate(plain(event.model_dump(mode="json")))
 
 
-def _searcher_warning(then: Begun, now: Begun) -> str:
-    before, after = then.identity.get("searcher", ""), now.identity["searcher"]  # 0.1.0 did not say
+def _searcher_warning(recorded: Begun, current: Begun) -> str:
+    before, after = recorded.identity.get("searcher", ""), current.identity["searcher"]
     return "" if before in ("", after) else (
-        f"the sweep was begun with {before}, and goes on with {after}: its next proposals may differ from those that "
-        f"{before} would make; install that version to repeat them")
+        f"the sweep was started with {before} and continues with {after}: its next proposals may differ from those of "
+        f"{before}; install that version to repeat them")
 
 
-def _check_identity(path: Path, then: Begun, now: Begun, asked: Recipe) -> None:
-    same = {"search space": then.space == now.space, "search settings": then.search == now.search,
-            "data set": then.identity["data set"] == now.identity["data set"],
-            "base recipe": then.identity["base recipe"] == recipe_digest(asked)}
-    if changed := [part for part, holds in same.items() if not holds]:
-        raise InputError(f"{path}: begun with another {' and another '.join(changed)}; give what it was begun with to "
+def _check_identity(path: Path, recorded: Begun, current: Begun) -> None:
+    same = {"search space": recorded.space == current.space, "search settings": recorded.search == current.search,
+            **{part: recorded.identity[part] == current.identity[part] for part in ("data set", "base recipe")}}
+    if changed := [part for part, equal in same.items() if not equal]:
+        raise InputError(f"{path}: started with another {' and another '.join(changed)}; give the original one to "
                          "continue it, or another --name to start a new sweep (nothing was changed)")

@@ -1,8 +1,8 @@
-"""Going on from another run's checkpoint under other hyper-parameters: the relay of population based training.
+"""Forks a training from another run's checkpoint with other hyper-parameters, for population based training.
 
-Ray's schedulers exchange Tune checkpoints, which trials of ours do not have: theirs are the checkpoints of their own
-distributed trainings. So each report carries a pointer to one (`Origin`), and a trial that is told to exploit another
-begins a run folder of its own there. The old folder is not touched: its workers may live for a few seconds more.
+Ray's schedulers exchange Tune checkpoints. Here a Tune checkpoint is only a pointer (`Origin`) to a checkpoint of a
+distributed training. An exploit forks that checkpoint into a new run folder: the workers of the old folder may still
+write to it for some seconds.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ray_yolo.sinks.mlflow_client import RUN_FILE
 from ray_yolo.tune.evolution import GeneValue
 from ray_yolo.tune.trials import Origin, changed_recipe, train_command, trial_folder
 
-KEPT = (EVENTS_FILE, RUN_FILE)  # of the trial's history: one log and one tracked run through all its folders
+KEPT = (EVENTS_FILE, RUN_FILE)  # copied to each new folder: a trial has one log and one MLflow run
 
 
 def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping[str, Any] | None,
                genes: Mapping[str, Any]) -> str:
-    """The name of the folder that a trial trains in.
+    """The name of the run folder in which a trial trains.
 
     Args:
-        pointer: what Ray gives the trial to go on from: another trial's checkpoint, or its own if it was only paused.
-        noted: what the ledger has, for the first start after a restart of the sweep.
+        pointer: the checkpoint that Ray gives the trial: another trial's, or its own if it was only paused.
+        noted: the last origin in the ledger, for the first start after a restart of the sweep.
     """
     if pointer and pointer.trial == number:
         return pointer.folder_name
@@ -42,10 +42,10 @@ def run_folder(trials: Path, number: int, pointer: Origin | None, noted: Mapping
 
 
 def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[str, GeneValue]) -> str:
-    """The name of the run folder in which trial `number` goes on from `origin` with `genes`; made if it is not there.
+    """The name of the run folder in which trial `number` continues from `origin` with `genes`; created if missing.
 
     Raises:
-        CheckpointError: if the origin's file is gone, damaged, or not the one that was meant.
+        CheckpointError: if the origin's file is missing, damaged, or another one than recorded.
     """
     folders = [trials / trial_folder(number, 0)]
     while (following := trials / trial_folder(number, len(folders))).joinpath("run.json").exists():
@@ -61,8 +61,8 @@ def open_fork(trials: Path, number: int, origin: Origin | None, genes: Mapping[s
 
 
 def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
-    """The newest of the checkpoints that are kept for good (`save_period`) and have epochs left to train, if any."""
-    manifests = (folder / "weights").glob("epoch*.json")  # written after what they describe
+    """The newest permanent checkpoint (`save_period`) with epochs left to train, if any."""
+    manifests = (folder / "weights").glob("epoch*.json")  # written after the files that they describe
     kept = {int(path.stem.removeprefix("epoch")) + 1: path for path in manifests}
     trained = max((count for count in kept if count < epochs), default=None)
     if trained is None:
@@ -72,7 +72,7 @@ def newest_origin(folder: Path, number: int, epochs: int) -> Origin | None:
 
 
 def asked_recipe(folder: Path) -> Recipe | None:
-    """What the training of a run folder was asked for; None if it has not begun."""
+    """The recipe as requested for the training of a run folder; None if it has not started."""
     record = read_record(folder)
     return record.asked if isinstance(record, RunRecord) else None
 
@@ -84,12 +84,13 @@ def _record_of(folder: Path) -> RunRecord:
 
 
 def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneValue]) -> None:
-    """Fill `folder`; its run.json, written last, makes it count."""
+    """Fill `folder`. Its run.json is written last and makes it valid."""
     source = Path(origin.state)
     state = read_state(source)
     manifest = json.loads(source.with_suffix(".json").read_text())
     if manifest["sha256"] != origin.sha256:
-        raise CheckpointError(f"{source}: is not the checkpoint that was to be gone on from ({origin.sha256[:8]})")
+        raise CheckpointError(f"{source}: not the checkpoint that the exploit recorded ({origin.sha256[:8]}); restore "
+                              "it, or start a new sweep with another --name")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in KEPT:
@@ -99,7 +100,7 @@ def _fork(origin: Origin, before: Path, folder: Path, genes: Mapping[str, GeneVa
     asked, recipe = (changed_recipe(one, origin.epoch, genes) for one in (record.asked, record.recipe))
     digest = recipe_digest(asked)
     changed = {"digest": digest, "recipe": recipe.model_dump(mode="json")}
-    state["meta"] = json.dumps({**json.loads(state["meta"]), **changed, "last_epoch": None})  # which was the donor's
+    state["meta"] = json.dumps({**json.loads(state["meta"]), **changed, "last_epoch": None})  # the donor's
     save_checkpoint(folder, state, manifest["step"], digest, ["last"])
     write_record(folder, record.model_copy(update={
         "digest": digest, "recipe": recipe, "asked": asked, "command": shlex.join(train_command(asked)),

@@ -1,4 +1,4 @@
-"""A search over hyper-parameters: what each gene did, how the best result grew, and what it descends from."""
+"""Plots of a sweep: fitness against each gene, fitness over trials, and the ancestors of the best trial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle
 
 
 def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
-    """The pictures of a sweep."""
+    """Draw evolve.png, progress.png and lineage.png of a sweep."""
     finished = [trial for trial in trials if trial.state == "finished"]
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
@@ -40,11 +40,11 @@ def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
 
 def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], rungs: Sequence[int], path: Path
                ) -> Figure:
-    """Fitness against each gene, later trials darker, the best one marked. Trials without a fitness (NaN) are left out.
+    """Fitness against each gene: later trials are darker, the best one is marked, trials without fitness (NaN) omitted.
 
     Args:
         genes: values of each gene, one per trial in the order of the trials.
-        rungs: how far each trial was trained: the best is the highest of those that were trained furthest.
+        rungs: how far each trial was trained: the best is the highest on the highest rung.
     """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
@@ -68,8 +68,8 @@ def plot_genes(genes: Mapping[str, Sequence[float]], fitness: Sequence[float], r
 
 
 def plot_progress(fitness: Sequence[float], rungs: Sequence[int], path: Path) -> Figure:
-    """Fitness of each trial and of the best one so far, by rung first. Trials without a fitness (NaN) stand at the
-    bottom as crosses.
+    """Fitness of each trial, and of the best one so far, by rung first. Trials without a fitness (NaN) are crosses at
+    the bottom.
     """
     heights = np.asarray(fitness, dtype=float)
     done = np.isfinite(heights)
@@ -93,11 +93,11 @@ def plot_progress(fitness: Sequence[float], rungs: Sequence[int], path: Path) ->
 
 def plot_lineage(parents: Mapping[int, Sequence[int]], fitness: Mapping[int, float | None], best: int, path: Path
                  ) -> Figure:
-    """How the best trial came about: fitness of all trials, and the lines from parent to child that lead to the best.
+    """Fitness of all trials, and the lines from parent to child that lead to the best one.
 
     Args:
-        parents: trials that each trial was made from; those without any are starts.
-        fitness: of each trial by number. Trials without one (None or NaN) are left out; parents and the best have one.
+        parents: the parents of each trial; a start has none.
+        fitness: of each trial by number. Trials without one (None or NaN) are omitted; parents and the best have one.
     """
     line = [*ancestors(parents, best), best]
     heights = {trial: height for trial, height in fitness.items() if height is not None and math.isfinite(height)}
@@ -125,20 +125,20 @@ def ancestors(parents: Mapping[int, Sequence[int]], best: int) -> list[int]:
 
     Under population based training two trials may each descend from the other.
     """
-    found: set[int] = set()
+    visited: set[int] = set()
     unseen = [best]
     while unseen:
-        new = set(parents.get(unseen.pop(), ())) - found
-        found |= new
+        new = set(parents.get(unseen.pop(), ())) - visited
+        visited |= new
         unseen += new
-    return sorted(found - {best})
+    return sorted(visited - {best})
 
 
 def _number_dots(figure: Figure, axes: Axes, numbered: Mapping[int, float], drawn: Floats) -> None:
-    """Trial numbers beside dots. The first ones choose first; what would cover another number or a point of `drawn`,
-    (points, 2), wherever it stands, is left out.
+    """Write trial numbers beside dots, in order. A number that would cover another one or a point of `drawn`,
+    (points, 2), at each position is omitted.
     """
-    figure.draw_without_rendering()  # settles where things are
+    figure.draw_without_rendering()  # fixes the positions
     points = axes.transData.transform(drawn)
     taken: list[BboxBase] = []
     for trial, height in numbered.items():

@@ -1,4 +1,4 @@
-"""Search spaces: from what a user wrote to genes with limits, every one a field of the recipe.
+"""Reads search spaces: each entry becomes a gene, a field of the recipe with limits.
 
     search: {algorithm: evolve, scheduler: asha}      how to search (`Search`); every other key is a gene:
     lr0: {low: 1e-5, high: 0.1, gain: 1}              a range; gain is how far evolution moves it
@@ -7,7 +7,7 @@
     optimizer.name: {type: choice, values: [SGD, AdamW]}
     mosaic: {type: fixed, value: 1.0}
 
-A space is checked against the recipe that it will be laid over, so that no trial can fail for its values.
+A space is checked against the base recipe, so that no trial can fail because of its values.
 """
 
 from __future__ import annotations
@@ -31,25 +31,36 @@ from ray_yolo.config.settings import LEGACY_GENES, canonical, config_fields, did
 from ray_yolo.config.yaml import load_yaml
 from ray_yolo.core.errors import ConfigError, InputError
 from ray_yolo.tune.evolution import Gene, GeneValue, Space, can_move, nearest
-from ray_yolo.tune.search import SCHEDULERS, Search
+from ray_yolo.tune.search import SCHEDULERS, SEARCH, Search
 from ray_yolo.tune.trials import overlay, recipe_value, short_name
 
 SHIPPED = Path(__file__).parents[1] / "tune_spaces"
-SEARCH = "search"
 _RECIPE, _PLACEMENT = config_fields(Recipe), config_fields(Placement)
 
-ENTANGLED = ("epochs", "changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
+_NOT_COMPARABLE = "trials with other values measure another fitness"
+NOT_SEARCHED = {
+    "data": _NOT_COMPARABLE, "classes": _NOT_COMPARABLE, "single_cls": _NOT_COMPARABLE,
+    "epochs": "a longer training is a better one; choose --epochs for all trials",
+    "patience": "it decides how long a trial trains, so that trials of other lengths would be compared",
+    "noval": "it decides when fitness is measured; choose --noval for all trials",
+    "seed": "a lucky seed is not a better recipe; choose --seed for all trials",
+    "threads": "it decides speed and the last bits, not what is learned; choose --set threads=N for all trials",
+    "strict": "it only checks the data set; choose --strict for all trials",
+    "allow_empty": "it only checks the data set; choose --allow-empty for all trials",
+}
+"""Fields of the recipe that a space must not name, and why."""
+ENTANGLED = ("changes", "imgsz", "batch_size", "microbatch", "optimizer.nominal_batch", "precision", "exact",
              "sync_bn", "quad", "rect", "image_weights")
-"""Fields that a recipe, or its share for each worker, checks against each other: genes of these are tried together."""
-_UNEVEN = ("imgsz", "batch_size", "microbatch")  # a whole number between two good ones may be a bad one
-_MAX_TRIED = 10_000  # combinations: a second or so
-_MAX_WHOLE = 2.0**53  # beyond it floats, which the limits are, leave whole numbers out
+"""Fields that a recipe, or its share for each worker, checks against each other: their combinations are checked."""
+_UNEVEN = ("imgsz", "batch_size", "microbatch")  # whole numbers between two valid ones may be invalid
+_MAX_CHECKED = 10_000  # combinations: about a second
+_MAX_WHOLE = 2.0**53  # above it, not every whole number is a float, as limits are
 Model = TypeVar("Model", bound=BaseModel)
 Where = Callable[..., str]  # keys of a value -> 'file:line', for error messages
 
 
 class TuneSpace(NamedTuple):
-    """What is searched and how; `warnings` are for the user and stop nothing."""
+    """A space with its search settings; `warnings` are shown to the user."""
 
     space: Space
     search: Search
@@ -65,7 +76,7 @@ class _Range(ConfigModel):
     @model_validator(mode="after")
     def _check_limits(self) -> _Range:
         if self.low > self.high:
-            raise ValueError(f"low {self.low:g} is above high {self.high:g}; exchange them")
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}; swap them")
         if self.type == "loguniform" and self.low <= 0:
             raise ValueError(f"loguniform needs a low above 0, not {self.low:g}; raise it, or use uniform")
         if self.type == "int" and not (self.low.is_integer() and self.high.is_integer()):
@@ -101,7 +112,7 @@ _FORMS: dict[str, type[_Range | _Choice | _Fixed]] = {
 
 
 def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
-    """The space of a YAML file, or of that name among the shipped ones, checked against the recipe; see `read_space`.
+    """The space of a YAML file, or a shipped one by its name, checked against the recipe; see `read_space`.
 
     Raises:
         InputError: also if the file cannot be read as YAML.
@@ -109,11 +120,11 @@ def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
     path = shipped.get(str(path), Path(path))
     if not os.path.exists(path):
-        raise InputError(f"space: {path} is no file; give a YAML file, or one of {', '.join(shipped)}")
+        raise InputError(f"space: {path}: no such file; give a YAML file, or one of {', '.join(shipped)}")
     file = load_yaml(path)
 
     def where(*keys: str | int) -> str:
-        """The line of the key, or of the nearest one around it (a short list has no key `low`)."""
+        """The line of the key, or of the nearest enclosing one (a short list has no key `low`)."""
         return file.where(*next(keys[:n] for n in range(len(keys), -1, -1) if keys[:n] in file.lines or n == 0))
 
     return read_space(file.data, recipe, where)
@@ -122,10 +133,10 @@ def load_space(path: str | Path, recipe: Recipe) -> TuneSpace:
 def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_: "space") -> TuneSpace:
     """The space of a mapping in the form shown at the top of this module.
 
-    Trial 0 is the recipe as it is, each gene moved to the nearest value that the space allows.
+    Trial 0 is the base recipe, with each gene moved to the nearest value that the space allows.
 
     Raises:
-        ConfigError: for the first entry that cannot be used, with its place.
+        ConfigError: for the first invalid entry, with its file and line.
     """
     search = _read_settings(Search, data.get(SEARCH) or {}, partial(where, SEARCH), SEARCH)
     genes: dict[str, Gene] = {}
@@ -137,8 +148,8 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
             _check_overlay(recipe, {gene.name: value}, where(key))
         _check_between(recipe, gene, where(key))
         if search.scheduler.name == "pbt" and len(set(_ends(gene))) > 1 and canonical(key) not in CHANGEABLE:
-            raise ConfigError(f"{where(key)}: {key} cannot change in the middle of a training, as population based "
-                              "training changes it; remove it, or use another scheduler")
+            raise ConfigError(f"{where(key)}: {key} cannot change during a training, as population based training "
+                              "requires; remove it, or use another scheduler")
         genes[gene.name] = gene
     if not genes:
         raise ConfigError(f"{where()}: the space names no gene; write for example lr0: [0.001, 0.1, log]")
@@ -151,23 +162,23 @@ def read_space(data: Mapping[Any, Any], recipe: Recipe, where: Where = lambda *_
 
 
 def combinations(genes: Collection[Gene]) -> Iterator[dict[str, GeneValue]]:
-    """The values of entangled genes in every combination; one without values where there are none."""
+    """Every combination of the entangled genes' values; one empty combination if there are no such genes."""
     entangled = [gene for gene in genes if canonical(gene.name) in ENTANGLED]
-    for values in itertools.product(*map(_tried, entangled)):
+    for values in itertools.product(*map(_checked_values, entangled)):
         yield dict(zip((gene.name for gene in entangled), values, strict=True))
 
 
 def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     path = canonical(key)
     if path in _PLACEMENT or key.partition(".")[0] == "placement":
-        raise ConfigError(f"{where()}: {key} decides where a trial is trained, not what; a space names fields of the "
-                          "recipe only (every trial has the placement of the command line)")
+        raise ConfigError(f"{where()}: {key} decides where a trial is trained, not what is trained; a space names "
+                          "fields of the recipe only (all trials have the placement of the command line)")
     if key in LEGACY_GENES:
         raise ConfigError(f"{where()}: {key} cannot be searched: {LEGACY_GENES[key]}; remove it")
     if path not in _RECIPE:
         raise ConfigError(f"{where()}: {explain_unknown(key, _RECIPE)}")
-    if path in ("data", "classes") or path.startswith("objective."):
-        raise ConfigError(f"{where()}: {key} cannot be searched: fitness would not compare between trials; remove it")
+    if reason := _NOT_COMPARABLE if path.startswith("objective.") else NOT_SEARCHED.get(path):
+        raise ConfigError(f"{where()}: {key} cannot be searched: {reason}; remove it")
     whole = _RECIPE[path].types == (int,)
     entry = raw
     match raw:  # short forms
@@ -178,11 +189,11 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where()}: {key}: got {short(raw)}; write {{low: 0.1, high: 0.9}}, [0.1, 0.9], "
                           "[0.001, 0.1, log], or a mapping with a type")
-    entry = {"type": "int" if whole else "uniform", **entry}  # a range is of whole numbers where the field is
+    entry = {"type": "int" if whole else "uniform", **entry}
     if (kind := entry["type"]) not in _FORMS:
         raise ConfigError(f"{where('type')}: {key}: unknown type {short(kind)}; the types are {', '.join(_FORMS)}")
     gene = _read_settings(_FORMS[kind], entry, where, key).gene(short_name(key))
-    if gene.kind != "choice" and _RECIPE[path].types == (bool,):  # which 0 and 1 can be, and nothing between them
+    if gene.kind != "choice" and _RECIPE[path].types == (bool,):
         raise ConfigError(f"{where()}: {key}: is true or false; write {{type: choice, values: [true, false]}}")
     if whole and gene.kind == "float":
         raise ConfigError(f"{where('type')}: {key}: the field takes whole numbers; write type: int")
@@ -190,12 +201,12 @@ def _read_gene(key: str, raw: Any, where: Where) -> Gene:
 
 
 def _read_settings(model: type[Model], data: Any, where: Where, name: str) -> Model:
-    """A mapping as a model; the first thing wrong with it as a ConfigError."""
+    """A mapping as a model; its first error as a ConfigError."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-    # Pydantic puts the scheduler's name among the keys of an error in its settings; the user did not.
+    # Pydantic adds the scheduler's name to the keys of an error in its settings.
     keys = [str(key) for key in detail["loc"] if key not in SCHEDULERS]
     owner = next((SCHEDULERS[str(key)] for key in detail["loc"] if key in SCHEDULERS), model)
     if detail["type"] == "extra_forbidden":
@@ -220,44 +231,44 @@ def _is_uneven(gene: Gene) -> bool:
     return gene.kind == "int" and canonical(gene.name) in _UNEVEN
 
 
-def _tried(gene: Gene) -> Collection[GeneValue]:
-    """The values of a gene that stand for all of them: a range's ends, but where it has holes every whole number."""
+def _checked_values(gene: Gene) -> Collection[GeneValue]:
+    """The values of a gene to check: the ends of a range, or every whole number if some between may be invalid."""
     return range(int(gene.low), int(gene.high) + 1) if _is_uneven(gene) else _ends(gene)
 
 
 def _check_between(recipe: Recipe, gene: Gene, where: str) -> None:
-    """Refuse a range of whole numbers some of which make no recipe, with the choice of those that do."""
+    """Refuse a range in which some whole numbers are invalid, and suggest a choice of the valid ones."""
     if not _is_uneven(gene):
         return
     _check_count([gene], where)
-    good = [value for value in _tried(gene) if not _fault(recipe, {gene.name: value})]
-    if len(good) < len(_tried(gene)):
-        values = ", ".join(map(str, good if len(good) < 20 else (*good[:2], "...", good[-1])))
-        raise ConfigError(f"{where}: {gene.name}: a range takes every whole number from {gene.low:g} to {gene.high:g}, "
-                          f"and not each of them makes a recipe; write {{type: choice, values: [{values}]}}")
+    valid = [value for value in _checked_values(gene) if not _fault(recipe, {gene.name: value})]
+    if len(valid) < len(_checked_values(gene)):
+        values = ", ".join(map(str, valid if len(valid) < 20 else (*valid[:2], "...", valid[-1])))
+        raise ConfigError(f"{where}: {gene.name}: a range includes every whole number from {gene.low:g} to "
+                          f"{gene.high:g}, and some are invalid; write {{type: choice, values: [{values}]}}")
 
 
 def _check_count(genes: Collection[Gene], where: str) -> None:
-    """Refuse more values to try than a start has time for."""
-    if math.prod(len(_tried(gene)) for gene in genes) > _MAX_TRIED:
-        raise ConfigError(f"{where}: {', '.join(gene.name for gene in genes)}: more than {_MAX_TRIED:,} values or "
+    """Refuse more values than can be checked at a start."""
+    if math.prod(len(_checked_values(gene)) for gene in genes) > _MAX_CHECKED:
+        raise ConfigError(f"{where}: {', '.join(gene.name for gene in genes)}: more than {_MAX_CHECKED:,} values or "
                           "combinations, too many to check; use choices of fewer values")
 
 
 def _check_together(recipe: Recipe, genes: Collection[Gene], where: Where) -> None:
-    """Refuse genes whose values exclude each other, or what is decided for all trials before there are any."""
+    """Refuse genes whose values exclude each other, or that depend on an automatic setting of the base recipe."""
     searched = sorted({gene.name for gene in genes} & {"batch_size", "microbatch", "quad"})
     for name in ("batch_size", "microbatch"):
         if searched and name not in searched and (getattr(recipe, name) or -1) < 0:
-            raise ConfigError(f"{where()}: {' and '.join(searched)} can be searched with a {name} that is given or "
-                              f"searched too; add --{name.replace('_', '-')}")
+            raise ConfigError(f"{where()}: {' and '.join(searched)} can be searched only if {name} is set or searched "
+                              f"too; add --{name.replace('_', '-')}")
     _check_count([gene for gene in genes if canonical(gene.name) in ENTANGLED], where())
     for values in combinations(genes):
         _check_overlay(recipe, values, where())
 
 
 def _fault(recipe: Recipe, genes: Mapping[str, GeneValue]) -> ErrorDetails | None:
-    """What keeps genes from making a recipe, if anything does."""
+    """The first error of the recipe that genes make, if it is invalid."""
     try:
         overlay(recipe, genes)
     except ValidationError as error:
@@ -266,7 +277,7 @@ def _fault(recipe: Recipe, genes: Mapping[str, GeneValue]) -> ErrorDetails | Non
 
 
 def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -> None:
-    """Refuse genes that make no recipe: one gene outside its field's bounds, or values that exclude each other."""
+    """Refuse genes that make an invalid recipe: a value outside its field's bounds, or values that exclude others."""
     detail = _fault(recipe, genes)
     if detail and len(genes) == 1 and detail["loc"]:
         (name, value), = genes.items()
@@ -274,7 +285,7 @@ def _check_overlay(recipe: Recipe, genes: Mapping[str, GeneValue], where: str) -
                           f"{_RECIPE[canonical(name)].expected}")
     if detail:
         values = ", ".join(f"{name} {value}" for name, value in genes.items())
-        raise ConfigError(f"{where}: {values} make no recipe: {detail['msg'].removeprefix('Value error, ')}")
+        raise ConfigError(f"{where}: {values} make an invalid recipe: {detail['msg'].removeprefix('Value error, ')}")
 
 
 def _check_algorithm(space: Space, where: str) -> None:
@@ -283,8 +294,8 @@ def _check_algorithm(space: Space, where: str) -> None:
         raise ConfigError(f"{where}: {ranges[0]}: a grid needs points, and this is a range; write {{type: choice, "
                           "values: [...]}")
     if space.algorithm == "evolve" and not any(can_move(gene, space.starts[0][gene.name]) for gene in space.genes):
-        raise ConfigError(f"{where}: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or has "
-                          "gain 0; start from other values (--hyp, --set) or use algorithm: random")
+        raise ConfigError(f"{where}: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or has gain "
+                          "0; start from other values (--hyp, --set) or use algorithm: random")
 
 
 def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
@@ -293,5 +304,5 @@ def _warnings(space: Space, search: Search, recipe: Recipe) -> Iterator[str]:
     zeros = [gene.name for gene in space.genes
              if gene.kind != "choice" and gene.gain > 0 and space.starts[0][gene.name] == 0]
     if space.algorithm == "evolve" and zeros:
-        yield (f"evolve: {', '.join(zeros)} start at 0 and stay there, because mutation multiplies; give them another "
-               "start (--hyp, --set) to search them")
+        yield (f"evolve: {', '.join(zeros)} start at 0 and stay at 0, because mutation multiplies; to search them, "
+               "give them another start (--hyp, --set)")

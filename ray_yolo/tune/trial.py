@@ -1,6 +1,6 @@
-"""One trial, as Ray Tune's function: a distributed training in a thread, its epochs reported as they are recorded.
+"""One trial as a Ray Tune function: a distributed training in a thread, whose recorded epochs are reported to Tune.
 
-A trial is known by its name, trialN: its configuration is another trial's, mutated, once it has exploited one.
+The trial's number comes from its name, trialN: after an exploit its Tune configuration is a copy of another trial's.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 60.0
 
 
 def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: QueueHandle) -> None:
-    """Train the trial that this Tune process is for, or go on with it, and report every validated epoch.
+    """Train or continue the trial of this Tune process, and report every validated epoch.
 
     Args:
-        config: `genes`, and `origin` where an earlier start of the sweep has noted one.
-        wire: what is the same for all trials, as plain JSON.
-        crew: the sweep's workers.
+        config: `genes`, and `origin` if the ledger has one from an earlier start of the sweep.
+        payload: what all trials share, as plain JSON.
+        queue: job queue of the sweep's worker pool.
     """
     os.environ[TRIAL_END_VARIABLE] = str(int(_PATIENCE_SECONDS))  # until this thread has ended
     number = number_of(ray.tune.get_context().get_trial_name())
@@ -56,29 +56,24 @@ def train_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Qu
     search = Search.model_validate(payload["search"])
     exchanges = search.scheduler.name == "pbt"
     if exchanges:
-        checkpoint = ray.tune.get_checkpoint()
-        pointer = read_pointer(checkpoint) if checkpoint else None
-        trials = Path(payload["placement"]["project"])
-        name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
-        recipe = asked_recipe(trials / name) or run_config.recipe
-        run_config = _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
+        run_config = _forked(run_config, number, config)
     folder = project_folder(run_config.placement) / run_config.placement.name
     _wait_until_released(folder)
     download_run(run_config.placement)
     log = follow(folder / EVENTS_FILE)
-    lineage = next(log)
-    count = len(lineage) if exchanges else _count_judged(lineage, folder, number)
+    past = next(log)
+    count = len(past) if exchanges else _count_judged(past, folder, number)
     newest = partial(newest_origin, folder, number, run_config.recipe.epochs)
-    reports = _Reports(search, newest, [event for event in lineage[:count] if isinstance(event, EpochEvent)])
-    reports.take(lineage[count:])
+    reporter = _Reporter(search, newest, past[:count], keeps_best=not run_config.placement.nosave)
+    reporter.take(past[count:])
     outcome, thread = _start(run_config, folder, payload["link"], queue)
     over = False
     try:
-        while not over:  # the log is read once more after the end
+        while not over:  # reads the log once more after the end
             over = bool(wait([outcome], _POLL_SECONDS).done)
-            reports.take(next(log))
-        reports.finish()
-    except SystemExit:  # by Tune, at a report: the scheduler has stopped this trial
+            reporter.take(next(log))
+        reporter.finish()
+    except SystemExit:  # Tune raises it in a report: the scheduler has stopped this trial
         _stop(thread, folder)
         raise
     if error := outcome.exception():
@@ -91,15 +86,30 @@ def number_of(name: str) -> int:
 
 
 def trial_config(payload: Mapping[str, Any], number: int, genes: Mapping[str, Any]) -> RunConfig:
-    """The training of a trial: the base recipe with its genes, in a run folder of its own under its own name."""
+    """The training of a trial: the base recipe with its genes, in its own run folder trialN."""
     config = RunConfig.model_validate({"recipe": payload["recipe"], "placement": payload["placement"]})
     return _renamed(RunConfig(recipe=overlay(config.recipe, genes), placement=config.placement), f"trial{number}")
 
 
 def read_pointer(checkpoint: ray.tune.Checkpoint) -> Origin:
-    """What a Tune checkpoint of ours points to."""
+    """The checkpoint that a Tune checkpoint of this module points to."""
     with checkpoint.as_directory() as folder:
         return Origin(**json.loads((Path(folder) / POINTER_FILE).read_text()))
+
+
+def is_bad_luck(error: BaseException) -> bool:
+    """Whether the recipe is not the cause of a failure: no capacity, no storage, or a lost process or node."""
+    return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
+
+
+def _forked(run_config: RunConfig, number: int, config: Mapping[str, Any]) -> RunConfig:
+    """The training of a trial under population based training: in the run folder of its last exploit."""
+    checkpoint = ray.tune.get_checkpoint()
+    pointer = read_pointer(checkpoint) if checkpoint else None
+    trials = Path(run_config.placement.project)
+    name = run_folder(trials, number, pointer, config.get("origin"), config["genes"])
+    recipe = asked_recipe(trials / name) or run_config.recipe
+    return _renamed(RunConfig(recipe=recipe, placement=run_config.placement), name)
 
 
 def _renamed(config: RunConfig, name: str) -> RunConfig:
@@ -107,23 +117,45 @@ def _renamed(config: RunConfig, name: str) -> RunConfig:
 
 
 def _wait_until_released(folder: Path) -> None:
-    """Wait for the process that trained this trial before; a paused one takes a moment to end."""
+    """Wait until the process that trained this trial before has ended; a paused one takes a moment."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while is_held(folder) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
 
-def _count_judged(lineage: Sequence[Event], folder: Path, number: int) -> int:
-    """How many of a trial's events the scheduler has had, as the sweep's ledger knows: not to be judged again."""
+def _count_judged(past: Sequence[Event], folder: Path, number: int) -> int:
+    """How many of a trial's events the scheduler has judged, by the sweep's ledger. They are not reported again."""
     judged = read_trials(read_ledger(folder.parent.parent / LEDGER_FILE))[number].judged
     if not judged:
         return 0
-    return next((count for count, event in enumerate(lineage, 1)
+    return next((count for count, event in enumerate(past, 1)
                  if isinstance(event, EpochEvent) and event.epoch + 1 == judged[-1][0]), 0)
 
 
+def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
+           ) -> tuple[Future[None], threading.Thread]:
+    """Train in a thread. Returns the future outcome, and the thread."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=queue)
+            outcome.set_result(None)
+        except KeyboardInterrupt:  # stopped on request: nothing waits for the outcome
+            return
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    if (folder / "finished").exists():  # it completed, and the driver died before it recorded that
+        outcome.set_result(None)
+    else:
+        thread.start()
+    return outcome, thread
+
+
 def _stop(thread: threading.Thread, folder: Path) -> None:
-    """Have the training stopped after a step: its workers, and this process, go on with other trials."""
+    """Request the training to stop after its step: its workers and this process continue with other trials."""
     (folder / STOP_REQUEST).touch()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while thread.is_alive() and time.monotonic() < deadline:
@@ -131,33 +163,11 @@ def _stop(thread: threading.Thread, folder: Path) -> None:
     (folder / STOP_REQUEST).unlink(missing_ok=True)
 
 
-def _start(config: RunConfig, folder: Path, link: Mapping[str, Any], queue: QueueHandle
-           ) -> tuple[Future[None], threading.Thread]:
-    """Train in a thread. Returns what comes of it, and the thread."""
-    outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            fit(config, quiet=True, link=link, command=train_command(config.recipe), queue=queue)
-            outcome.set_result(None)
-        except KeyboardInterrupt:  # told to stop: nobody waits for the outcome, or the sweep's driver ends this process
-            return
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    if (folder / "finished").exists():  # it ended, and the driver died before it could note that
-        outcome.set_result(None)
-    else:
-        thread.start()
-    return outcome, thread
-
-
 def _report_failure(error: BaseException) -> None:
-    """Report why a training failed, if that is the recipe's own fault.
+    """Report why a training failed, if the recipe is the cause.
 
     Raises:
-        TrainingError: if it is not: so Tune starts the trial again.
+        TrainingError: if it is not, so that Tune starts the trial again.
     """
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if not is_bad_luck(error):
@@ -167,54 +177,55 @@ def _report_failure(error: BaseException) -> None:
     raise TrainingError(text)
 
 
-def is_bad_luck(error: BaseException) -> bool:
-    """Whether a training failed by what its recipe can do nothing for: no room, storage that is away, or a process or
-    node that died.
-    """
-    return isinstance(error, (ResourcesError, StorageError, LostWorkersError, ray.exceptions.RayError))
-
-
-class _Reports:
-    """Reports epochs to Tune once they are checkpointed, which is right after.
+class _Reporter:
+    """Reports validated epochs to Tune, each as soon as the event of its checkpoint follows.
 
     Args:
-        newest: gives a pointer to what others may go on from.
-        reported: epochs that were reported before; the last one is again, where no other follows, as Tune wants to hear
-            of one.
+        newest: returns a pointer to the newest checkpoint from which other trials may continue.
+        past: events that were reported before. If no epoch follows, the last one is reported again for Tune.
+        keeps_best: whether each best epoch is saved as best.pt, as it is except under --nosave.
     """
 
-    def __init__(self, search: Search, newest: Callable[[], Origin | None], reported: Sequence[EpochEvent]) -> None:
-        self._search, self._newest, self._last = search, newest, reported[-1] if reported else None
-        self._held: EpochEvent | None = None  # waits for its checkpoint
+    def __init__(self, search: Search, newest: Callable[[], Origin | None], past: Sequence[Event], *,
+                 keeps_best: bool) -> None:
+        self._search, self._newest, self._keeps_best = search, newest, keeps_best
+        self._pending: EpochEvent | None = None  # waits for its checkpoint
+        self._last: EpochEvent | None = None  # to be reported if nothing follows
+        self._best: EpochEvent | None = None  # the epoch of best.pt
+        for event in past:
+            if isinstance(event, EpochEvent):
+                self._last = event
+                self._track_best(event)
 
     def take(self, events: Sequence[Event]) -> None:
-        """What has happened since."""
+        """Process the next events of the log."""
         for event in events:
-            if self._held and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
-                self._send(self._held, self._newest())
-                self._held = None
+            if self._pending and isinstance(event, (EpochEvent, CheckpointEvent, EndEvent)):
+                self._send(self._pending, self._newest())
+                self._pending = None
             if isinstance(event, EpochEvent):
-                self._held, self._last = event, None
+                self._pending, self._last = event, None
+                self._track_best(event)
 
     def finish(self) -> None:
-        """Nothing follows; under --nosave only the last epoch is checkpointed."""
-        if last := self._held or self._last:
+        """Report the epoch that no checkpoint followed: under --nosave only the last epoch has one."""
+        if last := self._pending or self._last:
             self._send(last, None)
 
+    def _track_best(self, event: EpochEvent) -> None:
+        if event.metrics is not None and (event.best or self._best is None or not self._keeps_best):
+            self._best = event
+
     def _send(self, event: EpochEvent, pointer: Origin | None) -> None:
-        fitness = self._search.fitness(event.metrics)
-        if fitness is not None:
-            _report(event, fitness, pointer)
-
-
-def _report(event: EpochEvent, fitness: float, pointer: Origin | None) -> None:
-    """Report one epoch to Tune."""
-    # as text: Tune would flatten what is nested
-    row = {"fitness": fitness, "epoch": event.epoch + 1,
-           "row": json.dumps({"metrics": event.metrics, "losses": event.val})}
-    if pointer is None:
-        ray.tune.report(row)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / POINTER_FILE).write_text(json.dumps(asdict(pointer)))
-        ray.tune.report(row, checkpoint=ray.tune.Checkpoint.from_directory(folder))
+        """Report an epoch: its fitness for the scheduler, and `row`, the numbers of the epoch of best.pt."""
+        fitness, best = self._search.fitness(event.metrics), self._best or event
+        if fitness is None:
+            return
+        row = {"fitness": self._search.fitness(best.metrics), "metrics": best.metrics, "losses": best.val}
+        report = {"fitness": fitness, "epoch": event.epoch + 1, "row": json.dumps(row)}  # Tune would flatten a mapping
+        if pointer is None:
+            ray.tune.report(report)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / POINTER_FILE).write_text(json.dumps(asdict(pointer)))
+            ray.tune.report(report, checkpoint=ray.tune.Checkpoint.from_directory(folder))

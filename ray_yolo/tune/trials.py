@@ -1,4 +1,4 @@
-"""The trials of a sweep: the recipe that genes make, what weights were trained by, the command that repeats them."""
+"""The trials of a sweep: their genes and lineage, the recipes these make, and the commands that repeat them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _SHORT_NAMES = {path: gene for gene, path in GENES.items()}
 
 
 class Segment(NamedTuple):
-    """Genes that weights were trained by, from an epoch on."""
+    """The genes with which weights were trained from an epoch on."""
 
     epoch: int
     genes: Genes
 
 
 Lineage = tuple[Segment, ...]
-"""All genes that weights were ever trained by, whoever's they were; the first stage is from epoch 0."""
+"""All genes with which weights were trained, in any trial; the first segment starts at epoch 0."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The checkpoint that a trial goes on from under population based training."""
+    """The checkpoint from which a trial continues under population based training."""
 
-    trial: int  # whose it is
+    trial: int  # that saved it
     epoch: int  # trained epochs
     state: str  # absolute path of its file
     sha256: str  # of the file
 
     @property
     def folder_name(self) -> str:
-        """The run folder that the file is in."""
+        """The run folder that contains the file."""
         return Path(self.state).parent.parent.name
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of a sweep, as far as it has come."""
+    """One row of a sweep, in its present state."""
 
     number: int
     lineages: Mapping[str, Lineage]  # of the weights in each of its run folders
@@ -54,90 +54,91 @@ class Trial:
     parents: tuple[int, ...] = ()
     state: State = "proposed"
     attempts: int = 0
-    fitness: float | None = None
+    fitness: float | None = None  # of its best epoch, whose weights are best.pt
+    last_fitness: float | None = None  # of its last epoch; None: `fitness`
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: Mapping[str, float | None] = field(default_factory=dict)
     epochs: int = 0
     rung: int = 0  # see `Search.rung`
-    judged: tuple[tuple[int, float], ...] = ()  # (epochs, fitness) after which the scheduler let it go on
+    judged: tuple[tuple[int, float], ...] = ()  # (epochs, fitness) after which the scheduler let it continue
     reason: str = ""
     origins: tuple[Origin, ...] = ()
 
     @property
     def folder_name(self) -> str:
-        """Its run folder; each exploit begins another one."""
+        """The name of its run folder; each exploit creates another one."""
         return trial_folder(self.number, len(self.origins))
 
     @property
     def lineage(self) -> Lineage:
-        """What its weights were trained by, from the first epoch on."""
+        """The genes with which its weights were trained, from the first epoch on."""
         return self.lineages[self.folder_name]
 
     @property
     def ancestors(self) -> tuple[int, ...]:
-        """Trials that its genes or its weights came from."""
+        """Trials from which its genes or its weights came."""
         return (*self.parents, *(origin.trial for origin in self.origins))
 
     @property
     def genes(self) -> Genes:
-        """Its genes; the last ones, where they have changed."""
+        """Its present genes."""
         return self.lineage[-1].genes
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will never run again."""
+        """Whether it finished or failed."""
         return self.state in ("finished", "failed")
 
     @property
     def row(self) -> TrialRow:
-        """What proposals see of it."""
+        """The part of it from which proposals are made."""
         return TrialRow(self.number, self.genes, self.fitness, self.rung)
 
 
 def new_trial(number: int, genes: Genes, seen: tuple[int, ...] = (), parents: tuple[int, ...] = ()) -> Trial:
-    """A row that was proposed."""
+    """A proposed row."""
     return Trial(number, {trial_folder(number, 0): (Segment(0, genes),)}, seen, parents)
 
 
 def fork_trial(trials: Mapping[int, Trial], trial: Trial, genes: Genes, origin: Origin) -> Trial:
-    """The row, going on in a new folder: its weights have the donor's past, up to the origin."""
+    """The row after an exploit: in a new folder, with the donor's lineage up to the origin."""
     lineage = (*trials[origin.trial].lineages[origin.folder_name], Segment(origin.epoch, genes))
     new = trial_folder(trial.number, len(trial.origins) + 1)
     return replace(trial, lineages={**trial.lineages, new: lineage}, origins=(*trial.origins, origin))
 
 
 def trial_folder(number: int, num_exploits: int) -> str:
-    """Name of a trial's run folder: trial3, and trial3-2 after its first exploit."""
+    """The name of a trial's run folder: trial3, and trial3-2 after its first exploit."""
     return f"trial{number}" + (f"-{num_exploits + 1}" if num_exploits else "")
 
 
 def finished_rows(trials: Iterable[Trial]) -> list[TrialRow]:
-    """What proposals may see: the rows with a fitness, by number."""
+    """The rows from which proposals are made: those with a fitness, by number."""
     return sorted((trial.row for trial in trials if trial.state == "finished"), key=lambda row: row.trial)
 
 
 def best_trial(trials: Iterable[Trial]) -> Trial | None:
-    """The finished trial of the highest fitness among those that were trained furthest; of equal ones the first."""
+    """The finished trial of the highest fitness on the highest rung; of equal ones, the first."""
     by_number = {trial.number: trial for trial in trials if trial.state == "finished"}
     best = best_rows((trial.row for trial in by_number.values()), 1)
     return by_number[best[0].trial] if best else None
 
 
 def short_name(key: str) -> str:
-    """The name that a gene has in spaces, ledgers and tables: YOLOv5's where there is one, else its path."""
+    """The name of a gene in spaces, ledgers and tables: YOLOv5's if it has one, else its path."""
     return _SHORT_NAMES.get(canonical(key), canonical(key))
 
 
 def recipe_value(recipe: Recipe, name: str) -> Any:
-    """The recipe's own value of a gene."""
+    """The recipe's value of a gene."""
     return functools.reduce(getattr, canonical(name).split("."), recipe)
 
 
 def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
-    """The recipe with the genes (YOLOv5's names or dotted paths) in place of its own values.
+    """The recipe with the values of the genes (YOLOv5's names or dotted paths).
 
     Raises:
-        ValidationError: pydantic's, if that is no recipe.
+        ValidationError: pydantic's, if the result is invalid.
     """
     tree = recipe.model_dump()
     for name, value in genes.items():
@@ -147,14 +148,14 @@ def overlay(recipe: Recipe, genes: Mapping[str, GeneValue]) -> Recipe:
 
 
 def trained_recipe(recipe: Recipe, lineage: Sequence[Segment]) -> Recipe:
-    """The recipe of weights with this past, in a sweep over `recipe`."""
+    """The recipe of weights with this lineage, in a sweep over `recipe`."""
     first, *later = lineage
-    return functools.reduce(lambda trained, stage: changed_recipe(trained, *stage), later,
+    return functools.reduce(lambda trained, segment: changed_recipe(trained, *segment), later,
                             overlay(recipe, first.genes))
 
 
 def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -> Recipe:
-    """The recipe that goes on with these genes from an epoch on, which is after its last change."""
+    """The recipe that continues with these genes from an epoch on, which is after its last change."""
     before = recipe.at(epoch)
     new = {name: value for name, value in genes.items() if recipe_value(before, name) != value}
     changes = (*recipe.changes, Change(epoch=epoch, settings=new))
@@ -164,18 +165,18 @@ def changed_recipe(recipe: Recipe, epoch: int, genes: Mapping[str, GeneValue]) -
 def replay_command(recipe: Recipe, lineage: Sequence[Segment]) -> str:
     """The command that trains a row of a sweep over `recipe` again, on any number of workers (`--num-workers`).
 
-    A row that was stopped early has its fitness at its own last epoch of that training.
+    The training has the row's fitness at the row's best epoch, also if the row was stopped early.
     """
     return shlex.join(train_command(trained_recipe(recipe, lineage)))
 
 
 def train_command(recipe: Recipe) -> list[str]:
-    """The words of the command that trains a recipe."""
+    """The arguments of the command that trains a recipe."""
     return ["python", "-m", "ray_yolo.train", *recipe_arguments(recipe)]
 
 
 def recipe_arguments(recipe: Recipe) -> list[str]:
-    """Command-line arguments that give this recipe: one for every field that is not at its default."""
+    """Command-line arguments for this recipe: one for every field that is not at its default."""
     default, words = Recipe(), list[str]()
     for path in config_fields(Recipe):
         value = recipe_value(recipe, path)
@@ -190,7 +191,7 @@ def recipe_arguments(recipe: Recipe) -> list[str]:
 
 
 def _words(value: Any) -> list[str]:
-    """A value as its own flag reads it; `--freeze n` means the first n layers, so a single one is named twice."""
+    """A value as its flag reads it. `--freeze n` means the first n layers, so a single layer is given twice."""
     if not isinstance(value, tuple):
         return [str(value)]
     if isinstance(value[0], Change):

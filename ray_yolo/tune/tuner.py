@@ -1,12 +1,12 @@
-"""A sweep over the whole cluster: many trials at once, each a distributed training, one ledger.
+"""A sweep over the whole cluster: many trials at once, each a distributed training, with one ledger.
 
-    <project>/<name>/ledger.jsonl        the truth: what was proposed, from what, and what came of it
+    <project>/<name>/ledger.jsonl        each proposal, the rows it follows from, and its result
     <project>/<name>/trials/trialN/      the run folder of each trial, as of any training
-    <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    made from the ledger
+    <project>/<name>/evolve.csv, hyp_evolve.yaml, *.png    computed from the ledger
 
-Kill the driver at any point and start the same command again: rows that ended stay, rows that were running go on from
-their checkpoints under their own numbers, and proposals continue. With more --trials a finished sweep of that --name
-goes on.
+If the driver is killed, the same command continues the sweep: ended rows stay, running ones resume from their
+checkpoints under their own numbers, and proposals continue. With more --trials, a finished sweep of that --name
+continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import io
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -67,42 +66,42 @@ from ray_yolo.tune.trials import Trial, best_trial, overlay
 
 
 def concurrent_trials(config: TuneConfig, gpus: float) -> int:
-    """Trials that fit into the cluster at once.
+    """The number of trials that fit into the cluster at once.
 
-    Tune does not know what a trial's own workers need: without this limit trials would hold a part of their workers
-    each and wait for each other for ever.
+    Tune does not know what a trial's own workers need. Without this limit each trial would hold some of its workers,
+    and all would wait for each other (a deadlock).
 
     Raises:
         ConfigError: if not even one trial fits.
     """
-    if not (room := room_for_trials(config, gpus)):
-        there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
+    if not (slots := room_for_trials(config, gpus)):
+        total, workers = ray.cluster_resources(), config.sweep.workers_per_trial
         raise ConfigError(f"workers_per_trial: {workers} workers need {config.placement.cpus * workers:g} CPU and "
-                          f"{gpus * workers:g} GPU, the cluster has {there.get('CPU', 0):g} and "
-                          f"{there.get('GPU', 0):g}; use fewer")
-    return room
+                          f"{gpus * workers:g} GPU, the cluster has {total.get('CPU', 0):g} and "
+                          f"{total.get('GPU', 0):g}; use fewer")
+    return slots
 
 
 def room_for_trials(config: TuneConfig, gpus: float) -> int:
-    """The same, as the cluster is now; 0: none fits."""
-    there, workers = ray.cluster_resources(), config.sweep.workers_per_trial
+    """The number of trials that fit into the present cluster at once; 0: none."""
+    total, workers = ray.cluster_resources(), config.sweep.workers_per_trial
     needed = {"CPU": config.placement.cpus * workers, "GPU": gpus * workers}
-    room = min(math.floor(there.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
-    return room if config.sweep.max_concurrent == "auto" else min(room, config.sweep.max_concurrent)
+    slots = min(math.floor(total.get(kind, 0) / amount + 1e-9) for kind, amount in needed.items() if amount)
+    return slots if config.sweep.max_concurrent == "auto" else min(slots, config.sweep.max_concurrent)
 
 
 def trials_ahead(slots: int) -> int:
-    """How many trials get ready while others train: as few as keep the slots busy, for proposals know nothing of them.
+    """How many trials start up while others train: as few as keep the slots busy, since proposals ignore their results.
 
-    Getting ready takes some seconds, the shortest trials some ten. One for each slot of two, as two trials may end
-    together where idle workers have helped; of more slots an eighth ends meanwhile.
+    Start-up takes some seconds, the shortest trials some ten. Two slots need two, because idle workers help other
+    trials and two may end together; of more slots about an eighth ends during a start-up.
     """
     return min(slots, max(2, slots // 8))
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a sweep leaves behind."""
+    """The result of a sweep."""
 
     folder: Path
     trials: tuple[Trial, ...]
@@ -110,11 +109,11 @@ class SearchResult:
 
 
 def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
-    """Search as configured, or continue the sweep that the same configuration began.
+    """Run a sweep, or continue the one that the same configuration started.
 
     Raises:
-        InputError: for anything the user can get wrong, before any cluster work.
-        TrainingError: if every trial has failed.
+        InputError: for bad input, before any cluster work.
+        TrainingError: if every trial failed.
     """
     config, space, train = _checked(config)
     run = find_run(config.recipe, config.placement,
@@ -122,8 +121,8 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
     try:
         gpus = cluster.connect(config.placement)
         slots = concurrent_trials(config, gpus)
-        for concern in check_cluster(config.placement, run, train):
-            print(f"warning: {concern}", file=sys.stderr)
+        for warning in check_cluster(config.placement, run, train):
+            print(f"warning: {warning}", file=sys.stderr)
         resolved = resolve_recipe(config.recipe, config.placement, train, gpus).model_copy(
             update={"objective": space.search.recipe_objective})
         run = run or begin_run(config.placement, SweepRecord(
@@ -139,7 +138,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
 
 
 def dry_run(config: TuneConfig) -> TuneConfig:
-    """The sweep that a start would begin, after all its checks; nothing is started or made.
+    """The resolved configuration of a sweep, after all checks. Starts and writes nothing.
 
     Raises:
         InputError: as `search` does.
@@ -150,45 +149,51 @@ def dry_run(config: TuneConfig) -> TuneConfig:
 
 
 def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex]:
-    """The configuration with each trial's workers in its placement and no more trials than a grid has points, its space
-    with warm starts, and the training labels; what cannot be searched or trained is refused.
+    """Check everything that needs no cluster.
+
+    Returns:
+        The configuration, with each trial's workers in its placement and at most as many trials as a grid has points;
+        the space with warm starts; and the training labels.
+
+    Raises:
+        InputError: for what cannot be searched or trained.
     """
-    found, settings = load_space(config.sweep.space, config.recipe), config.sweep
-    space = found.space
+    loaded, settings = load_space(config.sweep.space, config.recipe), config.sweep
+    space = loaded.space
     trials = min(settings.trials, grid_size(space.genes)) if space.algorithm == "grid" else settings.trials
     config = config.model_copy(update={
         "sweep": settings.model_copy(update={"trials": trials}),
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
     check_algorithm(space)
-    found.search.check(config.recipe)
-    if isinstance(found.search.scheduler, Pbt) and is_address(config.placement.storage_path):
-        raise ConfigError("storage_path: the trials of population based training go on from each other's files; give a "
+    loaded.search.check(config.recipe)
+    if isinstance(loaded.search.scheduler, Pbt) and is_address(config.placement.storage_path):
+        raise ConfigError("storage_path: trials of population based training continue from each other's files; give a "
                           "folder that all nodes mount, or another scheduler")
     check_early(RunConfig(recipe=config.recipe, placement=config.placement))
     _check_genes(config, space)
     _, train, _ = read_dataset(config.recipe)
-    warm = read_warm_start(settings.warm_start, space, found.search) if settings.warm_start else []
-    return config, found._replace(space=replace(space, starts=(*space.starts, *warm))), train
+    warm = read_warm_start(settings.warm_start, space, loaded.search) if settings.warm_start else []
+    return config, loaded._replace(space=replace(space, starts=(*space.starts, *warm))), train
 
 
 def _check_genes(config: TuneConfig, space: Space) -> None:
-    """Refuse what some trials could not be trained by: batches that the workers cannot share, models, weights."""
+    """Refuse genes by which a trial could not be trained: batches that workers cannot share, models, weights."""
     for genes in combinations(space.genes):
         resolve(overlay(config.recipe, genes), config.placement.max_workers, gpu=False)
     for name, value in [(gene.name, str(value)) for gene in space.genes if gene.name in ("model", "weights")
                         for value in gene.values]:
         check_model(overlay(config.recipe, {name: value}))
         if Path(value).is_file() and not Path(value).is_absolute():
-            raise ConfigError(f"{name}: {value}: give its whole path; trials have working folders of their own")
+            raise ConfigError(f"{name}: {value}: give an absolute path; each trial has its own working folder")
 
 
 def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slots: int, gpus: float,
             display: SweepDisplay) -> SearchResult:
-    """The sweep of a run folder, from where it was left."""
+    """Start or continue the sweep of a run folder."""
     total, folder = config.sweep.trials, run.folder
     done = sum(trial.has_ended for trial in ledger.trials)
     display.say(f"{address_of(folder) or folder}: {total} trials, {done} of them done, {slots} at a time")
-    display.say(f"each trial, where its genes say nothing else: {settings_line(ledger.recipe)}")
+    display.say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
     for warning in filter(None, (*space.warnings, all_random, ledger.warning)):
         display.say(f"warning: {warning}")
@@ -211,33 +216,33 @@ def _uri(config: TuneConfig) -> str | None:
 
 
 def _track(config: TuneConfig, folder: Path, trials: Sequence[Trial], status: Status) -> str | None:
-    """Bring the sweep's MLflow run up to date. Returns its id; None without tracking."""
+    """Update the sweep's MLflow run. Returns its id; None without tracking."""
     uri = _uri(config)
     return deliver(folder, uri, sweep_run(config, trials, status)) if uri else None
 
 
 def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, slots: int, gpus: float,
                 parent: str | None, display: SweepDisplay) -> None:
-    """Have Ray Tune run what the ledger has not seen the end of, and what it proposes, until enough has ended.
+    """Run the unfinished and the newly proposed trials with Ray Tune, until all have ended.
 
-    One crew of workers trains all trials. While its workers are busy `trials_ahead` more than they can train
-    get ready, unless --max-concurrent says how many rows a proposal may be ahead of the results.
+    One worker pool trains all trials. While its workers are busy, `trials_ahead` more trials start up, unless
+    --max-concurrent limits them.
     """
-    payload = _wire(config, ledger, folder, space.search, parent)
+    payload = _payload(config, ledger, folder, space.search, parent)
     workers = config.placement.model_copy(update={"num_workers": (1, slots * config.sweep.workers_per_trial)})
     grows = config.sweep.max_concurrent == "auto"
     ahead = grows and not isinstance(space.search.scheduler, Pbt)
 
     @lru_cache(maxsize=1)
     def limit(second: int) -> int:
-        room = max(1, room_for_trials(config, gpus))
-        return room + ahead * trials_ahead(room)
+        slots = max(1, room_for_trials(config, gpus))
+        return slots + ahead * trials_ahead(slots)
 
     with standing_pool(workers, gpus, display.say, grows=grows) as queue:
         trainable = ray.tune.with_parameters(train_trial, payload=payload, queue=queue)
         try:
             _tune(config, space, ledger, folder, lambda: limit(int(time.monotonic())), trainable, display)
-        except (KeyboardInterrupt, SystemExit):  # while there still are workers that can save the step in hand
+        except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
             running = (trial.folder_name for trial in ledger.trials if trial.state == "running")
             request_stop([folder / "trials" / name for name in running], display.say)
             raise
@@ -245,21 +250,20 @@ def _run_trials(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Pa
 
 def _tune(config: TuneConfig, space: TuneSpace, ledger: Ledger, folder: Path, limit: Callable[[], int],
           trainable: Any, display: SweepDisplay) -> None:
-    """Run a trainable for each trial, so many at once as the limit is when one could begin."""
-    here: dict[str, Any] = {}
-    if ledger.stored:  # the folder of the sweep is this node's
-        here = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
-    # Memory, not CPU: even a hundredth of a CPU would take a worker's place away
-    trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **here))
-    scheduler = build_scheduler(space.search, space.space, config.recipe.epochs)
+    """Run the trainable for each trial, at most `limit()` at once."""
+    node: dict[str, Any] = {}
+    if ledger.stored:  # the folder of the sweep is on this node
+        node = {"bundle_label_selector": [on_node(ray.get_runtime_context().get_node_id())]}
+    # Memory, not CPU: even a hundredth of a CPU would take the slot of a worker
+    trainable = ray.tune.with_resources(trainable, ray.tune.PlacementGroupFactory([{"memory": 1e6}], **node))
+    scheduler = build_scheduler(space.search, space.space, config.recipe.epochs, config.recipe.seed)
     param_space: dict[str, Any] = {}
     searcher: LedgerSearcher | None = LedgerSearcher(ledger, config.sweep.trials, limit)
-    if isinstance(space.search.scheduler, Pbt):  # Ray's takes its whole population at once, and from no searcher
+    if isinstance(space.search.scheduler, Pbt):  # Ray's takes the whole population at once, and no searcher
         param_space, searcher = _population(ledger, config.sweep.trials), None
-        random.seed(config.recipe.seed)
         if not param_space:
             return
-    drops = searcher is not None and not config.sweep.keep_weights  # under PBT others may still go on from them
+    drops = searcher is not None and not config.sweep.keep_weights  # under PBT other trials may continue from them
     callback = LedgerCallback(ledger, display, scheduler, searcher, drops=drops)
     tune = ray.tune.Tuner(
         trainable, param_space=param_space,
@@ -282,21 +286,21 @@ def _population(ledger: Ledger, total: int) -> dict[str, Any]:
     """All trials that have not ended, as Tune's grid over their numbers; empty if there is none."""
     while len(ledger.trials) < total:
         ledger.propose()
-    told = {trial.number: tune_config_of(trial) for trial in ledger.to_run}
-    if not told:
+    configs = {trial.number: tune_config_of(trial) for trial in ledger.to_run}
+    if not configs:
         return {}
-    return {"trial": ray.tune.grid_search(list(told)),
-            "genes": ray.tune.sample_from(lambda config: told[config["trial"]]["genes"]),
-            "origin": ray.tune.sample_from(lambda config: told[config["trial"]]["origin"])}
+    return {"trial": ray.tune.grid_search(list(configs)),
+            "genes": ray.tune.sample_from(lambda config: configs[config["trial"]]["genes"]),
+            "origin": ray.tune.sample_from(lambda config: configs[config["trial"]]["origin"])}
 
 
-def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
-    """What every trial is told, as plain JSON."""
+def _payload(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, parent: str | None) -> dict[str, Any]:
+    """What all trials share, as plain JSON; see `train_trial`."""
     placement = {**config.placement.model_dump(mode="json"), "resume": "", "mlflow_uri": _uri(config) or "off",
                  "registered_name": "", "cpus_per_worker": config.placement.cpus}
     placement |= ({"project": str(Path(config.placement.project) / folder.name / "trials")} if ledger.stored else
                   {"project": str(folder / "trials"), "storage_path": ""})
-    if isinstance(settings.scheduler, Pbt):  # what others may go on from is kept
+    if isinstance(settings.scheduler, Pbt):  # keep the checkpoints from which other trials may continue
         placement |= {"save_period": settings.scheduler.interval_epochs, "nosave": False}
     file, colon, name = config.placement.callbacks.partition(":")
     placement["callbacks"] = f"{_absolute(file)}{colon}{name}"
@@ -307,14 +311,14 @@ def _wire(config: TuneConfig, ledger: Ledger, folder: Path, settings: Search, pa
 
 
 def _absolute(name: str) -> str:
-    """A data set, model or file of callbacks that trials find from their own working folders."""
+    """The name of a data set, model or file of callbacks, valid in the working folder of any trial."""
     path = Path(name)
     is_path = path.suffix in (".yaml", ".yml", ".py") or (path / "data.yaml").is_file()
     return str(path.absolute()) if is_path and path.exists() else name
 
 
 def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, display: SweepDisplay) -> SearchResult:
-    """Make every file of the sweep, mark it as ended, and say where things are."""
+    """Write every file of the sweep, mark it as finished, and print where its results are."""
     trials, folder = ledger.trials, run.folder
     ledger.close()
     for trial in trials:
@@ -327,7 +331,7 @@ def _finish(config: TuneConfig, ledger: Ledger, run: Run, parent: str | None, di
     keep_best(folder, best)
     if not config.sweep.keep_weights:
         beaten = {name for trial in trials for name in trial.lineages} - {best.folder_name}
-        with ThreadPoolExecutor() as pool:  # a store takes its time for each
+        with ThreadPoolExecutor() as pool:  # a store needs a moment for each
             list(pool.map(drop_weights, (folder / "trials" / name for name in beaten)))
     draw_plots(folder, trials, best)
     if parent:

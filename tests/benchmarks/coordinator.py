@@ -1,9 +1,9 @@
-"""What a place on the roster costs a step: its heartbeat, once a second, by a thread of the worker.
+"""The cost of membership per step: a heartbeat once a second, sent by a thread of the worker.
 
-    python tests/benchmarks/run.py roster [--rounds 20] [--steps 4]
+    python tests/benchmarks/run.py coordinator [--rounds 20] [--steps 4]
 
-The same steps of one process, with the thread and without it (`alone`), in turns; the roster runs in a process of its
-own, as in a training. CPU seconds are of the worker's process with all its threads.
+The same steps of one process, with the thread and without it (`alone`), in turns. The coordinator is a separate
+process, as in a training. CPU seconds are those of the worker's process with all its threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.benchmarks.step import draw, parts_of
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="run.py roster")
+    parser = argparse.ArgumentParser(prog="run.py coordinator")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=4, help="of a turn")
     given = parser.parse_args(argv)
@@ -55,5 +55,5 @@ def main(argv: list[str]) -> None:
         finally:
             members.close()
 
-    report("roster", take_turns({"ours": train_listed, "alone": lambda: timed(train)}, given.rounds))
+    report("coordinator", take_turns({"ours": train_listed, "alone": lambda: timed(train)}, given.rounds))
     ray.shutdown()

@@ -1,13 +1,13 @@
-"""How much of their time the slots of a sweep train: trials one after another on a standing crew.
+"""The share of time in which the slots of a sweep train: trials one after another on a standing worker pool.
 
     python tests/benchmarks/run.py sweep [--trials 12] [--epochs 60] [--slots 2] [--churn]
 
 Trials of the tiny model on one worker each. A slot trains from a trial's `start` event to its `end`, or to the last
-step before the next `start`, when its workers have changed; the rest, until the last end, is building and waiting. The
-sweep is warm when the first slot begins its second trial: until then its processes start.
+step before the next `start` if its workers changed. The rest, until the last end, is start-up and waiting. The sweep is
+warm when the first slot starts its second trial: until then its processes start.
 
-With `--churn` a second node of as many slots is there, goes (drained), and comes again, and three times a worker is
-killed; the rows have to be those of a calm sweep before it.
+With `--churn` a second node of as many slots is drained, removed and added again, and three workers are killed. The
+rows must equal those of an uninterrupted sweep.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ray_yolo.runtime.cluster import own_token
 from tests.benchmarks.harness import machine
 from tests.support.faults import drain, ray_nodes
 from tests.support.run_log import only
-from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
+from tests.support.sweeps import assert_equal_rows, pool_sweep, wait_for_workers
 
-PAUSE_SECONDS = 12.0  # between two things that happen
+PAUSE_SECONDS = 12.0  # between two interruptions
 
-Rooms = list[tuple[float, int]]  # from when on how many slots there are
+Rooms = list[tuple[float, int]]  # (time, number of slots from then on)
 
 
 def main(argv: list[str]) -> None:
-    """Run it, and print what it was."""
+    """Run the benchmark and print its result."""
     parser = argparse.ArgumentParser(prog="run.py sweep")
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=60)
@@ -61,17 +61,17 @@ def main(argv: list[str]) -> None:
 
 
 def uninterrupted(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
-    """A sweep that is left alone."""
+    """An uninterrupted sweep. Returns its folder, and the slots over time."""
     own_token()
     ray.init(num_cpus=given.slots, log_to_driver=False, include_dashboard=False)
     try:
-        return crew_sweep(folder / "sweep", trials=given.trials, epochs=given.epochs), [(0.0, given.slots)]
+        return pool_sweep(folder / "sweep", trials=given.trials, epochs=given.epochs), [(0.0, given.slots)]
     finally:
         ray.shutdown()
 
 
 def churned(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
-    """One whose second node goes and comes, and whose workers die."""
+    """A sweep whose second node is removed and added, and whose workers are killed."""
     trials, draw = folder / "churned" / "runs" / "evolve" / "exp" / "trials", random.Random(0)
 
     def kill() -> None:
@@ -81,29 +81,29 @@ def churned(folder: Path, given: argparse.Namespace) -> tuple[Path, Rooms]:
         time.sleep(PAUSE_SECONDS)
 
     with ray_nodes(given.slots) as nodes, ThreadPoolExecutor(1) as pool:
-        reference = pool.submit(crew_sweep, folder / "calm", trials=given.trials, epochs=given.epochs).result()
+        reference = pool.submit(pool_sweep, folder / "uninterrupted", trials=given.trials, epochs=given.epochs).result()
         node, rooms = nodes.add_node(num_cpus=given.slots), [(0.0, 2 * given.slots)]
-        found = pool.submit(crew_sweep, folder / "churned", trials=given.trials, epochs=given.epochs)
-        wait_for_crew(trials, lambda present: present == 2 * given.slots)
+        found = pool.submit(pool_sweep, folder / "churned", trials=given.trials, epochs=given.epochs)
+        wait_for_workers(trials, lambda present: present == 2 * given.slots)
         kill()
         drain(node.node_id)
         rooms.append((time.time(), given.slots))
-        wait_for_crew(trials, lambda present: present == given.slots)
+        wait_for_workers(trials, lambda present: present == given.slots)
         nodes.remove_node(node)
         kill()
         nodes.add_node(num_cpus=given.slots)
         rooms.append((time.time(), 2 * given.slots))
         kill()
-        assert not found.done(), "the sweep was over before all had happened: give it more --trials"
+        assert not found.done(), "the sweep ended before all interruptions: increase --trials"
         assert_equal_rows(found.result(), reference)
         return found.result(), rooms
 
 
 def worker_spans(log: Sequence[Event]) -> list[tuple[float, float, int]]:
-    """From when to when how many workers trained."""
-    told = [event for event in log if isinstance(event, StartEvent | EndEvent)]
+    """(start, end, number of workers) of each span of training."""
+    marks = [event for event in log if isinstance(event, StartEvent | EndEvent)]
     spans = []
-    for event, after in pairwise(told):
+    for event, after in pairwise(marks):
         steps = [step.time for step in only(StepEvent, log) if event.time <= step.time <= after.time]
         until = after.time if isinstance(after, EndEvent) else max(steps, default=event.time)
         spans += [(event.time, until, event.num_workers)] if isinstance(event, StartEvent) else []
@@ -111,7 +111,7 @@ def worker_spans(log: Sequence[Event]) -> list[tuple[float, float, int]]:
 
 
 def busy(spans: Sequence[tuple[float, float, int]], begin: float, end: float, rooms: Rooms) -> float:
-    """The share of the slots' time."""
+    """The share of the slots' time in which they trained."""
     trained = sum(max(0.0, to - max(begin, since)) * workers for since, to, workers in spans)
     changes = [*((max(begin, since), slots) for since, slots in rooms), (end, 0)]
     return round(trained / sum((after - since) * slots for (since, slots), (after, _) in pairwise(changes)), 3)

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from ray_yolo.core.events import StartEvent
 from ray_yolo.runtime.workers import worker
 from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
-from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
+from tests.support.sweeps import assert_equal_rows, pool_sweep, wait_for_workers
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -73,10 +73,10 @@ def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupte
 
 def test_the_crew_is_killed_and_its_trials_go_on(tmp_path: Path) -> None:
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
-    uninterrupted = crew_sweep(tmp_path / "calm", trials=3)
+    uninterrupted = pool_sweep(tmp_path / "calm", trials=3)
     with ThreadPoolExecutor(1) as pool:
-        churned = pool.submit(crew_sweep, tmp_path / "churned", trials=3)
-        wait_for_crew(trials, lambda present: present == 2)
+        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=3)
+        wait_for_workers(trials, lambda present: present == 2)
         kill_actor("JobQueue")
         assert_equal_rows(churned.result(), uninterrupted)
     assert left_over() == ""

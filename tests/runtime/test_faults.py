@@ -31,7 +31,7 @@ from tests.support.faults import (
     ray_nodes,
     uninterrupted_run,
 )
-from tests.support.sweeps import assert_equal_rows, crew_sweep, wait_for_crew
+from tests.support.sweeps import assert_equal_rows, pool_sweep, wait_for_workers
 
 pytestmark = [pytest.mark.faults, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -156,15 +156,15 @@ def test_a_sweep_grows_and_shrinks_with_its_nodes(nodes: Cluster, tmp_path: Path
     """Two slots, four, two, four, and two again without a word: the rows of the sweep that was left alone."""
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     with ThreadPoolExecutor(1) as pool:
-        uninterrupted = pool.submit(crew_sweep, tmp_path / "calm", trials=10).result()
-        churned = pool.submit(crew_sweep, tmp_path / "churned", trials=10)
-        wait_for_crew(trials, lambda present: present == 2)
+        uninterrupted = pool.submit(pool_sweep, tmp_path / "calm", trials=10).result()
+        churned = pool.submit(pool_sweep, tmp_path / "churned", trials=10)
+        wait_for_workers(trials, lambda present: present == 2)
         for drains in (True, False):
             node = nodes.add_node(num_cpus=2)
-            wait_for_crew(trials, lambda present: present == 4)
+            wait_for_workers(trials, lambda present: present == 4)
             if drains:
                 drain(node.node_id)
-                wait_for_crew(trials, lambda present: present == 2)
+                wait_for_workers(trials, lambda present: present == 2)
             nodes.remove_node(node, allow_graceful=drains)
         assert not churned.done()
         assert_equal_rows(churned.result(), uninterrupted)

@@ -15,7 +15,7 @@ from ray_yolo.core.events import WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from tests.support.faults import Training, check, uninterrupted_run
 from tests.support.run_log import only
-from tests.support.sweeps import assert_equal_rows, crew_sweep
+from tests.support.sweeps import assert_equal_rows, pool_sweep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ray, pytest.mark.timeout(900)]
 GPUS = torch.cuda.device_count()
@@ -50,7 +50,7 @@ def test_a_lost_worker_is_left_behind_and_replaced(
 
 
 def test_one_crew_trains_all_trials(tmp_path: Path) -> None:
-    first, second = (crew_sweep(tmp_path / name, trials=3, epochs=2) for name in ("first", "second"))
+    first, second = (pool_sweep(tmp_path / name, trials=3, epochs=2) for name in ("first", "second"))
     assert_equal_rows(first, second)
     told = [event for log in first.glob(f"trials/*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))]
     assert len({event.pid for event in told}) <= GPUS

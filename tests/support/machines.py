@@ -77,8 +77,8 @@ class Machines:
 
     def processes(self, name: str) -> list[str]:
         """The command lines of what a machine's script has started; `run` and `start` do so in other sessions."""
-        told = self.run(name, "ps", "-e", "-o", "pid=,sid=,args=").stdout.splitlines()
-        rows = [line.split(maxsplit=2) for line in told]
+        lines = self.run(name, "ps", "-e", "-o", "pid=,sid=,args=").stdout.splitlines()
+        rows = [line.split(maxsplit=2) for line in lines]
         own = [command for pid, session, command in rows if session != "0" and pid != "1"]
         return [command for command in own if command != "sleep infinity"]
 

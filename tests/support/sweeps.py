@@ -33,9 +33,9 @@ def make_sweep(folder: Path, space: str = SPACE, *, recipe: dict[str, Any] | Non
                       "mlflow_uri": f"sqlite:///{folder}/mlflow.db"}})
 
 
-def crew_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_failures: int = 3,
+def pool_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_failures: int = 3,
                epochs: int = 60) -> Path:
-    """A sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
+    """Run a sweep whose proposals do not depend on the order in which trials end. Returns its folder."""
     folder.mkdir()
     config = make_sweep(folder, "search: {algorithm: random}\n" + SPACE, recipe={"epochs": epochs}, trials=trials,
                         workers_per_trial=workers_per_trial, keep_weights=True)
@@ -43,8 +43,8 @@ def crew_sweep(folder: Path, *, trials: int, workers_per_trial: int = 1, max_fai
     return search(config.model_copy(update={"placement": placement}), quiet=True).folder
 
 
-def wait_for_crew(trials: Path, until: Callable[[int], bool], patience_seconds: float = 120.0) -> int:
-    """The number of living processes that have trained in the trials of a sweep that goes on, once it is as wanted."""
+def wait_for_workers(trials: Path, until: Callable[[int], bool], patience_seconds: float = 120.0) -> int:
+    """Wait until `until(n)` holds for n, the live processes that have trained in a running sweep. Returns n."""
     deadline, present = time.monotonic() + patience_seconds, -1
     while not (present >= 0 and until(present)):
         assert time.monotonic() < deadline, present
@@ -55,19 +55,19 @@ def wait_for_crew(trials: Path, until: Callable[[int], bool], patience_seconds: 
 
 
 def assert_equal_rows(sweep: Path, uninterrupted: Path) -> None:
-    """The same weights in each trial of two sweeps, and no step of the first one done twice."""
+    """Assert equal weights in each trial of two sweeps, and no repeated step in the first one."""
     events = read_ledger(sweep / "ledger.jsonl")
     assert verify(events) == []
     for row in read_trials(events).values():
         ours, theirs = (newest(folder / "trials" / row.folder_name)["ema"] for folder in (sweep, uninterrupted))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs), row.number
-        told = surviving(read_events(sweep / "trials" / row.folder_name / EVENTS_FILE))
-        steps = [event.step for event in only(StepEvent, told)]
+        events_of_row = surviving(read_events(sweep / "trials" / row.folder_name / EVENTS_FILE))
+        steps = [event.step for event in only(StepEvent, events_of_row)]
         assert sorted(set(steps)) == steps, row.number
 
 
 def assert_cpus_return(patience_seconds: float = 60.0) -> None:
-    """All CPUs of the cluster are free again, soon: Ray's cleaner frees what a killed trial held."""
+    """Assert that all CPUs of the cluster become free: Ray frees those of a killed trial after a moment."""
     deadline = time.monotonic() + patience_seconds
     while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
         assert time.monotonic() < deadline, ray.available_resources()

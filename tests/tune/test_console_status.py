@@ -50,7 +50,7 @@ def sweep(tmp_path: Path, training: Path) -> Path:
     return folder
 
 
-def test_a_sweep_is_told_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
+def test_a_sweep_is_described_with_its_trials_and_left_as_it_is(sweep: Path) -> None:
     before = sorted(sweep.rglob("*"))
     first, second, *_ = describe_sweep(sweep)
     assert first == f"{sweep}: interrupted: the same command continues it; 1/2 trials ended; best 0.2500 (trial 0)"

@@ -157,13 +157,18 @@ class TestWarmStart:
         assert read_warm_start(str(path), SPACE, Search()) == [
             {"lr0": 0.02, "mosaic": 1.0, "augment.close_mosaic": 0, "optimizer.name": "AdamW"}]
 
+    def test_a_hyp_file_with_changes_and_sizes_is_a_start(self, tmp_path):
+        path = tmp_path / "hyp.yaml"
+        path.write_text("lr0: 0.02\nfreeze: [0, 1]\nchanges: ['1: lr0=0.01']\nanchors: 3\n")
+        assert [start["lr0"] for start in read_warm_start(str(path), SPACE, Search())] == [0.02]
+
     def test_a_folder_of_hyp_files_is_a_start_for_each(self, tmp_path):
         for name, lr0 in (("b.yaml", 0.03), ("a.yml", 0.02)):
             (tmp_path / name).write_text(f"lr0: {lr0}\n")
         (tmp_path / "notes.txt").write_text("lr0: 1\n")
         assert [start["lr0"] for start in read_warm_start(str(tmp_path), SPACE, Search())] == [0.02, 0.03]
 
-    def test_a_folder_without_any_is_told(self, tmp_path):
+    def test_a_folder_without_any_is_refused(self, tmp_path):
         with pytest.raises(InputError, match="no hyp file"):
             read_warm_start(str(tmp_path), SPACE, Search())
 
@@ -173,9 +178,14 @@ class TestWarmStart:
         ("evolve.csv", "epoch,lr0\n1,2\n", "evolve.csv:1: no column metrics/precision"),
         ("evolve.csv", "metrics/precision,metrics/recall,metrics/mAP_0.5,metrics/mAP_0.5:0.95\nx,1,nan,1\n",
          "evolve.csv: no row has finite metrics"),
+        ("asha.yaml", "search: {algorithm: random}\nlr0: 0.1\n",
+         "asha.yaml:1: search.algorithm: a search space has no values to start from; give it as --space, and to"),
+        ("space.yaml", "momentum: 0.9\nlr0: {low: 0.1, high: 0.2}\n", "space.yaml:2: lr0.low: a search space has no"),
+        ("space.yaml", "optimizer: {lr0: [0.1, 0.2]}\n", "space.yaml:1: optimizer.lr0: a search space has no values"),
+        ("space.yaml", "optimizer.name: {type: fixed, value: SGD}\n", "space.yaml:1: optimizer.name.type: a search"),
         ("hyp.yaml", "lr0: [\n", "hyp.yaml:.*not YAML"),
     ])
-    def test_what_cannot_be_used_is_told(self, tmp_path, name, text, message):
+    def test_what_cannot_be_used_is_refused(self, tmp_path, name, text, message):
         path = tmp_path / name
         if text is not None:
             path.write_text(text)

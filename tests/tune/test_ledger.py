@@ -204,10 +204,11 @@ class TestRungs:
         [last] = [event for event in events if isinstance(event, Proposed)][-1:]
         assert last.rungs == (*(3, 1) * 11, 3)
 
-    def test_altered_rungs_are_told(self, path):
+    def test_altered_rungs_are_reported(self, path):
         asha_sweep(path, 4)
         events = rewrite(path, lambda event: {**event, "rungs": [3, 3]} if event.get("rungs") == [3, 1] else event)
-        assert verify(events) == ["trial 2: says that what it has seen was on the rungs [3, 3], but it was on [3, 1]"]
+        assert verify(events) == [
+            "trial 2: records the rungs [3, 3] of the finished trials, but they were [3, 1]"]
 
     def test_an_altered_end_shows_in_what_follows(self, path):
         asha_sweep(path, 4)
@@ -265,10 +266,10 @@ class TestExploits:
         ledger.exploit(0, first, self.ORIGIN)
         ledger.exploit(1, second, Origin(0, 15, "/sweep/trials/trial0-2/weights/epoch14.pt", "cd"))
         ledger.exploit(0, third, Origin(1, 5, "/sweep/trials/trial1/weights/epoch4.pt", "ef"))  # older than the second
-        heirs = ledger.trials
-        assert heirs[1].lineage == (Segment(0, one), Segment(10, first), Segment(15, second))
-        assert heirs[0].lineage == (Segment(0, one), Segment(5, third))
-        assert (heirs[0].genes, heirs[0].folder_name) == (third, "trial0-3")
+        forks = ledger.trials
+        assert forks[1].lineage == (Segment(0, one), Segment(10, first), Segment(15, second))
+        assert forks[0].lineage == (Segment(0, one), Segment(5, third))
+        assert (forks[0].genes, forks[0].folder_name) == (third, "trial0-3")
 
     def test_what_has_ended_is_not_replaced(self, path):
         ledger = Ledger(path, SWEEP, RESOLVED)
@@ -288,7 +289,7 @@ class TestVerify:
 
         return verify(rewrite(path, change))
 
-    def test_altered_genes_are_told(self, path):
+    def test_altered_genes_are_reported(self, path):
         genes = {"lr0": 0.5, "augment.close_mosaic": 5, "optimizer.name": "SGD"}
         problems = self.altered(path, 6, genes=genes)
         assert problems[0].startswith("trial 6: lr0 is 0.5, but 0.0")
@@ -299,25 +300,26 @@ class TestVerify:
         assert problems
         assert all(int(problem.split()[1].rstrip(":")) > 1 for problem in problems)
 
-    def test_an_altered_seen_is_told(self, path):
-        assert self.altered(path, 5, seen=[0]) == ["trial 5: says it has seen [0], but [0, 1, 2, 3] had finished"]
+    def test_an_altered_seen_is_reported(self, path):
+        assert self.altered(path, 5, seen=[0]) == [
+            "trial 5: records the finished trials [0], but [0, 1, 2, 3] had finished"]
 
-    def test_a_removed_row_is_told(self, path):
+    def test_a_removed_row_is_reported(self, path):
         events = run_sweep(path, 6)
         kept = [event for event in events if isinstance(event, Begun) or event.trial != 2]
-        assert "trial 3: proposed where trial 2 was to come" in verify(kept)
+        assert "trial 3: proposed in the place of trial 2" in verify(kept)
 
-    def test_a_trial_that_ends_twice_is_told(self, path):
+    def test_a_trial_that_ends_twice_is_reported(self, path):
         events = run_sweep(path, 3)
         again = next(event for event in events if isinstance(event, Finished))
-        assert verify([*events, again]) == ["trial 0: finished, though it has ended"]
+        assert verify([*events, again]) == ["trial 0: finished, although it has ended"]
         assert read_trials([*events, again.model_copy(update={"fitness": 9.0})])[0].fitness == again.fitness
 
 
 class TestRestart:
     def test_killed_after_any_line_no_row_is_lost_or_doubled(self, tmp_path):
         """Every prefix of a ledger is a driver that was killed there; the next one ends the sweep."""
-        uninterrupted = tmp_path / "calm.jsonl"
+        uninterrupted = tmp_path / "uninterrupted.jsonl"
         events = run_sweep(uninterrupted, 7, slots=2)
         lines = uninterrupted.read_text().splitlines(keepends=True)
         for length in range(len(lines) + 1):
@@ -338,8 +340,8 @@ class TestRestart:
                     assert starts(after, number) == starts(read_ledger(path)[:length], number)
         assert len(events) == len(lines)
 
-    def test_with_one_slot_an_interrupted_sweep_equals_the_calm_one(self, tmp_path):
-        uninterrupted = tmp_path / "calm.jsonl"
+    def test_with_one_slot_an_interrupted_sweep_equals_an_uninterrupted_one(self, tmp_path):
+        uninterrupted = tmp_path / "uninterrupted.jsonl"
         expected = rows_of(run_sweep(uninterrupted, 7))
         text = uninterrupted.read_bytes()
         for cut in range(0, len(text), 97):  # inside lines too: a torn line is no line
@@ -412,10 +414,10 @@ class TestIdentity:
         with pytest.raises(InputError, match="written by a later ray_yolo"):
             Ledger(path, SWEEP, RESOLVED)
 
-    def test_a_damaged_ledger_is_told(self, path):
+    def test_a_damaged_ledger_is_reported(self, path):
         run_sweep(path, 1)
         path.write_text(path.read_text().replace('"attempt"', '"atempt"'))
-        with pytest.raises(InputError, match=r"ledger.jsonl: damaged: 1 validation error for Started attempt; put it"):
+        with pytest.raises(InputError, match=r"ledger.jsonl: damaged: 1 validation error for Started attempt; restore"):
             Ledger(path, SWEEP, RESOLVED)
 
     def test_an_equal_sweep_goes_on(self, path):
@@ -423,17 +425,18 @@ class TestIdentity:
         equal = Sweep(replace(SPACE), Search.model_validate(SWEEP.search.model_dump()), Recipe(seed=3), labels="0123")
         assert len(Ledger(path, equal, RESOLVED).trials) == 2
 
-    def test_a_sweep_tells_that_it_goes_on_under_another_version_of_its_searcher(self, path):
+    def test_a_sweep_warns_that_it_continues_with_another_version_of_its_searcher(self, path):
         tpe = replace(SWEEP, space=replace(SPACE, algorithm="tpe"))
         assert Ledger(path, tpe, RESOLVED).warning == ""
         version = importlib.metadata.version("optuna")
         assert json.loads(path.read_text().splitlines()[0])["identity"]["searcher"] == f"optuna {version}"
         assert Ledger(path, tpe, RESOLVED).warning == ""
-        for then, told in (("optuna 4.8.0", f"begun with optuna 4.8.0, and goes on with optuna {version}"), ("", "")):
-            rewrite(path, lambda event, then=then: {**event, "identity": {**event["identity"], "searcher": then}})
+        versions = f"started with optuna 4.8.0 and continues with optuna {version}"
+        for before, warning in (("optuna 4.8.0", versions), ("", "")):
+            rewrite(path, lambda event, before=before: {**event, "identity": {**event["identity"], "searcher": before}})
             ledger = Ledger(path, tpe, RESOLVED)
-            assert told in ledger.warning
-            assert bool(told) == bool(ledger.warning)
+            assert warning in ledger.warning
+            assert bool(warning) == bool(ledger.warning)
 
     def test_settings_that_are_added_with_a_default_orphan_no_ledger(self, path):
         """An older version's ledger: it lacks what this one has, here the last fields of its space and its search."""

@@ -31,13 +31,13 @@ def trained(number: int, fitness: float, folder: Path, client: MlflowClient) -> 
     return trial
 
 
-def told(tmp_path: Path, status: Status, *trials: Trial) -> SweepRun:
+def sweep_run_of(tmp_path: Path, status: Status, *trials: Trial) -> SweepRun:
     return sweep_run(make_sweep(tmp_path, trials=2), trials, status)
 
 
 def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
     (tmp_path / "exp").mkdir(exist_ok=True)
-    parent = deliver(tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db", told(tmp_path, status, *trials))
+    parent = deliver(tmp_path / "exp", f"sqlite:///{tmp_path}/mlflow.db", sweep_run_of(tmp_path, status, *trials))
     assert parent
     return parent
 
@@ -45,11 +45,19 @@ def track(tmp_path: Path, status: Status = "RUNNING", *trials: Trial) -> str:
 def test_what_it_should_hold_follows_from_the_rows_alone(tmp_path: Path) -> None:
     rows = [replace(new_trial(0, {}), state="finished", fitness=0.5), replace(new_trial(1, {}), state="failed"),
             replace(new_trial(2, {}), state="running"), replace(new_trial(3, {}), state="finished", fitness=0.75)]
-    running, stopped, ended = (told(tmp_path, status, *rows) for status in ("RUNNING", "KILLED", "FINISHED"))
+    running, stopped, ended = (sweep_run_of(tmp_path, status, *rows) for status in ("RUNNING", "KILLED", "FINISHED"))
     assert running.fitness == stopped.fitness == ended.fitness == {0: 0.5, 3: 0.75}
     assert [held.best for held in (running, stopped, ended)] == [None, None, 3]
     assert [held.stopped for held in (running, stopped)] == [(), (2,)]
     assert (running.params["sweep.trials"], running.params["epochs"]) == ("2", "1")
+
+
+def test_a_trial_that_was_stopped_is_listed_below_those_that_were_trained_further(tmp_path: Path) -> None:
+    rows = [replace(new_trial(number, {}), state="finished", fitness=fitness, rung=rung)
+            for number, (fitness, rung) in enumerate([(0.9, 1), (0.5, 3), (0.6, 3), (0.8, 2)])]
+    run = sweep_run_of(tmp_path, "RUNNING", *rows)
+    assert run.listed == (2, 1, 3, 0)
+    assert [line.split()[1] for line in run.table.splitlines()[2:]] == ["trial2", "trial1", "trial3", "trial0"]
 
 
 def test_closed_twice_it_has_each_trial_once_and_marks_the_best_alone(tmp_path: Path, client: MlflowClient) -> None:
@@ -92,7 +100,7 @@ def test_a_server_that_is_away_keeps_a_known_run(tmp_path: Path, caplog: pytest.
     parent = track(tmp_path)
     away = "sqlite:////nowhere/mlflow.db"
     for status in ("RUNNING", "KILLED"):
-        assert deliver(tmp_path / "exp", away, told(tmp_path, status)) == parent
+        assert deliver(tmp_path / "exp", away, sweep_run_of(tmp_path, status)) == parent
     assert "still shows the sweep as running" in caplog.text
 
 
@@ -115,7 +123,7 @@ def test_the_best_trials_weights_get_the_name_once_the_sweep_has_finished(
         assert deliver(folder, f"sqlite:///{tmp_path}/mlflow.db", sweep_run(named, trials, status)) == parent
     best = json.loads((folder / "trials" / "trial1" / "mlflow.json").read_text())["run_id"]
     assert asked == [(folder, f"sqlite:///{tmp_path}/mlflow.db", best, "birds")]
-    assert ("has not got the end of the sweep: the registry is full" in caplog.text) == bool(fault)
+    assert ("did not receive the end of the sweep: the registry is full" in caplog.text) == bool(fault)
     assert client.get_run(parent).info.status == "FINISHED"
 
 

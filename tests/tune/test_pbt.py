@@ -1,4 +1,4 @@
-"""Going on from another run: exactly its state, under other hyper-parameters, in a folder of its own."""
+"""Forks of another run: its exact state, with other hyper-parameters, in a new folder."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def last(trials: Path, name: str) -> dict[str, Any]:
     return newest(trials / name)
 
 
-def test_under_the_donors_genes_the_heir_ends_as_the_donor(trials: Path) -> None:
+def test_a_fork_with_the_donors_genes_ends_as_the_donor(trials: Path) -> None:
     name = open_fork(trials, 1, origin_of(trials, 2), {"lr0": OWN})
     assert name.startswith("trial1-")
     assert_same(go_on(trials, name), last(trials, "trial0"))
 
 
-def test_one_recipe_with_changes_trains_what_an_heir_of_an_heir_has_become(trials: Path) -> None:
+def test_one_recipe_with_changes_trains_the_weights_of_a_fork_of_a_fork(trials: Path) -> None:
     first = open_fork(trials, 1, origin_of(trials, 1), {"lr0": 0.001, "mosaic": 0.0})
     go_on(trials, first)
     second = open_fork(trials, 0, origin_of(trials, 3, first), {"lr0": 0.002, "mosaic": 0.0, "weight_decay": 0.05})
@@ -85,7 +85,7 @@ def test_one_recipe_with_changes_trains_what_an_heir_of_an_heir_has_become(trial
     assert metas[0]["digest"] == metas[1]["digest"]
 
 
-def test_the_heir_begins_with_the_donors_tensors_and_trains_by_its_own_genes(trials: Path) -> None:
+def test_a_fork_starts_with_the_donors_tensors_and_trains_with_its_own_genes(trials: Path) -> None:
     origin = origin_of(trials, 3)
     folder = trials / open_fork(trials, 1, origin, {"lr0": 1e-4})
     assert_same(torch.load(origin.state, weights_only=True), last(trials, folder.name))
@@ -95,9 +95,9 @@ def test_the_heir_begins_with_the_donors_tensors_and_trains_by_its_own_genes(tri
     assert (starts[0], starts[-1]) == (0, 3)  # its own history goes on, from the donor's place
     steps = [event for event in run_log.only(StepEvent, surviving(events)) if event.epoch == 3]
     assert steps[-1].lr[0] < 1e-4
-    told = run_log.only(RunEvent, events)
-    assert len({event.run_id for event in told}) == 1
-    assert "3: optimizer.lr0=0.0001" in told[-1].command
+    runs = run_log.only(RunEvent, events)
+    assert len({event.run_id for event in runs}) == 1
+    assert "3: optimizer.lr0=0.0001" in runs[-1].command
 
 
 def test_the_same_order_twice_is_one_fork(trials: Path) -> None:

@@ -60,7 +60,7 @@ class TestSchedulers:
         warning = Search(scheduler=MedianStop(grace_epochs=2)).rung_warning(27)
         assert warning == (
             "median: the first rung, 2 of 27 epochs, is much shorter than the schedule: warm-up may not be over and "
-            "the learning rate has hardly begun to fall, so that it prefers fast starters to good finishers; "
+            "the learning rate is still high, so that it prefers fast starters to good finishers; "
             "grace_epochs 3 or more is safer")
 
     def test_without_rungs_there_is_nothing_to_warn_of(self):
@@ -86,11 +86,11 @@ class TestRungs:
 
 
 class TestRandomFirst:
-    @pytest.mark.parametrize(("trials", "told"), [(1, False), (2, True), (21, True), (22, False)])
-    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, told):
+    @pytest.mark.parametrize(("trials", "warned"), [(1, False), (2, True), (21, True), (22, False)])
+    def test_a_sweep_that_ends_before_its_first_child_is_warned_of(self, trials, warned):
         warning = Search(random_first=20).random_warning(trials, starts=1)
-        assert (warning is not None) == told
-        assert warning is None or f"all of these {trials} trials" in warning
+        assert (warning is not None) == warned
+        assert warning is None or f"all {trials} trials" in warning
 
     def test_other_algorithms_have_no_children(self):
         assert Search(algorithm="random", random_first=20).random_warning(5, starts=1) is None

@@ -1,21 +1,24 @@
-"""What Ray Tune is told and what the ledger remembers of it, on a clock without trainings."""
+"""What Ray Tune gets and what the ledger records, on a clock without trainings."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from ray.tune import CheckpointConfig
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
     MedianStoppingRule,
-    PopulationBasedTraining,
     TrialScheduler,
 )
 
@@ -27,12 +30,11 @@ from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.evolution import Gene, Space
 from ray_yolo.tune.ledger import Judged, Ledger, Sweep, read_ledger, verify
 from ray_yolo.tune.search import Asha, MedianStop, Search
-from ray_yolo.tune.searcher import LedgerCallback, LedgerSearcher, _clipped, build_scheduler
+from ray_yolo.tune.searcher import KeyedPbt, LedgerCallback, LedgerSearcher, _clipped, build_scheduler
 
 SPACE = Space((Gene("lr0", low=0.001, high=0.1),), ({"lr0": 0.01},), algorithm="random")
 EPOCHS = 12
 SCHEDULERS = [Asha(grace_epochs=2, reduction=2), MedianStop(grace_epochs=2, min_trials=2)]
-ROW = '{"metrics": {}, "losses": {}}'
 
 
 @dataclass(eq=False)
@@ -48,6 +50,12 @@ class TuneTrial:
         return f"trial{self.config['trial']}"
 
 
+def report(epoch: int, fitness: float, best: float | None = None) -> dict[str, Any]:
+    """What a trial reports of an epoch, if the best one so far had another fitness: `best`."""
+    row = {"fitness": fitness if best is None else best, "metrics": {}, "losses": {}}
+    return {"epoch": epoch, "fitness": fitness, "row": json.dumps(row)}
+
+
 class Tune:
     """The order in which Ray Tune's controller calls its searcher, its scheduler and its callbacks."""
 
@@ -57,7 +65,7 @@ class Tune:
         self.said = io.StringIO()
         self.room = trials
         self.searcher = LedgerSearcher(self.ledger, trials, lambda: self.room)
-        self.scheduler = build_scheduler(search, SPACE, EPOCHS)
+        self.scheduler = build_scheduler(search, SPACE, EPOCHS, 0)
         display = SweepDisplay(self.said, trials, EPOCHS)
         self.callback = LedgerCallback(self.ledger, display, self.scheduler, self.searcher, drops=drops)
         self.starts = 0
@@ -92,12 +100,12 @@ class Tune:
         """Report so many epochs of a training, from where it is known to be."""
         number = trial.config["trial"]
         first = max((epoch for epoch, _ in self.ledger.trials[number].judged), default=0) + 1
-        return all(self.report(trial, {"epoch": epoch, "fitness": fitness * epoch, "row": ROW})
+        return all(self.report(trial, report(epoch, fitness * epoch))
                    for epoch in range(first, epochs + 1))
 
 
 class Controller:
-    """Ray Tune's, which nobody waits for."""
+    """As much of Ray Tune's controller as schedulers call."""
 
     def get_live_trials(self) -> list[TuneTrial]:
         return []
@@ -116,7 +124,7 @@ def interleaved(tune: Tune, running: dict[int, TuneTrial], moves: Iterator[tuple
         if trial is None or epoch > EPOCHS:
             continue
         number = trial.config["trial"]
-        goes_on = tune.report(trial, {"epoch": epoch, "fitness": heights(9)[number] * epoch, "row": ROW})
+        goes_on = tune.report(trial, report(epoch, heights(9)[number] * epoch))
         decided.append((number, epoch, goes_on))
         if not goes_on:
             del running[slot]
@@ -149,7 +157,7 @@ def test_a_restarted_sweep_decides_as_the_one_that_was_not_killed(tmp_path: Path
         again = {trial.config["trial"]: trial for _ in running if (trial := tune.start())}
         return {slot: again[trial.config["trial"]] for slot, trial in running.items()}
 
-    uninterrupted, _ = run(tmp_path / "calm", -1)
+    uninterrupted, _ = run(tmp_path / "uninterrupted", -1)
     assert any(not goes_on for _, _, goes_on in uninterrupted)
     assert any(epoch == EPOCHS for _, epoch, _ in uninterrupted)
     for kill_after in range(1, 6 * EPOCHS, 5):
@@ -165,18 +173,32 @@ def test_a_trial_that_its_scheduler_stopped_ranks_below_one_that_came_to_its_end
     assert second
     assert tune.train(first, 0.5)
     tune.end(first)
-    assert not tune.report(second, {"epoch": 2, "fitness": 0.9, "row": ROW})  # below the other's 1.0 at its rung
+    assert not tune.report(second, report(2, 0.9))  # below the other's 1.0 at its rung
     assert [(row.rung, row.epochs) for row in tune.ledger.trials] == [(4, EPOCHS), (1, 2)]
 
 
-def test_a_rung_is_written_down_once_though_its_epoch_is_told_again(tmp_path: Path) -> None:
+def test_a_rung_is_recorded_once_though_its_epoch_is_reported_again(tmp_path: Path) -> None:
     tune = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 1)
     trial = tune.start()
     assert trial
     for epoch in (1, 2, 2, 3):
-        assert tune.report(trial, {"epoch": epoch, "fitness": 0.5, "row": ROW})
+        assert tune.report(trial, report(epoch, 0.5))
     assert [(line.epoch, line.fitness) for line in read_ledger(tmp_path / LEDGER_FILE) if isinstance(line, Judged)] == [
         (2, 0.5)]
+
+
+def test_a_row_has_the_fitness_of_its_best_epoch_and_the_scheduler_that_of_its_last(tmp_path: Path) -> None:
+    tune = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 3)
+    first, second = tune.start(), tune.start()
+    assert first
+    assert second
+    assert tune.report(first, report(2, 0.8))
+    assert not tune.report(second, report(2, 0.5, best=0.9))
+    assert [(row.fitness, row.last_fitness) for row in tune.ledger.trials] == [(None, None), (0.9, 0.5)]
+    tune.ledger.close()
+    later = Tune(tmp_path, Search(scheduler=Asha(grace_epochs=2, reduction=2)), 3)
+    [bracket] = later.scheduler._brackets
+    assert [recorded for milestone, recorded in bracket._rungs if milestone == 2] == [{"trial1": 0.5}]
 
 
 def test_a_training_whose_patience_was_over_came_to_its_end(tmp_path: Path) -> None:
@@ -258,7 +280,7 @@ class TestWeights:
         make(folder, "weights/best.pt", "checkpoints/step-1/state.pt")
         if not stopped:
             make(folder, "finished")
-        trial.last_result = {"epoch": 1 if stopped else EPOCHS, "fitness": fitness, "row": ROW}
+        trial.last_result = report(1 if stopped else EPOCHS, fitness)
         tune.callback.on_trial_complete(0, [], trial)
 
     def kept(self, tune: Tune) -> list[int]:
@@ -308,7 +330,7 @@ def test_a_ledger_of_0_1_0_gives_a_scheduler_what_it_knows(tmp_path: Path) -> No
     later = Tune(tmp_path, Search(scheduler=SCHEDULERS[0]), 4)
     trial = later.start()
     assert trial
-    assert not later.report(trial, {"epoch": 2, "fitness": 0.7, "row": ROW})
+    assert not later.report(trial, report(2, 0.7))
     assert replace(later.ledger.trials[2], lineages={}).rung == 1
 
 
@@ -318,16 +340,16 @@ FOUR_GENES = Space((Gene("lr0", low=0.001, high=0.1, log=True), Gene("scale", lo
 
 @pytest.mark.parametrize(("name", "kind"), [
     ("none", FIFOScheduler), ("asha", AsyncHyperBandScheduler), ("median", MedianStoppingRule),
-    ("pbt", PopulationBasedTraining)])
+    ("pbt", KeyedPbt)])
 def test_each_name_is_one_of_rays_classes(name: str, kind: type) -> None:
-    assert type(build_scheduler(Search.model_validate({"scheduler": name}), FOUR_GENES, 90)) is kind
+    assert type(build_scheduler(Search.model_validate({"scheduler": name}), FOUR_GENES, 90, 0)) is kind
 
 
 @pytest.mark.parametrize("scheduler", [Asha(), Asha(grace_epochs=3, reduction=2)])
 @pytest.mark.parametrize("epochs", [4, 9, 10, 90, 100])
 def test_rungs_are_rays(scheduler: Asha, epochs: int) -> None:
     search = Search(scheduler=scheduler)
-    [bracket] = build_scheduler(search, FOUR_GENES, epochs)._brackets
+    [bracket] = build_scheduler(search, FOUR_GENES, epochs, 0)._brackets
     assert list(search.rungs(epochs)) == sorted(milestone for milestone, _ in bracket._rungs if milestone < epochs)
 
 
@@ -337,11 +359,11 @@ def test_rounding_leads_to_no_value_outside() -> None:
     assert _clipped(space, {"momentum": 0.1234567 + 0.5}) == {"momentum": 0.62346}
 
 
-def reports(name: str, settings: dict[str, object], told: list[tuple[int, float]], epochs: int = 90) -> list[str]:
+def reports(name: str, settings: dict[str, object], results: list[tuple[int, float]], epochs: int = 90) -> list[str]:
     """What becomes of trials that each report once, (epoch, fitness), one after the other."""
-    scheduler = build_scheduler(Search.model_validate({"scheduler": {"name": name, **settings}}), FOUR_GENES, epochs)
+    scheduler = build_scheduler(Search.model_validate({"scheduler": {"name": name, **settings}}), FOUR_GENES, epochs, 0)
     decisions = []
-    for number, (epoch, fitness) in enumerate(told):
+    for number, (epoch, fitness) in enumerate(results):
         trial = SimpleNamespace(trial_id=f"t{number}", status="RUNNING")
         scheduler.on_trial_add(None, trial)
         decisions.append(scheduler.on_trial_result(None, trial, {"epoch": epoch, "fitness": fitness}))
@@ -356,13 +378,14 @@ def test_at_a_rung_of_asha_one_in_so_many_goes_on(settings: dict[str, object], g
 
 
 @pytest.mark.parametrize(("settings", "rung"), [({}, 10), ({"grace_epochs": 20}, 20)])
-def test_asha_stops_nobody_before_the_first_rung_and_at_the_end(settings: dict[str, object], rung: int) -> None:
+def test_asha_stops_no_trial_before_the_first_rung_and_at_the_end(settings: dict[str, object], rung: int) -> None:
     assert reports("asha", settings, [(rung, 1.0), (rung - 1, 0.0), (rung, 0.0)]) == ["CONTINUE", "CONTINUE", "STOP"]
     assert reports("asha", settings, [(90, 1.0)]) == ["CONTINUE"]  # it ends by itself
 
 
 def test_what_pbt_explores_stays_within_the_limits() -> None:
-    scheduler = build_scheduler(Search.model_validate({"scheduler": {"name": "pbt", "resample": 0.3}}), FOUR_GENES, 90)
+    settings = Search.model_validate({"scheduler": {"name": "pbt", "resample": 0.3}})
+    scheduler = build_scheduler(settings, FOUR_GENES, 90, 0)
     config = {"trial": 3, "genes": {"lr0": 0.1, "scale": 0.9, "close": 10, "name": "SGD"}, "origin": None}
     donor = type("Donor", (), {"config": config})()
     moved = set()
@@ -374,6 +397,75 @@ def test_what_pbt_explores_stays_within_the_limits() -> None:
         assert genes["name"] in ("SGD", "AdamW")
         moved.add(tuple(genes.values()))
     assert len(moved) > 50
+
+
+class Population:
+    """As much of Ray Tune's controller as population based training calls: four trials, all running."""
+
+    search_alg = None
+
+    def __init__(self, seed: int) -> None:
+        settings = Search.model_validate({"scheduler": {"name": "pbt", "interval_epochs": 1, "resample": 0.5}})
+        self.scheduler = build_scheduler(settings, FOUR_GENES, 90, seed)
+        self.trials = [Member(number) for number in range(4)]
+        for trial in self.trials:
+            self.scheduler.on_trial_add(self, trial)
+
+    def get_trials(self) -> list[Member]:
+        return self.trials
+
+    def _schedule_trial_save(self, trial: Member, result: object) -> str:
+        return f"checkpoint of {trial}"
+
+    def pause_trial(self, trial: Member, should_checkpoint: bool) -> None:
+        pass
+
+    def train(self, epochs: range) -> list[dict[str, Any]]:
+        """The genes of all trials after each epoch; trial 3 is the best, trial 0 the worst."""
+        history = []
+        for epoch in epochs:
+            for number in (3, 2, 1, 0):
+                self.scheduler.on_trial_result(self, self.trials[number], report(epoch, float(number)))
+            history.append([dict(trial.config["genes"]) for trial in self.trials])
+        return history
+
+
+class Member(SimpleNamespace):
+    """A trial of a population."""
+
+    def __init__(self, number: int) -> None:
+        manager = SimpleNamespace(_latest_checkpoint_result=None, checkpoint_config=CheckpointConfig())
+        genes = {"lr0": 0.01 * (number + 1), "scale": 0.1 * (number + 1), "close": number + 1, "name": "SGD"}
+        super().__init__(number=number, trial_id=f"t{number}", status="RUNNING", experiment_tag="", checkpoint=None,
+                         config={"trial": number, "genes": genes, "origin": None},
+                         run_metadata=SimpleNamespace(checkpoint_manager=manager))
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return f"trial{self.number}"
+
+    def is_finished(self) -> bool:
+        return False
+
+    def set_experiment_tag(self, tag: str) -> None:
+        pass
+
+    def set_config(self, config: dict[str, Any]) -> None:
+        self.config = {**config, "trial": self.number}
+
+
+def test_what_pbt_draws_follows_from_seed_trial_and_epoch_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    first = Population(seed=7).train(range(1, 6))
+    random.seed(2)
+    np.random.seed(2)
+    state = random.getstate()
+    assert Population(seed=7).train(range(1, 6)) == first
+    assert random.getstate() == state
+    assert Population(seed=8).train(range(1, 6)) != first
+    assert len({json.dumps(genes) for genes in first}) == 5  # it draws anew in each epoch
 
 
 def test_as_many_are_under_way_as_there_is_room_for_by_then(tmp_path: Path) -> None:

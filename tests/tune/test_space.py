@@ -1,4 +1,4 @@
-"""Search spaces: what may be written, what it becomes, and what every mistake is told."""
+"""Search spaces: what may be written, what it becomes, and the message of each mistake."""
 
 import functools
 from pathlib import Path
@@ -88,7 +88,7 @@ class TestFiles:
     @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
     def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(InputError, match=f"space: {space} is no file.*asha, evolve, pbt, quick"):
+        with pytest.raises(InputError, match=f"space: {space}: no such file.*asha, evolve, pbt, quick"):
             load_space(space, Recipe())
 
     def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
@@ -180,25 +180,39 @@ class TestValues:
 
     @pytest.mark.parametrize(("data", "base", "message"), [
         ({"imgsz": [64, 256]}, Recipe(),
-         r"imgsz: a range takes every whole number from 64 to 256, .*, values: \[64, 96, 128, 160, 192, 224, 256\]\}"),
+         r"imgsz: a range includes every whole number from 64 to 256, .* \[64, 96, 128, 160, 192, 224, 256\]\}"),
         ({"imgsz": [64, 8192]}, Recipe(), r"values: \[64, 96, ..., 8192\]"),
         ({"batch_size": [8, 16]}, Recipe(microbatch=4), r"values: \[8, 12, 16\]"),
         ({"batch_size": [-1, 2]}, Recipe(microbatch=1), r"values: \[-1, 1, 2\]"),
-        ({"batch_size": choice(8, 16)}, Recipe(), "batch_size can be searched with a microbatch that is given"),
+        ({"batch_size": choice(8, 16)}, Recipe(), "batch_size can be searched only if microbatch is set"),
         ({"quad": choice(True, False)}, Recipe(batch_size=8), "add --microbatch"),
         ({"microbatch": choice(2, 4)}, Recipe(batch_size=-1), "add --batch-size"),
         ({"rect": choice(True, False), "quad": choice(False, True)}, Recipe(batch_size=8, microbatch=4),
-         "rect True, quad True make no recipe: quad and rect exclude each other"),
-        ({"epochs": [5, 50]}, Recipe(changes="9: lr0=0.1"), "epochs 5|5 is outside"),
+         "rect True, quad True make an invalid recipe: quad and rect exclude each other"),
         ({"batch_size": [1, 20000]}, Recipe(microbatch=1), "batch_size: more than 10,000 values or"),
-        ({"patience": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
+        ({"augment.close_mosaic": [0, 1e300]}, Recipe(), "whole limits go up to 9007199254740992"),
         ({"exact": [0, 1]}, Recipe(), r"exact: is true or false; write \{type: choice, values: \[true, false\]\}"),
-        ({"data": choice("a.yaml", "b.yaml")}, Recipe(), "data cannot be searched"),
-        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched"),
+        ({"objective.recall": [0, 1]}, Recipe(), "objective.recall cannot be searched: trials with other values"),
     ])
     def test_values_that_would_fail_trials_are_refused_with_what_to_write(self, data, base, message):
         with pytest.raises(ConfigError, match=message):
             read_space({"lr0": [0.01, 0.1], **data}, base)
+
+    @pytest.mark.parametrize(("name", "values", "reason"), [
+        ("data", ["a.yaml", "b.yaml"], "measure another fitness"),
+        ("classes", [0, 1], "measure another fitness"),
+        ("single_cls", [True, False], "measure another fitness"),
+        ("epochs", [5, 50], "choose --epochs for all trials"),
+        ("patience", [0, 10], "how long a trial trains"),
+        ("noval", [True, False], "when fitness is measured"),
+        ("seed", [0, 1], "a lucky seed is not a better recipe"),
+        ("threads", [1, 2], "speed and the last bits"),
+        ("strict", [True, False], "only checks the data set"),
+        ("allow_empty", [True, False], "only checks the data set"),
+    ])
+    def test_a_field_that_makes_no_better_recipe_is_refused_with_the_reason(self, name, values, reason):
+        with pytest.raises(ConfigError, match=f"{name} cannot be searched: .*{reason}.*; remove it"):
+            genes_of({name: choice(*values)})
 
     def test_a_choice_of_image_sizes_is_searched(self):
         assert genes_of({"imgsz": choice(64, 96)})[0].values == (64, 96)
@@ -210,7 +224,7 @@ PBT = "search: {scheduler: pbt}\n"
 def test_population_based_training_changes_only_what_can_change_on_the_way(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text(f"{PBT}imgsz: {{type: choice, values: [320, 640]}}\n")
-    with pytest.raises(ConfigError, match=r"space.yaml:2: imgsz cannot change in the middle of a training"):
+    with pytest.raises(ConfigError, match=r"space.yaml:2: imgsz cannot change during a training"):
         load_space(path, Recipe())
     path.write_text(f"{PBT}imgsz: {{type: fixed, value: 320}}\nlr0: [0.001, 0.1]\n")
     assert len(load_space(path, Recipe()).space.genes) == 2
@@ -219,10 +233,10 @@ def test_population_based_training_changes_only_what_can_change_on_the_way(tmp_p
 MISTAKES = {
     "lr_0: [0.1, 0.2]": r"space.yaml:2: unknown setting 'lr_0'; did you mean optimizer.lr0\?",
     "optimizer: [0.1, 0.2]": "space.yaml:2: 'optimizer' is a section; give one of its fields: optimizer.name, ",
-    "num_workers: [1, 4]": "space.yaml:2: num_workers decides where a trial is trained, not what; a space names fields",
+    "num_workers: [1, 4]": "space.yaml:2: num_workers decides where a trial is trained, not what is trained; a space",
     "placement.cache: [1, 4]": "space.yaml:2: placement.cache decides where",
     "iou_t: [0.1, 0.7]": "space.yaml:2: iou_t cannot be searched: YOLOv5's loss does not read it either",
-    "lr0: {low: 0.1, high: 0.01}": "space.yaml:2: lr0: low 0.1 is above high 0.01; exchange them",
+    "lr0: {low: 0.1, high: 0.01}": "space.yaml:2: lr0: low 0.1 is above high 0.01; swap them",
     "lr0: [0.1, 0.01]": "space.yaml:2: lr0: low 0.1 is above high 0.01",
     "lr0: [0, 0.1, log]": "space.yaml:2: lr0: loguniform needs a low above 0, not 0",
     "lr0: [0.01, 5.0]": "space.yaml:2: lr0: 5.0 is outside of the recipe's bounds: optimizer.lr0 is a number .*<= 1.0",
@@ -247,7 +261,7 @@ MISTAKES = {
         "space.yaml:2: augment.close_mosaic: the field takes whole numbers; write type: int",
     "optimizer.lr0: [0.1, 0.2]\nlr0: [0.1, 0.2]": "space.yaml:3: lr0: lr0 is in this space already; remove one",
     "batch_size: {type: choice, values: [8, 16]}\nmicrobatch: {type: choice, values: [3, 16]}":
-        "space.yaml:1: .*batch_size 8, microbatch 3 make no recipe: microbatch 3 does not divide batch_size 8",
+        "space.yaml:1: .*batch_size 8, microbatch 3 make an invalid recipe: microbatch 3 does not divide batch_size 8",
     "search: {algorithm: genetic}": "space.yaml:2: search.algorithm: got 'genetic': .*'evolve', 'random'",
     "search: {sheduler: asha}": r"space.yaml:2: search.sheduler: unknown key; did you mean scheduler\?",
     "search: {scheduler: {name: asha, grace_epoch: 3}}":
@@ -257,14 +271,14 @@ MISTAKES = {
     "search: {objective: {mAP50: 0}}": "space.yaml:2: search.objective: weights must be 0 or more, and not all 0",
     "search: {objective: {mAP50: -1, recall: 2}}": "space.yaml:2: search.objective: weights must be 0 or more",
     "search: {algorithm: grid}\nlr0: [0.1, 0.2]": "space.yaml:1: lr0: a grid needs points, and this is a range",
-    "degrees: [0, 45]": "space.yaml:1: nothing here can evolve: mutation multiplies, and every gene is 0, fixed, or",
-    "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: nothing here can evolve",
+    "degrees: [0, 45]": "space.yaml:1: no gene can evolve: mutation multiplies, and every gene is 0, fixed, or",
+    "lr0: {low: 0.01, high: 0.1, gain: 0}": "space.yaml:1: no gene can evolve",
     "search: {algorithm: random}": r"space.yaml:1: the space names no gene; write for example lr0: \[0.001, 0.1, log\]",
 }
 
 
 @pytest.mark.parametrize("text", MISTAKES, ids=[text.partition("\n")[0] for text in MISTAKES])
-def test_a_mistake_is_told_with_its_place(text, tmp_path):
+def test_a_mistake_is_reported_with_its_line(text, tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text(f"# a space\n{text}\n")
     with pytest.raises(ConfigError, match=MISTAKES[text]) as error:
@@ -288,7 +302,7 @@ class TestWarnings:
     def test_genes_that_cannot_evolve_are_named(self):
         (warning,) = read_space({"lr0": [0.001, 0.1], "degrees": [0, 45], "shear": {"low": 0, "high": 1, "gain": 0}},
                                 Recipe()).warnings
-        assert warning.startswith("evolve: degrees start at 0 and stay there")
+        assert warning.startswith("evolve: degrees start at 0 and stay at 0")
 
     def test_random_search_moves_them(self):
         assert read_space({"search": {"algorithm": "random"}, "degrees": [0, 45]}, Recipe()).warnings == ()

@@ -149,7 +149,7 @@ def test_a_sweep_that_another_process_has_ends_here(start: Start, bucket: Folder
         time.sleep(0.01)
     tune = Tune(run.folder.parent / "other", Search())
     tune.callback._ledger = ledger
-    with pytest.raises(TrainingError, match="another process goes on with this sweep"):
+    with pytest.raises(TrainingError, match="another process has taken over this sweep"):
         tune.callback.on_step_end(0, [])
 
 
@@ -163,7 +163,7 @@ def test_a_trial_that_ended_unseen_is_reported_by_another_machine(start: Start, 
     again, ledger = start("two")
     config = make_sweep(tmp_path)
     placement = config.placement.model_copy(update={"storage_path": f"file://{tmp_path}/bucket"})
-    payload = tuner._wire(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
+    payload = tuner._payload(config.model_copy(update={"placement": placement}), ledger, again.folder, Search(), None)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "of Ray's processes"))
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(ray.tune, "get_context", lambda: SimpleNamespace(get_trial_name=lambda: "trial0"))
@@ -233,7 +233,7 @@ def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: Fo
 def test_population_based_training_is_refused_in_a_store(tmp_path: Path) -> None:
     config = make_sweep(tmp_path, "search: {scheduler: pbt}\n" + SPACE, recipe={"epochs": 9, "noval": False}, trials=2)
     placement = config.placement.model_copy(update={"storage_path": "s3://no-such-bucket/x"})
-    with pytest.raises(ConfigError, match=r"storage_path: the trials of population based training .* give a folder"):
+    with pytest.raises(ConfigError, match=r"storage_path: trials of population based training .* give a folder"):
         tuner.search(config.model_copy(update={"placement": placement}))
 
 
@@ -291,9 +291,9 @@ def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_pa
             time.sleep(0.05)
         kill(process)
     for key in (LEASE, f"trials/trial1/{LEASE}"):  # as if they had expired
-        told = lease.read_terms(store, key)
-        assert told
-        store.put(key, lease.Terms(told[0].attempt, "", "").to_bytes())
+        terms = lease.read_terms(store, key)
+        assert terms
+        store.put(key, lease.Terms(terms[0].attempt, "", "").to_bytes())
     with command(config, "s3://bucket/x", tmp_path / "two") as process:
         finished(process)
     (folder,) = (tmp_path / "two" / "spool").glob("*/runs/evolve/exp")
@@ -308,10 +308,10 @@ def check(folder: Path, store: Store, uninterrupted: Path) -> None:
     assert read_log(store) == (folder / LEDGER_FILE).read_bytes()
     for number, row in theirs.items():
         assert (ours[number].genes, ours[number].fitness, ours[number].seen) == (row.genes, row.fitness, row.seen)
-        trained = saved(list(run_log.events_of(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
-        found = saved(logged(store, f"trial{number}"))
-        assert found.items() <= trained.items()  # the one before the kill may be stored and not told
-        assert found[max(trained)]
+        trained = saved(list(run_log.told(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
+        stored = saved(logged(store, f"trial{number}"))
+        assert stored.items() <= trained.items()  # the one before the kill may be stored but not reported
+        assert stored[max(trained)]
     assert [event.trial for event in read_ledger(folder / LEDGER_FILE) if isinstance(event, Started)] == [0, 1, 1, 2, 3]
     assert run_log.only(StartEvent, logged(store, "trial1"))[-1].step > 0
     for name in ("evolve.csv", "hyp_evolve.yaml"):

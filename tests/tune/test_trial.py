@@ -37,6 +37,8 @@ class Trained:
         self.ledger = Ledger(folder / LEDGER_FILE, Sweep(space, SEARCH, Recipe(epochs=EPOCHS), "0"),
                              Recipe(epochs=EPOCHS, objective=SEARCH.recipe_objective))
         self.ledger.propose()
+        self.best_epoch = EPOCHS  # the last one that was saved as best.pt
+        self.placement: dict[str, Any] = {"project": str(self.folder.parent)}
         self.reports: list[dict[str, Any]] = []
         self.error: Exception | None = None
         self.asked: list[RunConfig] = []
@@ -48,7 +50,8 @@ class Trained:
     def write(self, *epochs: int) -> None:
         log = EventLog(self.folder / "events.jsonl")
         for epoch in epochs:
-            log.append(run_log.epoch(epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10}))
+            log.append(run_log.epoch(epoch - 1, step=epoch, val={}, metrics={"recall": epoch / 10},
+                                     best=epoch <= self.best_epoch))
             log.append(run_log.checkpoint(epoch))
         log.close()
 
@@ -63,7 +66,7 @@ class Trained:
         """The epochs that are reported by a process that goes on after so many."""
         self.begun = begun
         payload = {"recipe": self.ledger.recipe.model_dump(mode="json"), "link": {}, "cache": "",
-                "placement": {"project": str(self.folder.parent)}, "search": SEARCH.model_dump(mode="json")}
+                   "placement": self.placement, "search": SEARCH.model_dump(mode="json")}
         train_trial({"genes": self.ledger.trials[0].genes, "origin": None}, payload, None)
         return [report.get("epoch") for report in self.reports]
 
@@ -77,6 +80,32 @@ def test_every_epoch_is_reported_once_with_the_sweeps_fitness(trained: Trained) 
     assert trained.train() == [1, 2, 3, 4, 5, 6]
     assert [report["fitness"] for report in trained.reports] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert json.loads(trained.reports[0]["row"])["metrics"] == {"recall": 0.1}
+
+
+def rows(trained: Trained) -> list[tuple[float, float]]:
+    """(fitness for the scheduler, fitness of the row) of each report."""
+    return [(report["fitness"], json.loads(report["row"])["fitness"]) for report in trained.reports]
+
+
+def test_the_row_is_of_the_epoch_of_best_pt(trained: Trained) -> None:
+    trained.best_epoch = 2
+    trained.train()
+    assert rows(trained) == [(0.1, 0.1), (0.2, 0.2), (0.3, 0.2), (0.4, 0.2), (0.5, 0.2), (0.6, 0.2)]
+    assert json.loads(trained.reports[-1]["row"])["metrics"] == {"recall": 0.2}
+
+
+def test_a_process_that_continues_knows_the_best_epoch_before_it(trained: Trained) -> None:
+    trained.best_epoch = 1
+    trained.write(1, 2, 3)
+    trained.ledger.append(Judged(trial=0, epoch=2, fitness=0.2))
+    trained.train(begun=3)
+    assert rows(trained) == [(0.3, 0.1), (0.4, 0.1), (0.5, 0.1), (0.6, 0.1)]
+
+
+def test_under_nosave_which_writes_no_best_pt_the_row_is_of_the_last_epoch(trained: Trained) -> None:
+    trained.best_epoch, trained.placement = 2, {**trained.placement, "nosave": True}
+    trained.train()
+    assert rows(trained)[-1] == (0.6, 0.6)
 
 
 def test_a_trial_trains_by_the_sweeps_objective(trained: Trained) -> None:

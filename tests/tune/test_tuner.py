@@ -71,9 +71,9 @@ def test_what_a_sweep_says_at_its_end_can_be_copied(tmp_path: Path) -> None:
     folder, data = tmp_path / "Ann's sweeps", "Ann's data/birds.yaml"
     best = replace(new_trial(4, {"lr0": 0.02}), fitness=0.5)
     lines = closing_message(folder, Recipe(data=data), best).splitlines()
-    told = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
-    assert told["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
-    assert parse_train(told["repeat it"][3:]).config.recipe == overlay(Recipe(data=data), best.genes)
+    commands = {name: shlex.split(words) for name, _, words in (line.partition(": ") for line in lines[1:])}
+    assert commands["train with it"] == ["--hyp", str(folder / "hyp_evolve.yaml")]
+    assert parse_train(commands["repeat it"][3:]).config.recipe == overlay(Recipe(data=data), best.genes)
 
 
 def check_tracking(folder: Path) -> None:
@@ -106,7 +106,9 @@ def formula_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: 
     genes = config["genes"]
     end = 1 - abs(genes.get("lr0", 0.005) - 0.005) * 100
     for epoch in range(1, payload["recipe"]["epochs"] + 1):
-        ray.tune.report({"fitness": end * epoch / 9, "epoch": epoch, "row": '{"metrics": {}, "losses": {}}'})
+        fitness = end * epoch / 9
+        ray.tune.report({"fitness": fitness, "epoch": epoch, "row": json.dumps(
+            {"fitness": fitness, "metrics": {}, "losses": {}})})
 
 
 def failing_trial(config: Mapping[str, Any], payload: Mapping[str, Any], queue: None) -> None:
@@ -159,7 +161,7 @@ def test_a_finished_sweep_goes_on_where_more_trials_are_asked_for(
     first = tune(1)
     with pytest.raises(InputError, match="mine is finished"):
         tune(1)
-    with pytest.raises(InputError, match="begun with another search space"):
+    with pytest.raises(InputError, match="started with another search space"):
         tune(2, "lr0: [0.001, 0.01]")
     assert tune(2)[:1] == first
     folder = tmp_path / "runs" / "evolve" / "mine"
@@ -303,7 +305,7 @@ def test_what_some_trials_would_fail_by_is_refused_before_any_cluster_work(
 def test_a_model_file_is_named_so_that_trials_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_sweep(tmp_path, f"model: {{type: choice, values: [yolov5n, tiny.yaml]}}\n{SPACE}")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"model: tiny.yaml: give its whole path"):
+    with pytest.raises(ConfigError, match=r"model: tiny.yaml: give an absolute path"):
         search(config, quiet=True)
 
 
@@ -315,20 +317,21 @@ def test_what_a_sweep_is_given_by_relative_paths_its_trials_find_from_their_own_
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
 
-    def told(recipe: dict[str, str]) -> RunConfig:
+    def trained_by(recipe: dict[str, str]) -> RunConfig:
         asked = config.recipe.model_copy(update=recipe)
         decided = resolve_recipe(asked, config.placement, make_index(tmp_path / "images", 1), 0)
         ledger = Ledger(tmp_path / f"{len(recipe)}.jsonl", Sweep(Space((), ()), Search(), asked, ""), decided)
-        payload = tuner._wire(config.model_copy(update={"recipe": asked}), ledger, tmp_path / "sweep", Search(), None)
+        requested = config.model_copy(update={"recipe": asked})
+        payload = tuner._payload(requested, ledger, tmp_path / "sweep", Search(), None)
         return trial_config(payload, 0, {})
 
-    trial = told({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
+    trial = trained_by({"data": "data", "model": "tiny.yaml", "weights": "weights.pt"})
     assert [trial.recipe.data, trial.recipe.model, trial.recipe.weights, trial.placement.callbacks] == [
         str(tmp_path / name) for name in ("data", "tiny.yaml", "weights.pt", "hooks.py:Hooks")]
     assert (trial.placement.mlflow_uri, trial.placement.registered_name) == (f"sqlite:///{tmp_path}/mine.db", "")
-    known = told({"data": "shapes8", "model": "yolov5n"}).recipe
+    known = trained_by({"data": "shapes8", "model": "yolov5n"}).recipe
     assert (known.data, known.model, known.weights) == ("shapes8", "yolov5n", "")
-    assert told({"data": f"file://{tmp_path}/data/data.yaml"}).recipe.data == f"file://{tmp_path}/data/data.yaml"
+    assert trained_by({"data": f"file://{tmp_path}/data/data.yaml"}).recipe.data == f"file://{tmp_path}/data/data.yaml"
 
 
 def test_changes_of_the_users_and_of_population_based_training_exclude_each_other(tmp_path: Path) -> None:
