@@ -324,12 +324,10 @@ def status(argv: Sequence[str] | None = None) -> int:
 
 
 def _folder(run: str, *, whole: bool = True) -> Path:
-    """The folder of a run or sweep; of one in a store a copy, whole or with its log and record alone."""
-    if not is_address(run):
-        return Path(run)
-    from ray_yolo.runs.remote_run import copy_of
+    """`local_folder`, imported when it is needed."""
+    from ray_yolo.runs.location import local_folder
 
-    return copy_of(run, whole=whole)
+    return local_folder(run, whole=whole)
 
 
 EXAMPLES = (

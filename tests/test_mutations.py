@@ -102,7 +102,7 @@ MUTATIONS = (
         "checkpoints/test_remote.py",
     ),
     Mutation("runs/remote_run.py", "if not self._lease.renew():", "if False:", "runs/test_remote_run.py"),
-    Mutation("runs/remote_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)", "runs/test_remote_run.py"),
+    Mutation("runs/remote_run.py", "and local.startswith(stored)", "", "runs/test_remote_run.py"),
     Mutation("runs/remote_run.py", "if name[:7] == names[-1][:7]", "", "runs/test_remote_run.py"),
     Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:", "runs/test_run_dir.py"),
     Mutation(
@@ -118,8 +118,8 @@ MUTATIONS = (
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/workers/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
-    Mutation("tune/ledger.py", "self.stored.keep_up()", "pass", "tune/test_stored.py"),
-    Mutation("tune/trial.py", "bring_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
+    Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
