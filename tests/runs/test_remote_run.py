@@ -284,7 +284,7 @@ def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None
     assert start(OTHER, name="mine", machine="two").folder == again.folder
     with pytest.raises(InputError, match="mine is being trained"):
         start(resume=address)
-    with pytest.raises(InputError, match=rf"{address}s is no run folder"):
+    with pytest.raises(InputError, match=rf"{address}s is neither a run folder"):
         start(resume=f"{address}s")
     assert not (tmp_path / "one").joinpath(again.folder.relative_to(tmp_path / "two")).with_name("mines").exists()
 

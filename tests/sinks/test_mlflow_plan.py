@@ -28,7 +28,7 @@ def test_params_are_the_recipe_and_the_placement_by_path():
     params = plan().params
     assert params["optimizer.lr0"] == "0.01"
     assert params["epochs"] == "3"
-    assert params["placement.num_workers"] == "1"
+    assert params["placement.num_workers"] == "auto"
     assert all(isinstance(value, str) for value in params.values())
 
 
