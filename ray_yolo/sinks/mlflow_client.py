@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -173,6 +174,11 @@ def clear_pending(run_dir: Path, uri: str) -> None:
     """Remove the note after the delivery to this server."""
     if read_pending(run_dir, uri) is not None:
         (run_dir / OWED_FILE).unlink(missing_ok=True)
+
+
+def sync_command(run_dir: Path, uri: str) -> str:
+    """The command that makes a pending delivery."""
+    return shlex.join(("python", "-m", "ray_yolo.sync", str(run_dir), "--mlflow-uri", redact(uri)))
 
 
 def own_uri(run_dir: Path) -> str:

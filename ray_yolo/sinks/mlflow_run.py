@@ -10,7 +10,6 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from ray_yolo.sinks.mlflow_client import (
     pending_runs,
     read_pending,
     read_run_file,
+    sync_command,
 )
 from ray_yolo.sinks.mlflow_plan import RUN_ID_TAG, Data, Point, RunPlan, plan_run
 
@@ -330,11 +330,6 @@ def _deliver_run(delivery: Delivery, folder: Path, uri: str, note: Mapping[str, 
         log_model(folder, uri, run_id, note["registered_name"])
     clear_pending(folder, uri)
     return run_id
-
-
-def sync_command(run_dir: Path, uri: str) -> str:
-    """The command that makes a pending delivery."""
-    return shlex.join(("python", "-m", "ray_yolo.sync", str(run_dir), "--mlflow-uri", redact(uri)))
 
 
 def _tags(plan: RunPlan) -> dict[str, str]:

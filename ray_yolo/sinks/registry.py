@@ -20,8 +20,7 @@ from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.sinks.base import Sink
-from ray_yolo.sinks.mlflow_client import note_pending, read_run_file
-from ray_yolo.sinks.mlflow_run import sync_command
+from ray_yolo.sinks.mlflow_client import note_pending, read_run_file, sync_command
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

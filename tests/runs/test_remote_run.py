@@ -17,11 +17,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.core.events import Event, WarningEvent
-from ray_yolo.runs import remote_run
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import RunRecord
 from ray_yolo.runs.remote_run import RemoteRun, read_log, worker_copy
 from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
+from ray_yolo.sinks import upload
 from ray_yolo.sinks.upload import UploadSink
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
@@ -268,7 +268,7 @@ def test_the_log_is_stored_once_a_minute_for_any_events(start: Start, bucket: Fo
     notify(run, "a")
     sink.update()
     assert not bucket.list("exp/log/")
-    monkeypatch.setattr(remote_run.time, "monotonic", lambda: now + 61)
+    monkeypatch.setattr(upload.time, "monotonic", lambda: now + 61)
     sink.update()
     assert len(bucket.list("exp/log/")) == 1
 
@@ -278,7 +278,7 @@ def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None
     run = start(OTHER, name="mine")
     notify(run, "a")
     run.release()
-    again = start(resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
+    again = start(Recipe(), resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
     assert (messages(again.folder), remote(again).attempt) == (["a"], 2)
     again.release()
     assert start(OTHER, name="mine", machine="two").folder == again.folder
