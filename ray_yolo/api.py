@@ -227,8 +227,7 @@ def _detect(predictor: Predictor, inputs: InputSource, config: PredictConfig, ou
             yield results
     finally:
         if output:
-            from ray_yolo.runs.remote_run import put_results
-            from ray_yolo.runs.working_copy import address_of
+            from ray_yolo.runs.location import publish
 
             write_tables(output, predictions, predictor.names)
-            put_results(output.folder, address_of(output.folder))
+            publish(output.folder)

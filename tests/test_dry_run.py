@@ -30,7 +30,7 @@ REFUSED = [
     (f"train {TRAIN} --callbacks nowhere.py", 2, "nowhere.py"),
     (f"train {TRAIN} --num-workers 8 --batch-size 4 --set optimizer.nominal_batch=4", 2, "num_workers: 8 workers"),
     (f"train {TRAIN} --num-workers 0 --gpus-per-worker 1", 4, "gpus_per_worker: 1 was requested"),
-    ("train --resume nowhere", 2, "nowhere is no run folder"),
+    ("train --resume nowhere", 2, "nowhere is neither a run folder"),
     (f"tune {TUNE} --data nowhere.yaml", 2, "nowhere.yaml: no such file"),
     (f"tune {TUNE} --space nowhere.yaml", 2, "space: nowhere.yaml: no such file"),
     (f"tune {TUNE} --warm-start nowhere.csv", 2, "nowhere.csv: cannot be read"),

@@ -44,7 +44,7 @@ INSTEAD = {  # what must not come back: what to write
     r"(?<![/'])\b(?:he|him|his|himself)\b": "it: a process is a thing",
     r"gladly|for want of": "plain words",
 }
-ON_DISK = re.compile(r"mlflow-owed\.json|OWED_FILE|\"spool\"")  # names of files stay
+ON_DISK = re.compile(r'mlflow-owed\.json|OWED_FILE|"spool"|ray_yolo/spool')  # names of files stay
 IDIOM = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in INSTEAD), re.IGNORECASE)
 
 

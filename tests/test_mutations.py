@@ -100,7 +100,7 @@ MUTATIONS = (
         "checkpoints/test_remote.py",
     ),
     Mutation("runs/remote_run.py", "if not self._lease.renew():", "if False:", "runs/test_remote_run.py"),
-    Mutation("runs/remote_run.py", "bool(mine) and mine.startswith(stored)", "bool(mine)", "runs/test_remote_run.py"),
+    Mutation("runs/remote_run.py", "and local.startswith(stored)", "", "runs/test_remote_run.py"),
     Mutation("runs/remote_run.py", "if name[:7] == names[-1][:7]", "", "runs/test_remote_run.py"),
     Mutation("runs/folders.py", "if store and not _claim(store, folder.name):", "if False:", "runs/test_run_dir.py"),
     Mutation(

@@ -1,12 +1,16 @@
-"""An append-only log of events, one JSON object a line: what happened, in the order in which it was told.
+"""An append-only log of events, one JSON object per line, in the order in which they arrived.
 
-The log is the truth of a run or of a sweep; tables, plots and tracking servers are projections of it that can be
-rebuilt. It has one writer and any number of readers. A line is written by one call, so that it is there or not;
-a line torn by a crash is cut off when the log is opened again, and no reader ever sees it.
+The log is the source of truth of a run or a sweep; tables, plots and tracking servers are sinks that can be rebuilt
+from it. It has one writer and any number of readers. Each line is written by one call. A line that a crash cut short
+is removed when the log is opened again, and readers skip it.
 
-Every line has `seq` (0, 1, 2, ... in the order of the file), `time` (Unix seconds by the writer's clock: for
-people; nothing is ordered by it) and `type`. JSON has no NaN and no infinity: a number that is not finite is stored
-as null. What the events of a training say is in `ray_yolo.core.events`; a sweep's ledger has lines of its own.
+| field | content |
+|---|---|
+| `seq` | 0, 1, 2, ... in the order of the file |
+| `time` | Unix seconds by the writer's clock, for people; nothing is ordered by it |
+| `type` | the kind of event: `ray_yolo.core.events` for a training; a sweep's ledger has its own |
+
+JSON has no NaN and no infinity: a number that is not finite is stored as null.
 """
 
 from __future__ import annotations
@@ -38,49 +42,6 @@ from ray_yolo.core.events import (
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.redact import redact
 
-
-@dataclass(frozen=True)
-class Goodput:
-    """Of a whole training, over all its commands."""
-
-    restarts: int  # of all workers, from a checkpoint
-    regroupings: int  # workers lost, replaced or added while the others went on
-    steps_repeated: int
-    idle_seconds: float  # from the last that was done before each to the first step after it
-    goodput: float  # seconds of training over those and the idle ones; 1 for none
-
-    @property
-    def line(self) -> str:
-        """All of it in words."""
-        return (f"{format_count(self.restarts, 'restart')}, {format_count(self.regroupings, 'regrouping')}: "
-                f"{format_count(self.steps_repeated, 'step')} done twice, {self.idle_seconds:.0f} s without training, "
-                f"goodput {100 * self.goodput:.1f} %")
-
-
-def measure_goodput(events: Sequence[Event]) -> Goodput:
-    """Count them. Time between commands is nobody's: a command begins with its `dataset` event."""
-    restarts = regroupings = repeated = 0
-    idle = training = 0.0
-    done: Event | None = None  # the last sign of training; a start or a command that has begun until there is one
-    reached, waits = 0, False
-    for event in events:
-        if isinstance(event, DatasetEvent):
-            done = event
-        elif isinstance(event, StartEvent):
-            if reached or event.step:
-                restarts, regroupings = restarts + (not event.regrouped), regroupings + event.regrouped
-                repeated += max(reached - event.step, 0)
-                waits = True
-            else:
-                done = event
-            reached = event.step
-        elif isinstance(event, (StepEvent, EpochEvent)):
-            passed = event.time - done.time if done else 0.0
-            idle, training = idle + waits * passed, training + (not waits) * passed
-            done, waits, reached = event, False, max(reached, event.step)
-    return Goodput(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
-
-
 EVENTS_FILE = "events.jsonl"
 """The log of a run, in its folder."""
 
@@ -89,18 +50,18 @@ _T = TypeVar("_T")
 
 _RESERVED = frozenset({"seq", "time", "type"})
 _TAIL_BYTES = 1 << 16
-# While the disk refuses: some 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, and the
-# gap shows in the sequence numbers.
+# Lines in memory while the disk fails: 10 hours of a fast run's steps, 50 MB. Beyond that the oldest are dropped, which
+# leaves a gap in the sequence numbers.
 _MAX_PENDING = 100_000
 
 _logger = logging.getLogger(__name__)
 
 
 class EventLog:
-    """The writer. Safe to use from several threads of one process.
+    """The writer. Several threads of one process may use it.
 
-    A disk that is full or failing never stops the caller: lines wait in memory, one warning is logged, and every
-    later `append` tries again.
+    A full or failing disk never stops the caller: lines wait in memory, one warning is logged, and every later
+    `append` tries again.
 
     Raises:
         OSError: on construction only, if the log cannot be opened at all.
@@ -132,7 +93,7 @@ class EventLog:
             return seq
 
     def close(self) -> None:
-        """Try once more to write what waits, and release the file."""
+        """Try once more to write the pending lines, and close the file."""
         with self._lock:
             self._write_pending()
             self._release()
@@ -145,9 +106,9 @@ class EventLog:
                 _write_line(self._file, self._pending[0])
                 self._pending.popleft()
         except OSError as error:
-            self._release()  # opening it again cuts off what part of the line was written
+            self._release()  # opening it again removes a line that was written in part
             if not self._warned:
-                _logger.warning("%s cannot be written (%s): events wait in memory and are written when it works again",
+                _logger.warning("%s cannot be written (%s): events wait in memory until it can be written again",
                                 self.path, error.strerror)
             self._warned = True
 
@@ -159,45 +120,45 @@ class EventLog:
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
-    """All events of a training's log; a log not begun yet has none. What is torn or unknown here is left out."""
+    """All events of a training's log; none if it does not exist yet. Torn lines and unknown events are left out."""
     return next(follow(path))
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[Line]:
-    """The same of a log with lines of its own."""
+    """All lines of a log as plain objects."""
     return next(_follow(path, _parse_line))
 
 
 def follow(path: str | os.PathLike[str]) -> Iterator[list[Event]]:
-    """Never ends: each `next()` gives the events appended since the one before, possibly none.
+    """An endless iterator: each `next()` returns the events appended since the last one, possibly none.
 
-    The first one gives what is there already. Reads each byte once; the file need not exist yet, and a file that
-    cannot be read now has nothing new now.
+    The first one returns all events so far. Each byte is read once. The file need not exist yet; a file that cannot be
+    read has no new events.
     """
     return _follow(path, parse_event)
 
 
 def surviving(events: Sequence[Event]) -> list[Event]:
-    """The events without the rows that training took back by going on from an earlier step.
+    """The events without the rows that a restart from an earlier step has taken back.
 
-    A start at step s voids every row before it that has a step > s. Other events are facts and stay. Idempotent;
-    keeps the order.
+    A start at step s voids every earlier row with a step > s. Other events are facts and stay. Idempotent; keeps the
+    order.
     """
-    return _project(events, committed=math.inf)
+    return _filter_rows(events, committed=math.inf)
 
 
 def durable(events: Sequence[Event]) -> list[Event]:
-    """The surviving events without the rows that training might still take back.
+    """The surviving events without the rows that a restart might still take back.
 
-    A row is durable once a checkpoint, a start or a good end with a step at or above its own follows. A durable row
-    stays durable however the log goes on, as long as training goes back to saved steps only: so what is published from
-    here never has to be withdrawn.
+    A row is durable once a checkpoint, a start or a successful end follows, with a step at or above its own. It stays
+    durable, because training restarts from saved steps only: a sink that publishes durable rows never has to withdraw
+    one.
     """
-    return _project(events, committed=-1)
+    return _filter_rows(events, committed=-1)
 
 
 def epoch_rows(events: Sequence[Event]) -> list[EpochEvent]:
-    """The epoch events by epoch, one for each: of an epoch told twice the first counts (it may be published)."""
+    """One event per epoch, in order. If an epoch was reported twice, the first counts: it may be published."""
     rows: dict[int, EpochEvent] = {}
     for event in events:
         if isinstance(event, EpochEvent):
@@ -206,15 +167,57 @@ def epoch_rows(events: Sequence[Event]) -> list[EpochEvent]:
 
 
 def best_row(rows: Sequence[EpochEvent]) -> EpochEvent | None:
-    """The best of the epoch rows: the last one that was better than all before it."""
+    """The best epoch: the last one that was better than all earlier ones."""
     return next((row for row in reversed(rows) if row.best), None)
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON has it, without secrets.
+@dataclass(frozen=True)
+class Goodput:
+    """What interruptions cost a training, over all its commands."""
 
-    Mappings, sequences, arrays and scalars (numpy, torch) become dicts, lists and numbers; a number that is not finite
-    becomes None; text is redacted; anything else becomes its text.
+    restarts: int  # of all workers, from a checkpoint
+    regroupings: int  # workers lost, replaced or added while the others continued
+    steps_repeated: int
+    idle_seconds: float  # from the last progress before each interruption to the first step after it
+    goodput: float  # seconds of training / (seconds of training + idle_seconds); 1 without interruptions
+
+    @property
+    def line(self) -> str:
+        """All numbers in one line for people."""
+        return (f"{format_count(self.restarts, 'restart')}, {format_count(self.regroupings, 'regrouping')}: "
+                f"{format_count(self.steps_repeated, 'step')} done twice, {self.idle_seconds:.0f} s without training, "
+                f"goodput {100 * self.goodput:.1f} %")
+
+
+def measure_goodput(events: Sequence[Event]) -> Goodput:
+    """Measure the cost of interruptions. Time between commands does not count: a `dataset` event starts a command."""
+    restarts = regroupings = repeated = 0
+    idle = training = 0.0
+    progress: Event | None = None  # the last event that shows progress, or the start before the first one
+    reached, is_interrupted = 0, False
+    for event in events:
+        if isinstance(event, DatasetEvent):
+            progress = event
+        elif isinstance(event, StartEvent):
+            if reached or event.step:
+                restarts, regroupings = restarts + (not event.regrouped), regroupings + event.regrouped
+                repeated += max(reached - event.step, 0)
+                is_interrupted = True
+            else:
+                progress = event
+            reached = event.step
+        elif isinstance(event, (StepEvent, EpochEvent)):
+            seconds = event.time - progress.time if progress else 0.0
+            idle, training = idle + is_interrupted * seconds, training + (not is_interrupted) * seconds
+            progress, is_interrupted, reached = event, False, max(reached, event.step)
+    return Goodput(restarts, regroupings, repeated, idle, training / (idle + training) if idle else 1.0)
+
+
+def plain(value: Any) -> Any:
+    """The value as plain JSON, without secrets.
+
+    Mappings, sequences, arrays and scalars (numpy, torch) become dicts, lists and numbers. A number that is not finite
+    becomes None. Text is redacted; any other value becomes its text.
     """
     if value is None or isinstance(value, (bool, int)):
         return value
@@ -229,13 +232,13 @@ def plain(value: Any) -> Any:
     return redact(str(value))
 
 
-def _project(events: Sequence[Event], committed: float) -> list[Event]:
-    """Walk backwards: what follows an event decides whether it stays."""
+def _filter_rows(events: Sequence[Event], committed: float) -> list[Event]:
+    """Walk backwards: the events after a row decide whether it stays."""
     kept: list[Event] = []
     limit = math.inf
     for event in reversed(events):
-        # What training never goes back before; after a failure it does: to the last checkpoint. Where workers went on
-        # out of their memory, nothing was saved.
+        # Training never restarts from before these steps. After a failure it restarts from the last checkpoint; a start
+        # of regrouped workers is no checkpoint, since they continue from memory.
         match event:
             case CheckpointEvent() | StartEvent(regrouped=False) | EndEvent(status="done"):
                 committed = max(committed, event.step)
@@ -247,7 +250,7 @@ def _project(events: Sequence[Event], committed: float) -> list[Event]:
 
 
 def _open_and_repair(path: Path) -> tuple[int, int]:
-    """(file open for appending, last sequence number or -1), with a torn last line cut off."""
+    """(file open for appending, last sequence number or -1). Removes a torn last line."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(file).st_size
@@ -261,15 +264,15 @@ def _open_and_repair(path: Path) -> tuple[int, int]:
 
 
 def _find_end(file: int, size: int) -> tuple[int, int]:
-    """(bytes up to the last line end, last sequence number or -1), read from the back in growing pieces."""
+    """(bytes up to the last line end, last sequence number or -1), read from the end in growing pieces."""
     length = _TAIL_BYTES
     while True:
         start = max(0, size - length)
         data = os.pread(file, size - start, start)
         end = data.rfind(b"\n") + 1
         for line in reversed(data[:end].splitlines()):
-            if found := _parse_line(line):
-                return start + end, found["seq"]
+            if parsed := _parse_line(line):
+                return start + end, parsed["seq"]
         if start == 0:
             return end, -1
         length *= 8
@@ -277,11 +280,11 @@ def _find_end(file: int, size: int) -> tuple[int, int]:
 
 def _write_line(file: int, line: bytes) -> None:
     if os.write(file, line) < len(line):
-        raise OSError(0, "the disk took only a part of a line")
+        raise OSError(0, "the disk accepted only a part of a line")
 
 
 def _read_complete_lines(path: str | os.PathLike[str], offset: int) -> bytes:
-    # Opened anew each time: network file systems show other writers' bytes to a file opened after the write only.
+    # Opened again each time: a network file system shows another node's write only to files opened after it.
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -296,12 +299,12 @@ def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -
     while True:
         data = _read_complete_lines(path, offset)
         offset += len(data)
-        yield [found for line in data.splitlines() if (found := parse(line)) is not None]
+        yield [parsed for line in data.splitlines() if (parsed := parse(line)) is not None]
 
 
 def _parse_line(line: bytes) -> Line | None:
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("seq"), int) and "type" in found else None
+    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("seq"), int) and "type" in parsed else None

@@ -1,4 +1,4 @@
-"""The folders in which runs and results lie: where they are, whether they can be used, and whose a name is."""
+"""The folders of runs and results: their paths, checks of their storage, new names and locks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ray_yolo.runs.working_copy import create_working_copy, project_address, wor
 from ray_yolo.storage.lease import store_time, try_lock
 from ray_yolo.storage.store import Store, is_address, open_store
 
-RAYS_COPIES = "/runtime_resources/working_dir_files/"  # where Ray puts what `ray job submit --working-dir` sends
+RAYS_COPIES = "/runtime_resources/working_dir_files/"  # Ray unpacks `ray job submit --working-dir` here
 _logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def usable_storage() -> Iterator[None]:
-    """Tells what storage refuses as the user's to mend."""
+    """Turn storage errors into messages that say what the user can change."""
     try:
         yield
     except InputError:
@@ -35,23 +35,23 @@ def usable_storage() -> Iterator[None]:
 
 
 def lasting_folder() -> Path:
-    """The current folder; ~/ray-yolo for a job in Ray's copy of its files, which goes when the cluster goes."""
+    """The current folder; ~/ray-yolo in Ray's copy of a job's files, which is removed with the cluster."""
     here = Path.cwd()
     return Path.home() / "ray-yolo" if RAYS_COPIES in here.as_posix() else here
 
 
 def storage_folder(placement: Placement) -> Path:
-    """Absolute folder of all that is stored: --storage-path, else a --project given in full, else what lasts."""
-    in_full = placement.project if Path(placement.project).is_absolute() else ""
+    """Absolute storage folder: --storage-path, else an absolute --project, else `lasting_folder`."""
+    project = placement.project if Path(placement.project).is_absolute() else ""
     path = "" if is_address(placement.storage_path) else placement.storage_path
-    return lasting_folder() / (path or in_full)
+    return lasting_folder() / (path or project)
 
 
 def project_folder(placement: Placement) -> Path:
-    """Absolute folder of runs; of their spools on this machine, where storage is a store.
+    """Absolute folder of a project's runs, or of their working copies if they are stored in a bucket.
 
     Raises:
-        InputError: for an address that is none.
+        InputError: if the project cannot be a part of the storage path.
     """
     if project_address(placement):
         return working_copy_folder(placement.storage_path) / placement.project
@@ -60,8 +60,7 @@ def project_folder(placement: Placement) -> Path:
 
 @contextmanager
 def storage_probe(placement: Placement) -> Iterator[Path | str]:
-    """A file, for as long as this lasts, on the storage where a new run would lie; no folder is made for it. Of a store
-    its address.
+    """A temporary file on the storage of new runs, or the address of a bucket. It creates no folder.
 
     Raises:
         InputError: if storage cannot be written to, or its files cannot be locked.
@@ -81,15 +80,15 @@ def storage_probe(placement: Placement) -> Iterator[Path | str]:
 def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> Path:
     """A new folder for the results of a validation or prediction: --name, or its next free number, or expN.
 
-    With `exist_ok` it has that very name; a folder that has it already is moved aside, so that it holds one result.
-    Where storage is a store it is a spool, whose name there nobody else gets; `stored_files.put_results` stores it.
+    With `exist_ok` the name stays as it is: an existing folder is moved aside, so that each folder holds one result.
+    For a bucket it is a working copy under a name that is reserved there; `location.publish` stores it.
 
     Args:
-        sources: absolute paths of what is read, which must not be moved.
+        sources: absolute paths of the inputs, which must not be moved.
 
     Raises:
-        InputError: if storage cannot be written to, or the folder to be moved holds a source or a training, or there is
-            that name in the store.
+        InputError: if storage cannot be written to, if the folder to be moved holds a source or a training, or if the
+            name exists in the bucket.
     """
     project, address = project_folder(placement), project_address(placement)
     store = open_store(address) if address else None
@@ -97,14 +96,14 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
     if not (placement.name and placement.exist_ok):
         folder = exclusive_folder(project, placement.name or "exp", store)
     elif store and not _claim(store, placement.name):
-        raise InputError(f"exist_ok: {address}/{placement.name}: what is in a store is not moved aside; choose another "
-                         "--name, or remove it there")
+        raise InputError(f"exist_ok: {address}/{placement.name}: results in a bucket cannot be moved aside; choose "
+                         "another --name, or remove them there")
     elif folder.exists() and any(folder.iterdir()):
-        held = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
-        if found := next(filter(os.path.exists, held), None):
-            raise InputError(f"name: {folder} holds {os.path.relpath(found, folder)}, so it is not moved aside for new "
+        inside = (path for path in map(str, (*sources, folder / "run.json")) if path.startswith(f"{folder}{os.sep}"))
+        if path := next(filter(os.path.exists, inside), None):
+            raise InputError(f"name: {folder} holds {os.path.relpath(path, folder)}, so it is not moved aside for new "
                              "results; choose another --name or --project")
-        _logger.warning("%s: what it held lies in %s now", folder, move_aside(folder))
+        _logger.warning("%s: its earlier content is in %s now", folder, move_aside(folder))
     folder.mkdir(parents=True, exist_ok=True)
     if address:
         create_working_copy(folder, f"{address}/{folder.name}")
@@ -112,12 +111,12 @@ def output_folder(placement: Placement, sources: Iterable[str | Path] = ()) -> P
 
 
 def _claim(store: Store, name: str) -> bool:
-    """Take a name in a store, unless it is taken."""
+    """Reserve a name in a bucket. False if it is taken."""
     return not store.list(f"{name}/") and store.put_if(f"{name}/.begun", b"") is not None
 
 
 def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Path:
-    """A folder stem, stem2, stem3, ... made by exclusive create, there too, so that two commands never share one."""
+    """Create the next of stem, stem2, stem3, ...; exclusively, also in a bucket, so that no two commands share one."""
     project.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in store.list()] if store else [path.name for path in project.iterdir()]
     matches = (re.fullmatch(rf"{re.escape(stem)}(\d*)/?", name) for name in names)
@@ -127,7 +126,7 @@ def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Pa
         folder = project / f"{stem}{number if number > 1 else ''}"
         if store and not _claim(store, folder.name):
             continue
-        if store and folder.exists():  # of what is no more in the store
+        if store and folder.exists():  # removed from the bucket
             move_aside(folder)
         try:
             folder.mkdir()
@@ -137,13 +136,13 @@ def exclusive_folder(project: Path, stem: str, store: Store | None = None) -> Pa
 
 
 def move_aside(folder: Path) -> Path:
-    """Free the name of a folder. Returns the new one, NAME.oldN."""
+    """Rename a folder to NAME.oldN. Returns its new path."""
     aside = next(p for n in range(1, 10**6) if not (p := folder.with_name(f"{folder.name}.old{n}")).exists())
     return folder.rename(aside)
 
 
 def lock_file(file: IO[Any]) -> bool:
-    """Lock a file until it is closed, or until this process dies. False if another process has locked it.
+    """Lock a file until it is closed or this process dies. False if another process has locked it.
 
     Raises:
         InputError: if its file system has no locks.
@@ -157,7 +156,7 @@ def lock_file(file: IO[Any]) -> bool:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a living process holds this run folder."""
+    """Whether a living process on this machine has locked this run folder."""
     if not (folder / ".lock").exists():
         return False
     with (folder / ".lock").open("a") as lock:

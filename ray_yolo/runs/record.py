@@ -1,4 +1,4 @@
-"""run.json: what a run was asked for and what its first start decided, frozen and versioned."""
+"""run.json: the requested recipe of a run and the one its first start resolved, frozen and versioned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SweepRecord(Frozen):
 
     format: int = FORMAT
     digest: str
-    """Of the base recipe as it was asked for."""
+    """Of the base recipe as requested."""
     space: str
     trials: int
 
@@ -33,14 +33,14 @@ class RunRecord(Frozen):
 
     format: int = FORMAT
     digest: str
-    """Of the recipe as it was asked for: what finds the run again."""
+    """Of the recipe as requested; it identifies the run."""
     asked: Recipe
     recipe: Recipe
-    """The same with all that the user left open decided."""
+    """The same with every open setting resolved."""
     architecture: dict[str, Any] | None
-    """Contents of a model YAML file; None for a model known by name."""
+    """Content of a model YAML file; None for a built-in model."""
     anchors: Any
-    """Pixels, where autoanchor has replaced the model's own; else None."""
+    """In pixels, if autoanchor has replaced the model's own; else None."""
     num_parameters: int
     names: tuple[str, ...]
     labels: str
@@ -48,9 +48,9 @@ class RunRecord(Frozen):
     command: str
     provenance: dict[str, Any]
     num_workers: int | tuple[int, int] | None = None
-    """Of the first start: a start that leaves them open has them, too. None: of a run that did not record them."""
+    """Of the first start; later starts use it unless they set their own. None in records of older versions."""
     origin: dict[str, Any] | None = None
-    """Of a trial that goes on from another one's checkpoint: which one, and by which genes."""
+    """For a trial that continues another trial's checkpoint: that trial, and the genes."""
     genes: dict[str, Any] | None = None
 
 
@@ -58,10 +58,10 @@ Record = RunRecord | SweepRecord
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a run folder; None if there is none yet.
+    """The record of a run folder; None if it does not exist yet.
 
     Raises:
-        InputError: if it is damaged, or a later version's.
+        InputError: if it is damaged, or a later version wrote it.
     """
     file = folder / RECORD_FILE
     try:
@@ -70,16 +70,16 @@ def read_record(folder: Path) -> Record | None:
             return (SweepRecord if "space" in tree else RunRecord).model_validate(tree)
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError, TypeError):  # pydantic's is a ValueError
-        raise InputError(f"{file}: is damaged; put it back from a copy, or move its folder away") from None
+    except (ValueError, AttributeError, TypeError):  # pydantic's ValidationError is a ValueError
+        raise InputError(f"{file}: is damaged; restore it from a copy, or move its folder away") from None
     raise InputError(f"{file}: written by a later ray_yolo; continue with that one, or move its folder away")
 
 
 def log_file(folder: Path) -> Path:
-    """The log of a run folder, by its record: a sweep's ledger, or the events of a training."""
+    """The log in a run folder: the ledger of a sweep, or the events of a training."""
     return folder / (LEDGER_FILE if isinstance(read_record(folder), SweepRecord) else EVENTS_FILE)
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Put a record into a run folder: it is there whole, or not at all."""
+    """Write the record of a run folder, atomically."""
     atomic_write(folder / RECORD_FILE, json.dumps(record.model_dump(mode="json"), indent=1))

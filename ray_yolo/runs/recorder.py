@@ -1,8 +1,8 @@
-"""The one writer of a run's event log, and how the rest of the run sends to it.
+"""The single writer of a run's event log, and the functions that send events to it.
 
-Events may be sent from any worker on any node, many times a second, and must never cost the sender anything: sending
-does not wait, does not raise, and gives no answer. With Ray the writer is an actor on the driver's node (worker 0 may
-sit elsewhere, and a log on that node's disk would be lost with it); without, it is a thread.
+Any worker on any node sends events, many times a second. Sending does not wait, does not raise, and returns nothing.
+With Ray the writer is an actor on the driver's node: worker 0 may run on another node, and a log on that node's disk
+would be lost with it. Without Ray the writer is a thread.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 STOP_REQUEST = ".stop"
-"""File in a run folder: whoever makes it wants the training to stop after a step, and to save it."""
+"""File in a run folder. Creating it makes the training stop after a step, and save a checkpoint."""
 
-# Per sender, while the writer does not answer (a hung disk). Then events are dropped rather than memory filled.
-_START_SECONDS = 120.0  # for its process, on a busy machine
-_MAX_PENDING_CALLS = 10_000
+_START_SECONDS = 120.0  # for the actor's process, on a busy machine
+_MAX_PENDING_CALLS = 10_000  # per sender while the writer hangs (a hung disk); then events are dropped to save memory
 
 _logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """What the actor runs: an `EventLog` behind calls, and an eye on the request beside it (`stopping`)."""
+    """The actor: an `EventLog`, and the state of the stop request beside it."""
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
@@ -43,16 +42,16 @@ class Recorder:
         self._log.append(event)
 
     def ready(self) -> bool:
-        """True, once everything that the calling process sent before is written (or waits for the disk)."""
+        """True, once all events that the calling process sent before are written (or wait for the disk)."""
         return True
 
     def stop_requested(self) -> bool:
-        """Whether the training shall stop after a step."""
+        """Whether the training must stop after a step."""
         return self._request.exists()
 
 
 class LocalRecorder:
-    """The same for a run without Ray: a thread that appends what other threads put into a queue."""
+    """The writer of a run without Ray: a thread that appends the events which other threads put into a queue."""
 
     def __init__(self, path: str) -> None:
         self._log = EventLog(path)
@@ -62,17 +61,17 @@ class LocalRecorder:
         self._thread.start()
 
     def emit(self, event: Event) -> None:
-        """Have one event appended."""
+        """Queue one event."""
         self._queue.put(event)
 
     def flush(self, wait_seconds: float) -> None:
-        """Wait until what was emitted is written (or waits for the disk), for at most `wait_seconds`."""
+        """Wait until all emitted events are written (or wait for the disk), for at most `wait_seconds`."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(wait_seconds)
 
     def close(self, wait_seconds: float) -> None:
-        """Write what was emitted, for at most `wait_seconds`."""
+        """Write all emitted events, within `wait_seconds`, and end the thread."""
         self._queue.put(None)
         self._thread.join(wait_seconds)
 
@@ -86,10 +85,10 @@ class LocalRecorder:
 
 
 def start_recorder(path: str) -> ActorHandle[Recorder]:
-    """Start the writer of the log at an absolute path, on this node and costing no CPU of it.
+    """Start the writer of the log at an absolute path, on this node, without reserving a CPU.
 
-    Should its process die, Ray starts it again and repeats the calls that it had not answered: an event may then be
-    in the log twice, and readers take one row for each epoch.
+    If its process dies, Ray restarts it and repeats the calls without a reply. An event may then be in the log twice;
+    readers take one row for each epoch.
 
     Raises:
         ray.exceptions.RayActorError: if the log cannot be opened.
@@ -107,7 +106,7 @@ def start_recorder(path: str) -> ActorHandle[Recorder]:
 
 
 def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
-    """The function that sends an event to a recorder and returns at once, whatever happens."""
+    """A function that sends an event to a recorder. It returns at once and never raises."""
     if isinstance(recorder, LocalRecorder):
         return recorder.emit
     warned = threading.Event()
@@ -115,7 +114,7 @@ def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
     def emit(event: Event) -> None:
         try:
             recorder.emit.remote(event)
-        except Exception as error:  # Ray shut down, queue full, value that cannot be sent: never the sender's trouble
+        except Exception as error:  # Ray shut down, queue full, value that cannot be sent
             if not warned.is_set():
                 _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
             warned.set()
@@ -124,10 +123,10 @@ def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
 
 
 def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) -> None:
-    """Wait until the writer answers: without one nobody is left to train for.
+    """Wait until the writer replies. Training without a writer has no driver either, and is pointless.
 
     Raises:
-        ray.exceptions.RayError: if it has ended, with the driver or before it, or does not answer for `wait_seconds`.
+        ray.exceptions.RayError: if the writer has ended, or does not reply within `wait_seconds`.
     """
     import ray
 
@@ -135,9 +134,9 @@ def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) 
 
 
 def flush_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
-    """Wait until everything that this process emitted has arrived, for at most `wait_seconds`.
+    """Wait until all events of this process have arrived, for at most `wait_seconds`.
 
-    Every worker does so before it returns: what is still on its way when the writer ends is lost.
+    Every worker calls this before it returns: events that arrive after the writer's end are lost.
     """
     if isinstance(recorder, LocalRecorder):
         recorder.flush(wait_seconds)
@@ -149,7 +148,7 @@ def flush_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds
 
 
 def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
-    """Have everything written that this process emitted, for at most `wait_seconds`, and end the writer."""
+    """Write all events of this process, within `wait_seconds`, and end the writer."""
     if isinstance(recorder, LocalRecorder):
         recorder.close(wait_seconds)
         return

@@ -1,15 +1,15 @@
-"""A run in a store: its folder on the driver's disk, a spool, and what is brought from there.
+"""A run in a bucket: what is stored there, and the process that holds the run and synchronises its working copy.
 
-    lease.json                     who trains it, instead of a lock (storage/lease.py)
-    log/000002-000000.jsonl        the event log, or a sweep's ledger, in sealed segments. Each attempt begins with all
-                                   that was before, and the last attempt's are the log: what an earlier one still
-                                   writes is not read
+    lease.json                     the process that trains the run (storage/lease.py); a lock in a folder's place
+    log/000002-000000.jsonl        the event log, or a sweep's ledger, in segments ATTEMPT-NUMBER that never change.
+                                   Each attempt starts with a copy of all earlier lines. Only the last attempt's
+                                   segments count, so that writes of a process that lost its lease are not read
     checkpoints/ states/ weights/  see checkpoints/remote.py
-    run.json, results.csv, ...     as in the folder
-    trials/trial3/...              of a sweep: runs of their own
+    run.json, results.csv, ...     as in a run folder
+    trials/trial3/...              the trials of a sweep, each one a run
 
-The folder is as any run's, so that whatever reads and writes it knows nothing of stores. It may be removed whenever
-nobody trains the run: another one, on any machine, is filled from the store.
+A working copy is an ordinary run folder: its readers and writers need to know nothing of buckets. It may be removed
+when no process trains the run; any machine can download another one.
 """
 
 from __future__ import annotations
@@ -36,28 +36,207 @@ from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runs.working_copy import (
     FINISHED,
     address_of,
-    content,
     create_working_copy,
     holder_id,
+    read_or_empty,
     working_copy_folder,
 )
 from ray_yolo.storage import lease
 from ray_yolo.storage.lease import Lease
 from ray_yolo.storage.store import Store, open_store
 
-_APART = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)  # brought in ways of their own, as these folders are
-APART_FOLDERS = ("checkpoints", "states", "weights", "log", "ray", "trials")
-_READERS = 16
+# Synchronised by other means than `put_files`.
+_SPECIAL_FILES = (EVENTS_FILE, LEDGER_FILE, RECORD_FILE, FINISHED, LEASE)
+_SPECIAL_FOLDERS = ("checkpoints", "states", "weights", "log", "ray", "trials")
+_THREADS = 16
+
+_logger = logging.getLogger(__name__)
 
 
-def copy_of(address: str, *, whole: bool = True) -> Path:
-    """A run of a store as it is now, in a folder of this machine: to be looked at, not continued.
+def acquire_run(folder: Path) -> RemoteRun | str | None:
+    """Take the lease of the run of a locked working copy, and download what is new there.
 
-    Args:
-        whole: with all its files; else its log and record alone.
+    Returns:
+        The run; the owner of the lease if another process has it; None if the folder is no working copy.
 
     Raises:
-        InputError: if there is none, or storage refuses.
+        OSError: if storage cannot be read or written.
+    """
+    if not (address := address_of(folder)):
+        return None
+    store = open_store(address)
+    held = lease.acquire(store, LEASE, holder_id(folder), lease.EXPIRES, lambda owner: _logger.warning(
+        "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
+    if isinstance(held, str):
+        return held
+    run = RemoteRun(store, folder, address, held)
+    try:
+        run.download()
+    except BaseException:
+        held.give_back()
+        raise
+    return run
+
+
+class RemoteRun:
+    """A run in a bucket whose lease this process holds, with its working copy."""
+
+    def __init__(self, store: Store, folder: Path, address: str, held: Lease) -> None:
+        self.address = address
+        self._store, self._folder, self._lease = store, folder, held
+        self._flushing = threading.Lock()
+        self._offset = self._segments = 0  # of the log: bytes and segments that are stored
+        self._segment = b""  # being stored; after a lost reply it may be stored already
+        self._stored: dict[str, tuple[int, int]] = {}  # (modified, size) of files by key
+        self._finished = False
+        self.is_lost = False  # another process has the lease: the training must stop
+        held.on_loss = self._lose
+
+    def _lose(self) -> None:
+        (self._folder / STOP_REQUEST).touch()  # workers on Ray poll this file
+        self.is_lost = True
+
+    @property
+    def attempt(self) -> int:
+        """The number of this lease, from 1: a fencing token in the keys of segments and checkpoints."""
+        return self._lease.attempt
+
+    @property
+    def checkpoints(self) -> RemoteCheckpoints:
+        """The checkpoints of the run, for this attempt."""
+        return RemoteCheckpoints(self._store, self.attempt)
+
+    @property
+    def payload(self) -> dict[str, str | int]:
+        """What `worker_copy` needs on a worker."""
+        folder = self._folder.relative_to(cache_folder()).as_posix()
+        return {"address": self.address, "attempt": self.attempt, "folder": folder}
+
+    def download(self) -> None:
+        """Fill the working copy. If no other process has trained since, local files stay; `sync_files` stores them."""
+        stored, log = read_log(self._store), log_file(self._folder)
+        local = read_or_empty(log)
+        is_newest = bool(local) and local.startswith(stored)
+        if not is_newest and stored:
+            atomic_write(log, stored)
+        for key in _file_keys(self._store):
+            path = self._folder / key
+            if not (is_newest and path.exists()):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._store.fetch(key, path)
+        if is_newest:
+            self.checkpoints.download_pending(self._folder)
+
+    def download_result(self) -> None:
+        """Download what the saving worker has stored, which may run on another node."""
+        self.checkpoints.download_weights(self._folder)
+        with suppress(FileNotFoundError):
+            self._store.fetch(DETECTIONS_FILE, self._folder / DETECTIONS_FILE)
+
+    def put_record(self) -> None:
+        """Store the record: from then on the run exists."""
+        self._store.put(RECORD_FILE, self._folder / RECORD_FILE)
+
+    def flush_log(self) -> None:
+        """Store the new lines of the log as a segment.
+
+        Raises:
+            OSError: if storage refuses.
+            TrainingError: if another process has stored a segment of this attempt.
+        """
+        with self._flushing:
+            while self._next_segment():  # after one with a lost reply there may be another one
+                key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
+                if self._store.put_if(key, self._segment) is None and self._store.get(key).data != self._segment:
+                    raise TrainingError(f"{self.address}/{key} was written by another process; this one stores "
+                                        "nothing more")
+                if not self._segments:
+                    for entry in self._store.list("log/"):
+                        if entry.name < f"{self.attempt:06d}":
+                            self._store.delete(f"log/{entry.name}")
+                self._offset, self._segments, self._segment = self._offset + len(self._segment), self._segments + 1, b""
+
+    def _next_segment(self) -> bytes:
+        if not self._segment:
+            new = read_or_empty(log_file(self._folder))[self._offset:]
+            self._segment = new[:new.rfind(b"\n") + 1]
+        return self._segment
+
+    def put_files(self, *, weights: bool = False) -> None:
+        """Store the files that are new or changed.
+
+        Args:
+            weights: also store weights/last.pt and best.pt as files; before the end they are pointers to states.
+
+        Raises:
+            OSError: if storage refuses.
+            TrainingError: if another process has the lease.
+        """
+        if not self._lease.renew():
+            raise TrainingError(f"{self.address}: another process has taken over this run; this one stores nothing "
+                                "more")
+        paths = list(_files_of(self._folder, _SPECIAL_FOLDERS))
+        if weights:
+            paths += [path for kind in ("last", "best") for end in ("json", "pt")  # last.json names both states
+                      if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
+        for path in paths:
+            key = path.relative_to(self._folder).as_posix()
+            with suppress(FileNotFoundError):  # a temporary file
+                status = path.stat()
+                if self._stored.get(key) != (status.st_mtime_ns, status.st_size):
+                    self._store.put(key, path)
+                    self._stored[key] = status.st_mtime_ns, status.st_size
+
+    def finish(self) -> None:
+        """Mark the run as ended; `sync_files` stores the mark."""
+        self._finished = True
+
+    def sync_files(self) -> None:
+        """Store everything new, or nothing if another process has the lease (`is_lost`).
+
+        Storage that fails costs a warning; later calls store the rest.
+        """
+        try:
+            self.flush_log()
+            self.put_files(weights=self._finished)
+            if self._finished:
+                self._store.put(FINISHED, b"")
+        except OSError as error:
+            _logger.warning("%s: some files of the run are not stored yet (%s); later uploads, or the same command on "
+                            "this machine, store them", self.address, reason_of(error))
+        except TrainingError as error:
+            self.is_lost = True
+            _logger.warning("%s", error)
+
+    def release(self) -> None:
+        """Store the rest and give the lease back."""
+        self.sync_files()
+        self._lease.give_back()
+
+
+@contextmanager
+def worker_copy(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckpoints]]:
+    """A run folder on a worker's machine, and the run's checkpoints.
+
+    On the driver's machine the folder is the working copy; elsewhere a temporary one of this worker.
+    """
+    folder = cache_folder() / payload["folder"]
+    with ExitStack() as stack:
+        if not address_of(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(stack.enter_context(TemporaryDirectory(
+                prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
+        yield folder, RemoteCheckpoints(open_store(payload["address"]), payload["attempt"])
+
+
+def download_copy(address: str, *, whole: bool = True) -> Path:
+    """Download a run as it is now into a folder of this machine, for reading only.
+
+    Args:
+        whole: with all files; else the log and the record alone.
+
+    Raises:
+        InputError: if there is no run at the address, or storage refuses.
     """
     store, folder = open_store(address), working_copy_folder(address) / address.rstrip("/").rpartition("/")[2]
     try:
@@ -70,8 +249,8 @@ def copy_of(address: str, *, whole: bool = True) -> Path:
         keys = [*({RECORD_FILE, FINISHED} & {entry.name for entry in store.list()})]
         if whole:
             weights = [f"weights/{entry.name}" for entry in store.list("weights/")]
-            ended = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
-            keys += [*stored_keys(store), *ended]
+            files = [key for key in weights if f"{key.rpartition('.')[0]}.pt" in weights]  # the others are pointers
+            keys += [*_file_keys(store), *files]
             RemoteCheckpoints(store, 0).download_all(folder)
         for key in keys:
             (folder / key).parent.mkdir(parents=True, exist_ok=True)
@@ -83,219 +262,43 @@ def copy_of(address: str, *, whole: bool = True) -> Path:
 
 
 def put_results(folder: Path, address: str) -> None:
-    """Store what a validation or prediction has left in a folder; '' as the address: it stays there alone.
+    """Store the results of a validation or prediction; with '' as the address they stay in the folder.
 
     Raises:
         RayYoloError: if storage refuses.
     """
     if not address:
         return
-    store, keys = open_store(address), [path.relative_to(folder).as_posix() for path in files_of(folder, ("ray",))]
+    store, keys = open_store(address), [path.relative_to(folder).as_posix() for path in _files_of(folder, ("ray",))]
     try:
-        with ThreadPoolExecutor(_READERS) as writers:
+        with ThreadPoolExecutor(_THREADS) as writers:
             list(writers.map(lambda key: store.put(key, folder / key), keys))
     except OSError as error:
-        raise RayYoloError(f"{address}: not all results are stored ({error}); they lie in {folder}") from None
+        raise RayYoloError(f"{address}: some results are not stored ({error}); all of them are in {folder}") from None
 
 
 def read_log(store: Store) -> bytes:
-    """The log of a run."""
+    """The log of a run: the segments of its last attempt."""
     names = [entry.name for entry in store.list("log/")]
     newest = [name for name in names if name[:7] == names[-1][:7]]
-    with ThreadPoolExecutor(_READERS) as readers:
+    with ThreadPoolExecutor(_THREADS) as readers:
         return b"".join(readers.map(lambda name: store.get(f"log/{name}").data, newest))
 
 
-def stored_keys(store: Store, prefix: str = "") -> Iterator[str]:
-    """Of a run's files that are stored as they are."""
+def _file_keys(store: Store, prefix: str = "") -> Iterator[str]:
+    """The keys of a run's ordinary files."""
     for entry in store.list(prefix):
-        if entry.name.endswith("/") and (prefix or entry.name[:-1] not in APART_FOLDERS):
-            yield from stored_keys(store, f"{prefix}{entry.name}")
-        elif not entry.name.endswith("/") and (prefix or entry.name not in _APART):
+        if entry.name.endswith("/") and (prefix or entry.name[:-1] not in _SPECIAL_FOLDERS):
+            yield from _file_keys(store, f"{prefix}{entry.name}")
+        elif not entry.name.endswith("/") and (prefix or entry.name not in _SPECIAL_FILES):
             yield f"{prefix}{entry.name}"
 
 
-def files_of(folder: Path, apart: Sequence[str] = ()) -> Iterator[Path]:
-    """The same in a folder, but for what is in some of its own folders."""
+def _files_of(folder: Path, excluded: Sequence[str] = ()) -> Iterator[Path]:
+    """The ordinary files of a folder, without hidden ones and without some of its subfolders."""
     for path in sorted(folder.iterdir()):
         if path.name[0] != "." and path.is_dir() and not path.is_symlink():
-            if path.name not in apart:
-                yield from files_of(path)
-        elif path.name[0] != "." and path.is_file() and path.name not in _APART:
+            if path.name not in excluded:
+                yield from _files_of(path)
+        elif path.name[0] != "." and path.is_file() and path.name not in _SPECIAL_FILES:
             yield path
-
-
-
-_logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def working_copy_of(payload: Mapping[str, Any]) -> Iterator[tuple[Path, RemoteCheckpoints]]:
-    """A folder for a run on a worker's machine, and its checkpoints: where that is not the driver's too, a folder of
-    this worker's own, which goes when it has done its work.
-    """
-    folder = cache_folder() / payload["spool"]
-    with ExitStack() as stack:
-        if not address_of(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(stack.enter_context(TemporaryDirectory(
-                prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True)))
-        yield folder, RemoteCheckpoints(open_store(payload["address"]), payload["attempt"])
-
-
-def hold(folder: Path) -> RemoteRun | str | None:
-    """Take the lease of the run whose spool, locked, this is, and bring it up to date. Who has it, if it is not to be
-    had; None if the folder is no spool.
-
-    Raises:
-        OSError: if storage cannot be read or written.
-    """
-    if not (address := address_of(folder)):
-        return None
-    store = open_store(address)
-    found = lease.acquire(store, LEASE, holder_id(folder), lease.EXPIRES, lambda owner: _logger.warning(
-        "%s: waiting for at most %.0f s to see whether %s still trains it", address, lease.EXPIRES, owner))
-    if isinstance(found, str):
-        return found
-    run = RemoteRun(store, folder, address, found)
-    try:
-        run.download()
-    except BaseException:
-        found.give_back()
-        raise
-    return run
-
-
-class RemoteRun:
-    """The driver's side of a run in a store, which it holds."""
-
-    def __init__(self, store: Store, folder: Path, address: str, held: Lease) -> None:
-        self.address = address
-        self._store, self._folder, self._lease = store, folder, held
-        self._sealing = threading.Lock()
-        self._offset = self._segments = 0
-        self._sealed = b""  # a segment that may be there already: an answer may have been lost
-        self._brought: dict[str, tuple[int, int]] = {}
-        self._finished = False
-        self.is_lost = False  # another process has it: the training is to stop
-        held.on_loss = self._lose
-
-    def _lose(self) -> None:
-        (self._folder / STOP_REQUEST).touch()  # for workers on Ray
-        self.is_lost = True
-
-    @property
-    def attempt(self) -> int:
-        """Its number."""
-        return self._lease.attempt
-
-    @property
-    def checkpoints(self) -> RemoteCheckpoints:
-        """Those of the run, for this attempt."""
-        return RemoteCheckpoints(self._store, self.attempt)
-
-    def download(self) -> None:
-        """Fill the folder; what it owes the store, since nobody has gone on in between, stays and is stored."""
-        stored, log = read_log(self._store), log_file(self._folder)
-        mine = content(log)
-        ours = bool(mine) and mine.startswith(stored)
-        if not ours and stored:
-            atomic_write(log, stored)
-        for key in stored_keys(self._store):
-            path = self._folder / key
-            if not (ours and path.exists()):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._store.fetch(key, path)
-        if ours:
-            self.checkpoints.download_pending(self._folder)
-
-    def download_result(self) -> None:
-        """What the recording worker has stored, which may sit elsewhere."""
-        self.checkpoints.download_weights(self._folder)
-        with suppress(FileNotFoundError):
-            self._store.fetch(DETECTIONS_FILE, self._folder / DETECTIONS_FILE)
-
-    def put_record(self) -> None:
-        """Store what makes it a run."""
-        self._store.put(RECORD_FILE, self._folder / RECORD_FILE)
-
-    @property
-    def payload(self) -> dict[str, str | int]:
-        """What workers on other machines make a folder and `checkpoints` of."""
-        spool = self._folder.relative_to(cache_folder()).as_posix()
-        return {"address": self.address, "attempt": self.attempt, "spool": spool}
-
-    def flush_log(self) -> None:
-        """Store what is new in the log as a segment.
-
-        Raises:
-            OSError: if storage refuses.
-            TrainingError: if it is not this attempt's any more.
-        """
-        with self._sealing:
-            while self._find_new():  # after one whose answer was lost there may be more
-                key = f"log/{self.attempt:06d}-{self._segments:06d}.jsonl"
-                if self._store.put_if(key, self._sealed) is None and self._store.get(key).data != self._sealed:
-                    raise TrainingError(f"{self.address}/{key} is another process's; this one stores nothing any more")
-                if not self._segments:
-                    for entry in self._store.list("log/"):
-                        if entry.name < f"{self.attempt:06d}":
-                            self._store.delete(f"log/{entry.name}")
-                self._offset, self._segments, self._sealed = self._offset + len(self._sealed), self._segments + 1, b""
-
-    def _find_new(self) -> bytes:
-        """The next segment."""
-        if not self._sealed:
-            new = content(log_file(self._folder))[self._offset:]
-            self._sealed = new[:new.rfind(b"\n") + 1]
-        return self._sealed
-
-    def put_files(self, *, weights: bool = False) -> None:
-        """Store the files that are new, or others than before.
-
-        Args:
-            weights: also weights/last.pt and best.pt, which are their own now.
-
-        Raises:
-            OSError: if storage refuses.
-            TrainingError: if another process has the run.
-        """
-        if not self._lease.renew():
-            raise TrainingError(f"{self.address}: another process has taken this run over, and this one stores "
-                                "nothing any more")
-        paths = list(files_of(self._folder, APART_FOLDERS))
-        if weights:
-            paths += [path for kind in ("last", "best") for end in ("json", "pt")  # the first knows both states
-                      if (path := self._folder / "weights" / f"{kind}.{end}").exists()]
-        for path in paths:
-            key = path.relative_to(self._folder).as_posix()
-            with suppress(FileNotFoundError):  # a temporary one
-                found = path.stat()
-                if self._brought.get(key) != (found.st_mtime_ns, found.st_size):
-                    self._store.put(key, path)
-                    self._brought[key] = found.st_mtime_ns, found.st_size
-
-    def finish(self) -> None:
-        """The run has ended: `release` will say so."""
-        self._finished = True
-
-    def sync_files(self) -> None:
-        """Store what is new, and of a run that another process has (`is_lost`) nothing. Storage that is away costs a
-        warning: the rest is stored with what follows.
-        """
-        try:
-            self.flush_log()
-            self.put_files(weights=self._finished)
-            if self._finished:
-                self._store.put(FINISHED, b"")
-        except OSError as error:
-            _logger.warning("%s: not all of the run is stored (%s); what follows, or the same command on this machine, "
-                            "stores the rest", self.address, reason_of(error))
-        except TrainingError as error:
-            self.is_lost = True
-            _logger.warning("%s", error)
-
-    def release(self) -> None:
-        """Store the rest, and let others have the run."""
-        self.sync_files()
-        self._lease.give_back()

@@ -1,15 +1,15 @@
-"""Run folders: which one a command continues, which one it makes, and who holds it.
+"""Run folders: which run a command continues, which one it creates, and the lock that a run's process holds.
 
-    <storage>/<project>/<name>/run.json    what was asked for and what was resolved, written at the first start
-    <storage>/<project>/<name>/.lock       held by the driver while it lives (the kernel lets go when it dies)
-    <storage>/<project>/<name>/finished    exists once the training has ended and all is told (or noted as owed)
+    <storage>/<project>/<name>/run.json    the requested and the resolved recipe, written at the first start
+    <storage>/<project>/<name>/.lock       locked by the driver while it lives (the kernel releases it at its death)
+    <storage>/<project>/<name>/finished    exists once the training has ended and every sink is done or pending
 
-Without --name the newest unfinished, unlocked run of the same recipe is continued, else a new expN is made by
-exclusive create. With --name: unfinished and the same recipe continues, finished is refused unless --exist-ok, or
-unless the caller finds that there is more to do.
+Without --name a command continues the newest unfinished, unlocked run of the same recipe, else it creates a new expN.
+With --name it continues an unfinished run of the same recipe. It refuses a finished one, unless --exist-ok is given or
+the caller says that there is more to do.
 
-Looking for a run (`find_run`) and making one (`begin_run`) are two steps, with all other checks of a start between
-them: one that is refused leaves nothing.
+Finding a run (`find_run`) and creating one (`begin_run`) are two steps, with all other checks of a start between them:
+a start that is refused leaves no files.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
+from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, given_settings, recipe_digest
 from ray_yolo.core.errors import InputError
@@ -38,8 +39,9 @@ from ray_yolo.runs.folders import (
     storage_probe,
     usable_storage,
 )
+from ray_yolo.runs.location import location
 from ray_yolo.runs.record import RECORD_FILE, Record, RunRecord, SweepRecord, read_record, write_record
-from ray_yolo.runs.remote_run import RemoteRun, hold
+from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.working_copy import address_of, create_working_copy, project_address, refresh, working_copy_of_run
 from ray_yolo.storage.store import is_address
 
@@ -52,42 +54,66 @@ class Run:
 
     folder: Path
     lock: IO[str]
-    record: Record | None  # None until it has begun
-    stored: RemoteRun | None = None  # where storage is no folder
+    record: Record | None  # None before `begin_run`
+    remote: RemoteRun | None = None  # None for a run that is stored in this folder
 
     @property
     def is_sweep(self) -> bool:
-        """Whether it is a sweep's, not a training's."""
+        """Whether this is the folder of a sweep, not of a training."""
         return isinstance(self.record, SweepRecord)
 
     @property
     def training(self) -> RunRecord:
-        """The record of a training that has begun."""
+        """The record of a training after `begin_run`."""
         assert isinstance(self.record, RunRecord)
         return self.record
+
+    @property
+    def location(self) -> str:
+        """What a user calls the run: its address in a bucket, else its folder."""
+        return location(self.folder)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken over the run, so that this one must stop."""
+        return self.remote is not None and self.remote.is_lost
+
+    @property
+    def remote_checkpoints(self) -> RemoteCheckpoints | None:
+        """The checkpoints in the bucket; None if workers write them into the folder."""
+        return self.remote.checkpoints if self.remote else None
+
+    @property
+    def remote_payload(self) -> dict[str, str | int] | None:
+        """What workers need to download the run (`remote_run.worker_copy`); None if they use the folder."""
+        return self.remote.payload if self.remote else None
+
+    def download_result(self) -> None:
+        """Make the final weights and detections available in the folder."""
+        if self.remote:
+            self.remote.download_result()
 
     def finish(self) -> None:
         """Mark the run as ended."""
         atomic_write(self.folder / "finished", b"")
-        if self.stored:
-            self.stored.finish()
+        if self.remote:
+            self.remote.finish()
 
     def release(self) -> None:
-        """Let other processes have the folder."""
-        if self.stored:
-            self.stored.release()
+        """Release the run for other processes."""
+        if self.remote:
+            self.remote.release()
         self.lock.close()
 
 
 @usable_storage()
 def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], bool] | None = None,
              labels: Callable[[], str] | None = None) -> Run | None:
-    """The run that this command continues, locked; None if it shall begin one. Nothing is made.
+    """The run that this command continues, locked; None if it starts a new one. Creates nothing.
 
     Args:
-        extends: of a sweep: whether there is more to do for the named one of a folder, although it is finished. None
-            for a training.
-        labels: returns the digest of the training labels, which tells a data set that has moved from another one.
+        extends: for a sweep: whether a finished, named one in a folder has more to do. None for a training.
+        labels: returns the digest of the training labels. Equal labels identify a data set at a new path.
 
     Raises:
         InputError: if the named run is in use, finished, or of another recipe or kind, or storage cannot be used.
@@ -95,22 +121,23 @@ def find_run(recipe: Recipe, placement: Placement, extends: Callable[[Path], boo
     project = project_folder(placement)
     if address := project_address(placement):
         if placement.exist_ok:
-            raise InputError("exist_ok: a run in a store is not moved aside; choose another --name, or remove it there")
+            raise InputError("exist_ok: a run in a bucket cannot be moved aside; choose another --name, or remove it "
+                             "there")
         refresh(project, address, is_held, "" if placement.resume else placement.name)
     if placement.resume:
         return _resumed(recipe, placement)
     with storage_probe(placement):
         pass
-    moved = partial(_has_moved, recipe, labels)
+    has_moved = partial(_has_moved, recipe, labels)
     if placement.name:
-        return _named(project / placement.name, recipe, moved, placement.exist_ok, extends)
+        return _named(project / placement.name, recipe, has_moved, placement.exist_ok, extends)
     same = next(_unfinished(project, sweeps=extends is not None,
-                            wanted=lambda record: record.digest == recipe_digest(recipe)), None)
-    return same if same or labels is None else next(_unfinished(project, sweeps=False, wanted=moved), None)
+                            matches=lambda record: record.digest == recipe_digest(recipe)), None)
+    return same if same or labels is None else next(_unfinished(project, sweeps=False, matches=has_moved), None)
 
 
 def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record) -> bool:
-    """Whether a training is of this recipe but for the place of its data set, whose labels are the same."""
+    """Whether a training has this recipe except for the path of its data set, and the same labels."""
     if labels is None or not isinstance(record, RunRecord):
         return False
     return (record.digest == recipe_digest(recipe.model_copy(update={"data": record.asked.data}))
@@ -119,10 +146,10 @@ def _has_moved(recipe: Recipe, labels: Callable[[], str] | None, record: Record)
 
 @usable_storage()
 def begin_run(placement: Placement, record: Record) -> Run:
-    """A new run, locked, with its record: of the name asked for, or expN. With `exist_ok` an old one is moved aside.
+    """Create a run, locked, with its record, under the requested name or expN. `exist_ok` moves an old run aside.
 
     Raises:
-        InputError: if the name has come into use, or storage cannot be written to.
+        InputError: if another process has taken the name since `find_run`, or storage cannot be written to.
     """
     project = project_folder(placement)
     folder = project / placement.name if placement.name else exclusive_folder(project, "exp")
@@ -130,23 +157,23 @@ def begin_run(placement: Placement, record: Record) -> Run:
     if address := project_address(placement):
         create_working_copy(folder, f"{address}/{folder.name}")
     run = _open(folder) if placement.name else _try_open(folder)
-    if run is None or (run.record and not placement.name):  # another machine has just begun one of this number
+    if run is None or (run.record and not placement.name):  # another machine has just created this expN
         if run:
             run.release()
         return begin_run(placement, record)
     if run.record:
         run.release()
         if not placement.exist_ok:
-            raise InputError(f"name: another process has begun {folder} just now; choose another --name")
+            raise InputError(f"name: another process has just created {folder}; choose another --name")
         move_aside(folder)
         return begin_run(placement, record)
     run.record = record
     try:
         write_record(folder, record)
-        if run.stored:
-            run.stored.put_record()
+        if run.remote:
+            run.remote.put_record()
     except OSError:
-        with suppress(OSError):  # it may hold what is somebody's
+        with suppress(OSError):  # the folder may hold a user's files
             (folder / ".lock").unlink()
             folder.rmdir()
         run.release()
@@ -156,7 +183,7 @@ def begin_run(placement: Placement, record: Record) -> Run:
 
 @usable_storage()
 def download_run(placement: Placement) -> None:
-    """Bring the run of a name, if it lies in a store and nobody trains it, to this machine: its log and its files."""
+    """Download the log and the files of a named run in a bucket to this machine, unless a process trains it."""
     if address := project_address(placement):
         folder = project_folder(placement) / placement.name
         refresh(folder.parent, address, is_held, folder.name)
@@ -165,12 +192,12 @@ def download_run(placement: Placement) -> None:
 
 
 def _resumed(recipe: Recipe, placement: Placement) -> Run:
-    """The run of `--resume`: its folder, a file in it, its address, or the newest unfinished one for 'auto'."""
+    """The run of `--resume`: a folder, a file in it, an address, or 'auto' for the newest unfinished run."""
     resume = placement.resume
     if resume == "auto":
         project = project_folder(placement)
         if run := next(_unfinished(project, sweeps=False), None):
-            return _of_these_settings(recipe, run)
+            return _checked_settings(recipe, run)
         raise InputError(f"resume: no unfinished run under {project}; name a run folder or a checkpoint")
     path = Path(resume).absolute()
     if is_address(resume):
@@ -179,35 +206,34 @@ def _resumed(recipe: Recipe, placement: Placement) -> Run:
     if address := address_of(holder):
         refresh(holder.parent, address.rpartition("/")[0], is_held, holder.name)
     if not (holder / RECORD_FILE).is_file():
-        raise InputError(f"resume: {resume} is no run folder and lies in none (a run folder holds run.json)")
+        raise InputError(f"resume: {resume} is neither a run folder nor inside one (a run folder holds run.json)")
     if (holder / "finished").exists():
-        raise InputError(f"resume: {_shown(holder)} is finished; start a new run with {_go_on_from(holder)}")
+        raise InputError(f"resume: {location(holder)} is finished; start a new run with {_weights_flag(holder)}")
     run = _open(holder)
     if isinstance(run.record, SweepRecord):
         run.release()
-        raise InputError(f"resume: {holder} is a sweep; run the python -m ray_yolo.tune command again that began it "
-                         f"(--space {shlex.quote(run.record.space)}), and it continues")
-    return _of_these_settings(recipe, run)
+        raise InputError(f"resume: {holder} is a sweep; to continue it, run its python -m ray_yolo.tune command again "
+                         f"(--space {shlex.quote(run.record.space)})")
+    return _checked_settings(recipe, run)
 
 
-def _of_these_settings(recipe: Recipe, run: Run) -> Run:
-    """The run, unless the user has given a setting of which it was begun with another value: that is refused. Its data
-    set may have moved."""
+def _checked_settings(recipe: Recipe, run: Run) -> Run:
+    """The run. Refuses a setting with another value than at its start; only the path of the data set may change."""
     if not isinstance(run.record, RunRecord):
         return run
-    asked, decided = run.record.asked, run.record.recipe
+    asked, resolved = run.record.asked, run.record.recipe
     other = [f"{path}={attrgetter(path)(asked)} (not {value})" for path, value in given_settings(recipe).items()
-             if path != "data" and value not in (attrgetter(path)(asked), attrgetter(path)(decided))]
+             if path != "data" and value not in (attrgetter(path)(asked), attrgetter(path)(resolved))]
     if other:
         run.release()
-        raise InputError(f"resume: {_shown(run.folder)} was begun with {', '.join(other)}, and a run keeps its recipe; "
-                         f"leave that out, or start a new run with {_go_on_from(run.folder)}")
+        raise InputError(f"resume: {run.location} was started with {', '.join(other)}, and a run keeps its recipe; "
+                         f"leave that out, or start a new run with {_weights_flag(run.folder)}")
     return run
 
 
-def _named(folder: Path, recipe: Recipe, moved: Callable[[Record], bool], exist_ok: bool,
+def _named(folder: Path, recipe: Recipe, has_moved: Callable[[Record], bool], exist_ok: bool,
            extends: Callable[[Path], bool] | None) -> Run | None:
-    """The run of a name if it can go on; None if it has not begun, or may be moved aside."""
+    """The run of a name if it can continue; None if it does not exist yet, or may be moved aside."""
     if not (folder / "run.json").exists():
         return None
     run = _open(folder)
@@ -215,7 +241,7 @@ def _named(folder: Path, recipe: Recipe, moved: Callable[[Record], bool], exist_
     finished = not other and (folder / "finished").exists() and not (extends and extends(folder))
     try:
         if (run.record and not finished and not other
-                and (run.record.digest == recipe_digest(recipe) or moved(run.record))):
+                and (run.record.digest == recipe_digest(recipe) or has_moved(run.record))):
             return run
     except InputError:
         run.release()
@@ -225,59 +251,55 @@ def _named(folder: Path, recipe: Recipe, moved: Callable[[Record], bool], exist_
         return None
     kind = "a sweep" if run.is_sweep else "a training"
     state = kind if other else "finished" if finished else "a run of another recipe or data set"
-    over = "" if address_of(folder) else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
-    raise InputError(f"name: {_shown(folder)} is {state}; choose another --name, {over}or continue from its weights "
-                     f"with {_go_on_from(folder)}")
+    restart = "" if run.remote else "add --exist-ok to start over (the old run is moved aside), "  # see `find_run`
+    raise InputError(f"name: {location(folder)} is {state}; choose another --name, {restart}or continue from its "
+                     f"weights with {_weights_flag(folder)}")
 
 
-def _shown(folder: Path) -> str:
-    """A run's folder as its user knows it: of one in a store its address."""
-    return address_of(folder) or str(folder)
+def _weights_flag(folder: Path) -> str:
+    """The flag that starts from a run's weights, quoted for a shell."""
+    return f"--weights {shlex.quote(f'{location(folder)}/weights/last.pt')}"
 
 
-def _go_on_from(folder: Path) -> str:
-    """The flag that starts from a run's weights, as a shell takes it."""
-    return f"--weights {shlex.quote(f'{_shown(folder)}/weights/last.pt')}"
-
-
-def _unfinished(project: Path, *, sweeps: bool, wanted: Callable[[Record], bool] = lambda record: True
+def _unfinished(project: Path, *, sweeps: bool, matches: Callable[[Record], bool] = lambda record: True
                 ) -> Iterator[Run]:
-    """Sweeps, or trainings, that are wanted, have begun, not ended, and that nobody holds, newest first by their
-    records' order. Each is locked. One that is in use, or cannot be opened, is passed over with a warning.
+    """The matching unfinished sweeps or trainings, each locked, by the time of their records, newest first.
+
+    One that is in use or cannot be opened is skipped with a warning.
     """
-    begun = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
-    for folder in sorted(begun, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
+    unfinished = [p.parent for p in project.glob("*/run.json") if not (p.parent / "finished").exists()]
+    for folder in sorted(unfinished, key=lambda p: (p / "run.json").stat().st_mtime_ns, reverse=True):
         try:
             record = read_record(folder)
-            if record is None or isinstance(record, SweepRecord) != sweeps or not wanted(record):
+            if record is None or isinstance(record, SweepRecord) != sweeps or not matches(record):
                 continue
             run = _try_open(folder)
         except (InputError, PermissionError) as error:
-            _logger.warning("%s (until then this run is passed over)", error)
+            _logger.warning("%s (until then this run is skipped)", error)
             continue
         if run is not None:
             yield run
         else:
-            _logger.warning("%s of the same settings is in use by another process; this command does not wait for it, "
-                            "and takes another run (--name chooses which)", folder)
+            _logger.warning("%s has the same settings but another process trains it; this command takes another run "
+                            "(--name chooses which)", folder)
 
 
 def _try_open(folder: Path) -> Run | None:
-    """The run, or None if another process holds it."""
+    """The run, locked; None if another process trains it."""
     lock = (folder / ".lock").open("a+")
     try:
         if not lock_file(lock):
             lock.close()
             return None
-        stored = hold(folder)
+        remote = acquire_run(folder)
         lock.seek(0)
         lock.truncate()
-        lock.write(stored if isinstance(stored, str) else f"{os.uname().nodename} {os.getpid()}\n")
+        lock.write(remote if isinstance(remote, str) else f"{os.uname().nodename} {os.getpid()}\n")
         lock.flush()
-        if isinstance(stored, str):
+        if isinstance(remote, str):
             lock.close()
             return None
-        return Run(folder, lock, read_record(folder), stored)
+        return Run(folder, lock, read_record(folder), remote)
     except BaseException:
         lock.close()
         raise

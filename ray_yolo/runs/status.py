@@ -1,6 +1,4 @@
-"""What a training is doing now, for whoever has its folder: told by its log, and by what its driver last saw of the
-workers.
-"""
+"""The status of a training, from its event log and the worker states that its driver last wrote."""
 
 from __future__ import annotations
 
@@ -24,16 +22,15 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput, read_events
-from ray_yolo.runs.folders import is_held
-from ray_yolo.runs.working_copy import address_of, is_leased
+from ray_yolo.runs.location import is_active, location
 
 MEMBERS_FILE = ".members.json"
 _FRESH_SECONDS = 10.0
-_WARNINGS_TOLD = 5
+_WARNINGS_SHOWN = 5
 
 
 class Member(Frozen):
-    """A worker, as its training's roster knows it."""
+    """The state of a worker, as the coordinator of its training knows it."""
 
     worker: int
     node: str
@@ -41,9 +38,9 @@ class Member(Frozen):
     phase: str
     step: int
     seconds: float
-    """In this phase."""
+    """Time in this phase."""
     waits: bool
-    """For others."""
+    """Whether it waits for other workers."""
 
 
 class Members(Frozen):
@@ -54,7 +51,7 @@ class Members(Frozen):
 
 
 def write_members(run_dir: Path, members: Sequence[Member]) -> None:
-    """Leave what is known of the workers beside the log. What cannot be written is not told."""
+    """Write the states of the workers beside the log. A file that cannot be written is left out."""
     try:
         content = Members(time=time.time(), members=tuple(members)).model_dump_json()
         atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
@@ -63,48 +60,47 @@ def write_members(run_dir: Path, members: Sequence[Member]) -> None:
 
 
 def read_members(run_dir: Path) -> tuple[Member, ...] | None:
-    """What was last known of the workers that live; None if that is long ago."""
+    """The last states of the living workers; None if they are outdated."""
     try:
-        seen = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
+        states = Members.model_validate_json((run_dir / MEMBERS_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
-    return seen.members if time.time() - seen.time < _FRESH_SECONDS else None
+    return states.members if time.time() - states.time < _FRESH_SECONDS else None
 
 
 def describe_run(run_dir: Path) -> list[str]:
-    """What there is to say of a training, line by line.
+    """The status of a training, line by line.
 
     Raises:
-        InputError: if the folder is no run's.
+        InputError: if the folder is not one of a training.
     """
     events = read_events(run_dir / EVENTS_FILE) if (run_dir / EVENTS_FILE).is_file() else []
     if not events:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
-    now, lives = time.time(), is_held(run_dir) or is_leased(run_dir)
-    lines = [f"{address_of(run_dir) or run_dir}: {_state(run_dir, events, lives)}"]
+    now, active = time.time(), is_active(run_dir)
+    lines = [f"{location(run_dir)}: {_state(run_dir, events, active)}"]
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
     cost = measure_goodput(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []
-    if lives:
+    if active:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
-    return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_TOLD:]]
+    return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_SHOWN:]]
 
 
-def _state(run_dir: Path, events: Sequence[Event], lives: bool) -> str:
-    """What became of a run so far."""
+def _state(run_dir: Path, events: Sequence[Event], active: bool) -> str:
     last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent, RunEvent))), None)
-    if lives:
+    if active:
         return "training" if isinstance(last, StartEvent) else "ending" if isinstance(last, EndEvent) else "starting"
     if (run_dir / "finished").exists():
         return "finished"
     if isinstance(last, EndEvent) and last.status != "done":
         return f"{last.status} ({last.reason}); the same command continues it"
-    return "interrupted: nobody trains it; the same command continues it"
+    return "interrupted: no process trains it; the same command continues it"
 
 
 def _progress(events: Sequence[Event], now: float) -> str:
-    """The newest step."""
+    """A line on the newest step."""
     epochs = next((event.epochs for event in reversed(events) if isinstance(event, StartEvent)), 0)
     last = next(event for event in reversed(events) if isinstance(event, (StepEvent, EpochEvent)))
     rate = f", {last.images_per_second:.4g} images/s" if last.images_per_second else ""
@@ -112,11 +108,11 @@ def _progress(events: Sequence[Event], now: float) -> str:
 
 
 def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
-    """A row for each worker: as the driver saw it last, or at least where it runs."""
+    """A row per worker: its last state, or at least the node where it runs."""
     members = read_members(run_dir)
     if members is None:
-        begun = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
-        return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(begun.items())]
+        started = {event.worker: event for event in events if isinstance(event, WorkerEvent)}
+        return [f"worker {number} on {event.node}, process {event.pid}" for number, event in sorted(started.items())]
     if not members:
         return ["no worker trains now"]
     width = max(len(member.node) for member in members)
@@ -126,7 +122,7 @@ def _members(run_dir: Path, events: Sequence[Event]) -> list[str]:
 
 
 def _held_up(member: Member, members: Sequence[Member]) -> str:
-    """Who waits for a worker that has not moved for long."""
+    """How many workers wait for one that has made no progress for long."""
     waiting = sum(other.waits for other in members)
     return f"  ({waiting} wait for it)" if waiting and member.seconds > _FRESH_SECONDS else ""
 

@@ -1,4 +1,4 @@
-"""Whether a run's files are what was written, and whether two runs trained the same weights."""
+"""Verify the files of a run against their manifests, and compare the weights of two runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NO_RUN = "has neither checkpoints nor weights; give the folder of a run, such a
 
 
 class CheckResult(NamedTuple):
-    """One thing that was looked at."""
+    """The result for one file or one step."""
 
     what: str
     problem: str | None
 
 
 def check_files(run_dir: Path) -> list[CheckResult]:
-    """Every checkpoint and every weights file of a run, or one .pt file of it, against its manifest.
+    """Verify every checkpoint and weights file of a run, or one .pt file, against its manifest.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there is no such file.
     """
     if run_dir.is_file() and run_dir.suffix == ".pt":
         return [CheckResult(run_dir.name, verify_manifest(run_dir, manifest_of(run_dir)))]
@@ -42,44 +42,44 @@ def check_files(run_dir: Path) -> list[CheckResult]:
 
 
 def compare_runs(one: Path, other: Path) -> list[CheckResult]:
-    """The checkpoints of two runs at every step that both have saved, in their order, up to the first difference.
+    """Compare the checkpoints of two runs at every step that both have saved, up to the first difference.
 
-    By the digests in their logs, so that checkpoints count that are gone by now; where both files are still there, the
-    first tensor that differs is named.
+    The comparison uses the digests in the logs, so it includes checkpoints that were removed. If both files still
+    exist, it names the first tensor that differs.
 
     Raises:
         InputError: if they have no step in common.
     """
     for folder in (one, other):
         if not folder.is_dir():
-            raise InputError(f"{folder}: is no folder of a run; two runs are compared by their folders")
-    mine, theirs = _digests(one), _digests(other)
-    common = sorted(mine.keys() & theirs.keys())
+            raise InputError(f"{folder}: is not a run folder; give the folders of two runs")
+    first, second = _digests(one), _digests(other)
+    common = sorted(first.keys() & second.keys())
     if not common:
-        raise InputError(f"{one} and {other} have saved no step in common ({_steps(mine)}; {_steps(theirs)}); train "
+        raise InputError(f"{one} and {other} have saved no step in common ({_steps(first)}; {_steps(second)}); train "
                          "them with the same --save-steps")
-    findings = []
+    results = []
     for step in common:
-        same = mine[step] == theirs[step]
-        findings.append(CheckResult(f"step {step}", None if same else _difference(one, other, step)))
+        same = first[step] == second[step]
+        results.append(CheckResult(f"step {step}", None if same else _difference(one, other, step)))
         if not same:
             break
-    return findings
+    return results
 
 
 def _digests(run_dir: Path) -> dict[int, str]:
-    """Digest of the tensors by step; of a step that was saved twice the later one."""
+    """Digest of the tensors by step; the later one for a step that was saved twice."""
     events = read_events(run_dir / EVENTS_FILE)
     return {event.step: event.digest for event in events if isinstance(event, CheckpointEvent) and event.digest}
 
 
 def _difference(one: Path, other: Path, step: int) -> str:
-    """Which tensor differs first, if that can still be told."""
+    """The first tensor that differs, if both files still exist."""
     states = [folder / "checkpoints" / f"step-{step}" / "state.pt" for folder in (one, other)]
     if not all(state.exists() for state in states):
-        return "other tensors (which, cannot be told: --keep-checkpoints keeps more of them)"
+        return "different tensors (the files are gone: --keep-checkpoints keeps more of them)"
     first, second = (dict(tensors(read_state(state))) for state in states)
-    return next(_unequal(first, second), "other tensors by the logs, but equal ones in the files")
+    return next(_unequal(first, second), "different tensors by the logs, but equal ones in the files")
 
 
 def _unequal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> Iterator[str]:

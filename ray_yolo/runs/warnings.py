@@ -1,7 +1,7 @@
-"""Warnings of code that knows of no run (data sets, caches, torch), as events of the run in which they are given.
+"""Forwards warnings of code that knows no run (data sets, caches, torch) into the event log of the run.
 
-Loggers and `warnings` write to stderr, which nobody reads on a worker or in a loader process. Here each text is told
-once for each session, loader processes included.
+Loggers and `warnings` write to stderr, which is lost on workers and in loader processes. Here each text is forwarded
+once per session, including texts of loader processes.
 """
 
 from __future__ import annotations
@@ -24,84 +24,84 @@ from ray_yolo.core.redact import printable
 from ray_yolo.data.dataset import worker_init
 
 MOST = 100
-"""Different texts that are told; a storage that has gone would have one for each image."""
+"""Different texts that are forwarded; storage that fails would give one for each image."""
 _LOG = logging.getLogger(ray_yolo.__name__)
 _SOURCES = tuple(f"{Path(str(package.__file__)).parent}{os.sep}" for package in (ray_yolo, torch))
-_LAST_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
+
+
+@contextmanager
+def forward_warnings(notify: Callable[[str], None], loader_processes: int) -> Iterator[Callable[[int], None]]:
+    """Within this context `notify` receives the warnings of ray_yolo and torch in this process.
+
+    Yields the init function for loader processes; it forwards their warnings as well.
+    """
+    handler = _WarningHandler(notify)
+    with warnings.catch_warnings():
+        handler.install()
+        try:
+            if loader_processes:
+                with _loader_queue(handler) as texts:
+                    yield partial(_init_loader, texts)
+            else:
+                yield worker_init
+        finally:
+            _LOG.removeHandler(handler)
 
 
 class _WarningHandler(logging.Handler):
-    """Tells each text once."""
+    """Forwards each text once."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._notify = notify
-        self._told: set[str] = set()
+        self._forwarded: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(record.getMessage())
+        self.forward(record.getMessage())
 
-    def say(self, text: str) -> None:
+    def forward(self, text: str) -> None:
         text = printable(" ".join(text.splitlines()))
-        if text not in self._told and len(self._told) <= MOST:
-            self._told.add(text)
-            enough = len(self._told) > MOST
-            self._notify(f"more than {MOST} different warnings; the rest is not told" if enough else text)
+        if text not in self._forwarded and len(self._forwarded) <= MOST:
+            self._forwarded.add(text)
+            is_full = len(self._forwarded) > MOST
+            self._notify(f"more than {MOST} different warnings; the rest is not shown" if is_full else text)
 
-    def listen(self) -> None:
-        """Have what is logged and warned in this process; warnings of other packages go where they went."""
-        before = warnings.showwarning
+    def install(self) -> None:
+        """Receive the log records and warnings of this process; warnings of other packages keep their handler."""
+        original = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], filename: str, lineno: int,
                  file: TextIO | None = None, line: str | None = None) -> None:
             if filename.startswith(_SOURCES):
-                self.say(str(message))
+                self.forward(str(message))
             else:
-                before(message, category, filename, lineno, file, line)
+                original(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         _LOG.addHandler(self)
 
 
 @contextmanager
-def forward_warnings(notify: Callable[[str], None], loader_processes: int) -> Iterator[Callable[[int], None]]:
-    """While it lasts, `tell` gets the warnings of ray_yolo and torch in this process.
-
-    Gives what each loader process is to be begun with, so that `tell` gets theirs as well.
-    """
-    teller = _WarningHandler(notify)
-    with warnings.catch_warnings():
-        teller.listen()
-        try:
-            if loader_processes:
-                with _loader_texts(teller) as texts:
-                    yield partial(_begin_loader, texts)
-            else:
-                yield worker_init
-        finally:
-            _LOG.removeHandler(teller)
-
-
-@contextmanager
-def _loader_texts(teller: _WarningHandler) -> Iterator[Any]:
-    """A queue of texts that loader processes give to `teller`."""
-    texts = multiprocessing.get_context("forkserver").Queue()  # putting into it never waits
-    texts.cancel_join_thread()  # nor does a process that ends: what is still on its way then is lost
+def _loader_queue(handler: _WarningHandler) -> Iterator[Any]:
+    """A queue through which loader processes send texts to `handler`."""
+    texts = multiprocessing.get_context("forkserver").Queue()  # `put` never waits
+    texts.cancel_join_thread()  # a process that ends does not wait either; texts in flight are lost
 
     def read() -> None:
         for text in iter(texts.get, None):
-            teller.say(text)
+            handler.forward(text)
 
-    reader = threading.Thread(target=read, name="ray_yolo notices", daemon=True)
+    reader = threading.Thread(target=read, name="ray_yolo warnings", daemon=True)
     reader.start()
     try:
         yield texts
     finally:
         texts.put(None)
-        reader.join(_LAST_SECONDS)
+        reader.join(_JOIN_SECONDS)
 
 
-def _begin_loader(texts: Any, number: int) -> None:
+def _init_loader(texts: Any, number: int) -> None:
     worker_init(number)
     texts.cancel_join_thread()
-    _WarningHandler(texts.put).listen()
+    _WarningHandler(texts.put).install()

@@ -1,9 +1,9 @@
-"""Spools: folders on this machine in which runs that lie in a store are worked on.
+"""Working copies: folders on this machine for runs whose storage is a bucket.
 
-    .stored-at   the run's address
-    .holder      half of the id by which its lease knows this machine
+    .stored-at   the address of the run
+    .holder      the part of this machine's lease holder id that belongs to the folder
 
-Which runs there are is for the store to say (`refresh`); whatever else a spool holds is `stored_run`'s.
+The bucket decides which runs exist (`refresh`); `remote_run` synchronises the other files of a working copy.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from ray_yolo.storage.lease import check_conditions
 from ray_yolo.storage.store import is_address, open_store
 
 ADDRESS_FILE, HOLDER_FILE, FINISHED = ".stored-at", ".holder", "finished"
+_CACHE_NAME = "spool"
 
 
 def project_address(placement: Placement) -> str:
-    """Where runs are stored; '' for a folder.
+    """The address of a project's runs; '' if they are stored in a folder.
 
     Raises:
-        InputError: if there cannot be runs.
+        InputError: if the project cannot be a part of the storage path.
     """
     if is_address(placement.project):
         raise InputError(f"project: {placement.project} is an address; give it as --storage-path")
@@ -45,23 +46,23 @@ def project_address(placement: Placement) -> str:
 
 
 def working_copy_folder(address: str) -> Path:
-    """The folder, on this machine, for all below an address."""
-    return cache_folder() / "spool" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+    """The folder on this machine for everything below an address."""
+    return cache_folder() / _CACHE_NAME / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
 def working_copy_of_run(address: str, project: str) -> Path:
-    """The folder, on this machine, of the run at an address: the one that commands with this project use, if theirs."""
-    storage, ours, name = address.rpartition(f"/{Path(project).as_posix()}/")
-    if ours and "/" not in name:
+    """The folder on this machine of the run at an address; for a run of `project`, the folder its commands use."""
+    storage, separator, name = address.rpartition(f"/{Path(project).as_posix()}/")
+    if separator and "/" not in name:
         return working_copy_folder(storage) / project / name
     return working_copy_folder(address.rpartition("/")[0]) / address.rpartition("/")[2]
 
 
 def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: str = "") -> None:
-    """Make the records of a project's spools that nobody holds what the store says of its runs.
+    """Update the records of a project's working copies from the bucket; copies in use stay as they are.
 
     Args:
-        only: the name of the run that matters; '': all do.
+        only: name of the one run to update; '': all runs.
 
     Raises:
         InputError: if storage ignores conditional writes.
@@ -70,56 +71,57 @@ def refresh(project: Path, address: str, is_held: Callable[[Path], bool], only: 
     store = open_store(address)
     check_conditions(store, address)
     names = [only] if only else [entry.name[:-1] for entry in store.list() if entry.name.endswith("/")]
-    there = {name: files for name in names if (files := {each.name: each.modified for each in store.list(f"{name}/")})}
-    for name, files in there.items():
+    runs = {name: files for name in names if (files := {each.name: each.modified for each in store.list(f"{name}/")})}
+    for name, files in runs.items():
         folder = project / name
-        if RECORD_FILE in files and not is_held(folder):
-            record = store.get(f"{name}/{RECORD_FILE}").data
-            if folder.exists() and content(folder / RECORD_FILE) != record:
-                shutil.rmtree(folder)  # of a run that had this name before
-            create_working_copy(folder, f"{address}/{name}")
-            (folder / RECORD_FILE).write_bytes(record)
-            os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
-            if FINISHED in files:
-                (folder / FINISHED).touch()
-            else:
-                (folder / FINISHED).unlink(missing_ok=True)
+        if RECORD_FILE not in files or is_held(folder):
+            continue
+        record = store.get(f"{name}/{RECORD_FILE}").data
+        if folder.exists() and read_or_empty(folder / RECORD_FILE) != record:
+            shutil.rmtree(folder)  # of an earlier run with this name
+        create_working_copy(folder, f"{address}/{name}")
+        (folder / RECORD_FILE).write_bytes(record)
+        os.utime(folder / RECORD_FILE, (files[RECORD_FILE], files[RECORD_FILE]))
+        if FINISHED in files:
+            (folder / FINISHED).touch()
+        else:
+            (folder / FINISHED).unlink(missing_ok=True)
     for folder in [project / only] if only else list(project.glob("*")):
-        if folder.name not in there and (folder / ADDRESS_FILE).exists() and not is_held(folder):
+        if folder.name not in runs and (folder / ADDRESS_FILE).exists() and not is_held(folder):
             shutil.rmtree(folder)
 
 
 def create_working_copy(folder: Path, address: str) -> None:
-    """Make a folder the spool of a run."""
+    """Make a folder the working copy of the run at an address."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ADDRESS_FILE).write_text(address)
 
 
 def address_of(folder: Path) -> str:
-    """Where a run's folder is stored, or that of a trial whose sweep is; '' if it is no spool."""
-    if own := content(folder / ADDRESS_FILE).decode():
+    """The address of a working copy, or of a trial in the working copy of its sweep; '' for any other folder."""
+    if own := read_or_empty(folder / ADDRESS_FILE).decode():
         return own
-    sweep = content(folder.parent.parent / ADDRESS_FILE).decode()
+    sweep = read_or_empty(folder.parent.parent / ADDRESS_FILE).decode()
     return sweep and f"{sweep}/{folder.parent.name}/{folder.name}"
 
 
 def is_leased(folder: Path) -> bool:
-    """Whether somebody, somewhere, trains the run that this folder is a spool or copy of."""
+    """Whether a process on any machine trains the run of this working copy; False for any other folder."""
     address = address_of(folder)
-    told = lease.read_terms(open_store(address), LEASE) if address else None
-    return told is not None and bool(told[0].holder) and time.time() - told[1].modified < lease.EXPIRES
+    entry = lease.read_terms(open_store(address), LEASE) if address else None
+    return entry is not None and bool(entry[0].holder) and time.time() - entry[1].modified < lease.EXPIRES
 
 
 def holder_id(folder: Path) -> str:
-    """An id of whom only one can live: the spool's, since it is locked, until the machine starts anew."""
+    """A lease holder id that at most one living process has: the working copy is locked, and a reboot changes it."""
     with suppress(FileExistsError), (folder / HOLDER_FILE).open("x") as file:
         file.write(uuid.uuid4().hex)
-    boot = content(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
+    boot = read_or_empty(Path("/proc/sys/kernel/random/boot_id")).decode().strip()
     return f"{os.uname().nodename} {boot} {(folder / HOLDER_FILE).read_text()}"
 
 
-def content(path: Path) -> bytes:
-    """Of a file; nothing if there is none."""
+def read_or_empty(path: Path) -> bytes:
+    """The content of a file; empty if the file does not exist."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

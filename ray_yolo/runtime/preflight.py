@@ -218,7 +218,7 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
     """`node_checks.check_nodes` of a run, or of where a new one would lie."""
     from ray_yolo.runtime import node_checks
 
-    at = run and (run.stored.address if run.stored else run.folder)
+    at = run and run.location
     with nullcontext(at) if at else storage_probe(placement) as place:
         return node_checks.check_nodes(place, *indices)
 

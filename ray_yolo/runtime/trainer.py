@@ -25,7 +25,6 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext, local_device
 from ray_yolo.engine.session import run_session
 from ray_yolo.engine.state import TRAINED
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.remote_run import RemoteRun
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import graceful_signals
@@ -98,12 +97,11 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
         try:
             with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link or {}) as run_logger:
                 run_logger.emit(resources.event)
-                summary = (_fit_here(spec, placement, gpus, run_logger, run.stored) if local else
-                           _fit_on_ray(spec, placement, gpus, run_logger, queue, run.stored))
+                summary = (_fit_here(spec, placement, gpus, run_logger, run) if local else
+                           _fit_on_ray(spec, placement, gpus, run_logger, queue, run))
                 if summary.stopped:  # by whoever has called this in a thread of his
                     raise KeyboardInterrupt
-                if run.stored:
-                    run.stored.download_result()
+                run.download_result()
                 _complete_weights(run.folder, summary.step, run_logger.warn)
             run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
             callbacks.result = result = _result(run, summary)
@@ -183,7 +181,7 @@ def _runs_a_script() -> bool:
 
 
 def _fit_here(
-    spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, stored: RemoteRun | None
+    spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, run: Run
 ) -> Summary:
     """The session in this process."""
     keep_freed_memory()
@@ -203,15 +201,15 @@ def _fit_here(
             loader_processes=placement.loader_processes,
             loader_init=loader_init,
             threads=placement.threads,
-            stored=stored.checkpoints if stored else None,
+            stored=run.remote_checkpoints,
         )
         return cast(Summary, run_session(
             spec, context, placement, run_logger.emit,
-            stop_requested=lambda: stop_requested() or (stored is not None and stored.is_lost)))
+            stop_requested=lambda: stop_requested() or run.is_lost))
 
 
 def _fit_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
-                stored: RemoteRun | None) -> Summary:
+                run: Run) -> Summary:
     """The session on workers of Ray: those of a crew, or its own."""
     from ray_yolo.runtime.workers import pool_jobs
     from ray_yolo.runtime.workers.coordinator import Coordinator
@@ -229,7 +227,7 @@ def _fit_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: 
     elif on_pool or torch_trainer.replaces_in_place(placement):
         coordinator = start_here(Coordinator, placement.min_workers)
     config = {"spec": to_payload(spec), "placement": placement.model_dump(mode="json"), "recorder": run_logger.recorder,
-              "coordinator": coordinator, "on_pool": on_pool, "stored": stored and stored.payload}
+              "coordinator": coordinator, "on_pool": on_pool, "stored": run.remote_payload}
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
         if queue:
             return pool_jobs.train(config, placement, spec)

@@ -34,8 +34,7 @@ from ray_yolo.inference.output import coco_results, write_label_files
 from ray_yolo.inference.predictor import Trained, check_classes, input_size, load_trained
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
-from ray_yolo.runs.remote_run import put_results
-from ray_yolo.runs.working_copy import address_of
+from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.node_checks import bring_everywhere
 from ray_yolo.runtime.workers.torch_trainer import run_workers
@@ -89,10 +88,10 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
                        twelve_numbers(found, index) if config.coco else {}, found.speed)
     if failed := _write(config, found, description, index, folder):
         say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
-    where = address_of(folder) or str(folder)
+    where = location(folder)
     about = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
     atomic_write(folder / "results.json", json.dumps(about, indent=1))
-    put_results(folder, address_of(folder))
+    publish(folder)
     say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result, where)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
         say(_track(config, result, uri))

@@ -1,11 +1,12 @@
-"""What is made of a run's event log while it is written: files, console, MLflow, pictures, a user's functions.
+"""Sinks: everything that is made from a run's event log while it is written (files, console, MLflow, pictures, hooks).
 
-Each projection has a thread and a guard of its own: what one raises is a warning in the log, and neither the others nor
-training nor the exit code know of it. All are made from the log alone, so that each can be made again.
+Each sink runs in its own thread. An exception in one becomes a warning in the log; it affects neither the other sinks
+nor training nor the exit code. Every sink uses the log alone, so it can be rebuilt.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,136 +24,144 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Sink:
-    """One thing that is made of the events of a run.
+    """One consumer of the events of a run.
 
-    `event` is called for each event in order, `update` after every few of them, and again after it has failed: both in
-    a thread of the projection's own. `finish` is called once, by the driver, when the log is complete and told, and
-    the projections before this one are finished.
+    `event` is called for each event in order, then `update`, also again after it has failed: both in the sink's own
+    thread. The driver calls `finish` once, when the log is complete and read, and the sinks before this one are
+    finished.
     """
 
     name: ClassVar[str]
     interval_seconds: ClassVar[float] = 2.0
     needs: ClassVar[tuple[type[Event], ...]] = ()
-    """Kinds of the events that make `history`."""
+    """Types of the events that `history` keeps."""
     patience_seconds: float = 10.0
-    """How long the last update may take, since `answered_at`."""
+    """Time limit of the last update, since `answered_at`."""
+    prompt_seconds: ClassVar[float] = math.inf
+    """Total time limit of the last update where a user waits at a prompt. The rest is completed elsewhere."""
 
     def __init__(self) -> None:
         self.history: list[Event] = []
-        """What it `needs` of the log so far: epochs without the numbers of each class, which would fill the driver's
-        memory; of steps in a row the first and the last."""
+        """The events so far that it `needs`. To save memory, epochs are without the results of each class, and only the
+        first and the last of consecutive steps are kept."""
         self.is_stale = False
-        """Whether it has grown by more than steps; whoever brings his sink up to date with it takes this back."""
-        self.trains = False
-        """Whether a step was told, or what comes after one. What takes seconds to import would delay the first."""
+        """Whether `history` has grown by more than steps; a sink that is up to date resets it."""
+        self.is_training = False
+        """Whether a first step was reported. Before it, slow imports would delay training."""
 
     @property
     def has_ended_well(self) -> bool:
-        """Whether training has come to its end, by what was told."""
+        """Whether training has reached its end, by `history`."""
         last = next((event for event in reversed(self.history) if isinstance(event, (StartEvent, EndEvent))), None)
         return isinstance(last, EndEvent) and last.status == "done"
 
     def event(self, event: Event) -> None:
-        """Take note of an event, without waiting for anything."""
-        self.trains = self.trains or isinstance(event, (StepEvent, EpochEvent, EndEvent))
+        """Record an event, without waiting for anything."""
+        self.is_training = self.is_training or isinstance(event, (StepEvent, EpochEvent, EndEvent))
         if not isinstance(event, self.needs):
             return
-        in_a_row = [isinstance(other, StepEvent) for other in (*self.history[-2:], event)]
-        if in_a_row == [True] * 3:
+        are_steps = [isinstance(other, StepEvent) for other in (*self.history[-2:], event)]
+        if are_steps == [True] * 3:
             self.history.pop()
-        self.is_stale |= not in_a_row[-1]
+        self.is_stale |= not are_steps[-1]
         self.history.append(without_classes(event))
 
     def update(self, last: bool = False) -> None:
-        """Bring the sink up to date with what was noted; the `last` time that was the whole log."""
+        """Process the recorded events. With `last` they are the whole log."""
 
     def answered_at(self) -> float:
-        """`time.monotonic` of the last part of an update that succeeded, where it has parts."""
+        """`time.monotonic` of the last partial success of a running update, if it has parts."""
         return 0.0
 
     def finish(self) -> None:
         """Complete the sink."""
 
     def abandon(self) -> str:
-        """Instead of `finish`: the last update has not succeeded in time. What to warn of if nothing was warned of."""
+        """Called instead of `finish` after a timeout. Returns a warning for the case that there was none yet."""
         return f"{self.name}: not complete after {self.patience_seconds:g} s"
 
 
 class SinkRunner:
-    """Feeds one projection from a log, in a daemon thread.
+    """Feeds one sink from a log, in a daemon thread.
 
-    An update that fails costs one warning and is tried again, at first soon, then once a minute. After an error of ours
-    (`RayYoloError`), which says what the user has to do first, it is not tried again.
+    An update that fails costs one warning and is retried, soon at first, then once a minute. An error of this package
+    (`RayYoloError`) says what the user must change, so it is not retried.
+
+    Args:
+        interactive: a user waits at a prompt: `prompt_seconds` limits the last update.
     """
 
-    def __init__(self, projection: Sink, log: Path, warn: Warn) -> None:
-        self._projection, self._events, self._warn = projection, follow(log), warn
+    def __init__(self, sink: Sink, log: Path, warn: Warn, *, interactive: bool = False) -> None:
+        self._sink, self._events, self._warn = sink, follow(log), warn
+        self._time_limit = sink.prompt_seconds if interactive else math.inf
         self._warned = False
         self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
-        threading.Thread(target=self._run, name=f"ray_yolo {projection.name}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True).start()
 
     def finish(self) -> None:
-        """Complete the sink, now that the log is. What goes wrong is a warning."""
-        projection, told = self._projection, ""
+        """Complete the sink after the log is complete. Errors become warnings."""
+        message = ""
         complete = self._await_last_update()
         try:
             if complete:
-                projection.finish()
+                self._sink.finish()
             else:
-                told = projection.abandon()
-        except Exception as error:  # whatever it is: training is over, and the others have their own work to end
-            told = f"{projection.name}: {reason_of(error)}"
-        if told and (complete or not self._warned):
-            self._warn(told)
+                message = self._sink.abandon()
+        except Exception as error:  # of any kind: training is over, and the other sinks must still finish
+            message = f"{self._sink.name}: {reason_of(error)}"
+        if message and (complete or not self._warned):
+            self._warn(message)
 
     def _await_last_update(self) -> bool:
-        """Whether it succeeds before patience runs out; if not, the thread ends when it can."""
-        asked = time.monotonic()
+        """Whether the last update succeeds in time; if not, the thread ends when it can."""
+        start = time.monotonic()
         self._finishing.set()
         while not self._done.wait(0.02):
-            silent = time.monotonic() - max(asked, self._projection.answered_at())
-            if self._abandoned.is_set() or silent > self._projection.patience_seconds:
+            now = time.monotonic()
+            is_late = now - start > self._time_limit
+            is_late |= now - max(start, self._sink.answered_at()) > self._sink.patience_seconds
+            if self._abandoned.is_set() or is_late:
                 self._abandoned.set()
                 return False
         return True
 
     def _run(self) -> None:
-        projection = self._projection
-        pause = projection.interval_seconds
+        sink = self._sink
+        pause = sink.interval_seconds
         while not self._abandoned.is_set():
-            last = self._finishing.wait(pause)  # known before the log is read: what is in it then is everything
+            last = self._finishing.wait(pause)  # known before the log is read, so the log is complete then
             try:
                 for event in next(self._events):
-                    projection.event(event)
-                projection.update(last)
+                    sink.event(event)
+                sink.update(last)
             except RayYoloError as error:
                 self._warned = True
-                self._warn(f"{projection.name}: {redact(str(error))}. Training goes on without.")
+                self._warn(f"{sink.name}: {redact(str(error))}. Training continues without.")
                 self._abandoned.set()
-            except Exception as error:  # whatever a foreign library raises, the thread has to live on
+            except Exception as error:  # of any library: the thread must survive
                 if not self._warned:
                     self._warned = True
-                    self._warn(f"{projection.name}: {reason_of(error)}. Training goes on; this is tried again.")
+                    self._warn(f"{sink.name}: {reason_of(error)}. Training continues; this is tried again.")
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                self._abandoned.wait(projection.interval_seconds if last else 0)
+                self._abandoned.wait(sink.interval_seconds if last else 0)
             else:
-                pause = projection.interval_seconds
+                pause = sink.interval_seconds
                 if last:
                     self._done.set()
                     return
 
 
 class Sinks:
-    """The projections of one run, fed side by side and ended one after the other, in their order."""
+    """The sinks of one run: fed in parallel, finished one by one in their order."""
 
-    def __init__(self, log: Path, projections: Sequence[Sink], warn: Warn) -> None:
-        self._runners = [SinkRunner(projection, log, warn) for projection in projections]
+    def __init__(self, log: Path, sinks: Sequence[Sink], warn: Warn, *, interactive: bool = False) -> None:
+        self._runners = [SinkRunner(sink, log, warn, interactive=interactive) for sink in sinks]
 
     def finish(self, flush: Callable[[], None] = lambda: None) -> None:
-        """Complete everything. The log must be complete, but for warnings that this itself adds.
+        """Complete every sink. The log must be complete, except for warnings that finishing itself adds.
 
         Args:
-            flush: called to have warnings written, so that those that follow tell them.
+            flush: writes those warnings, so that the sinks that follow receive them.
         """
         for runner in self._runners:
             runner.finish()
@@ -160,5 +169,5 @@ class Sinks:
 
 
 def without_classes(event: Event) -> Event:
-    """The event, if it is an epoch's without the numbers of each class."""
+    """The event; an epoch without the results of each class."""
     return event.model_copy(update={"per_class": ()}) if isinstance(event, EpochEvent) else event

@@ -1,14 +1,13 @@
-"""A user's own functions, called on the driver as a training goes on.
+"""A user's own functions, called on the driver during training.
 
-A Python path, `package.module:object` or `file.py:object` (the object may be left out: then it is the module), names
-something with any of
+A Python path, `package.module:object` or `file.py:object` (without `:object`, the module itself), names an object with
+any of
 
-    on_run_start(run_dir, recipe)    once a start of the command, before the first step
-    on_epoch_end(event)              once for each epoch, with its event: epoch, step, train, val, metrics, ...
+    on_run_start(run_dir, recipe)    once per start of the command, before the first step
+    on_epoch_end(event)              once per epoch, with its event: epoch, step, train, val, metrics, ...
     on_run_end(result)               the `TrainResult`, or None if the training did not end
 
-They are called one after the other by a thread that reads the event log: training never waits for them, and an
-exception in one is a warning.
+A thread that reads the event log calls them one by one. Training never waits for them; an exception becomes a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Callbacks(Sink):
     """The functions of one training, as `load_callbacks` gives them.
 
     Args:
-        warn: told of an exception in a function.
+        warn: receives an exception in a function as text.
     """
 
     name, interval_seconds, patience_seconds = "callbacks", 0.3, 600.0
@@ -43,20 +42,20 @@ class Callbacks(Sink):
     def __init__(self, hooks: Hooks, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> None:
         super().__init__()
         self._hooks, self._run_dir, self._recipe, self._warn = hooks, run_dir, recipe, warn
-        self._told = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
+        self._known = {row.epoch for row in epoch_rows(read_events(run_dir / EVENTS_FILE))}
         self._new: list[EpochEvent] = []
         self._started = False
         self.result: Any = None
-        """What `on_run_end` is given."""
+        """The argument of `on_run_end`."""
 
     def event(self, event: Event) -> None:
-        """Take note of an epoch; a restart tells the last one again."""
-        if isinstance(event, EpochEvent) and event.epoch not in self._told:
-            self._told.add(event.epoch)
+        """Queue a new epoch; a restart reports the last one again."""
+        if isinstance(event, EpochEvent) and event.epoch not in self._known:
+            self._known.add(event.epoch)
             self._new.append(event)
 
     def update(self, last: bool = False) -> None:
-        """Call what is to be called now."""
+        """Call the functions that are due."""
         if not self._started:
             self._started = True
             self._call("on_run_start", self._run_dir, self._recipe)
@@ -66,8 +65,8 @@ class Callbacks(Sink):
             self._call("on_run_end", self.result)
 
     def abandon(self) -> str:
-        """Leave a function alone that does not come back."""
-        return f"callbacks: not back after {self.patience_seconds:g} s; they are left behind"
+        """Stop waiting for a function that does not return."""
+        return f"callbacks: no return after {self.patience_seconds:g} s; the command ends without them"
 
     def _call(self, name: str, *arguments: Any) -> None:
         hook = self._hooks.get(name)
@@ -79,22 +78,22 @@ class Callbacks(Sink):
 
 
 def load_callbacks(path: str) -> Hooks:
-    """The functions that a path names, by their names; none for an empty path. A file is executed by each call.
+    """The functions of the object at a path, by name; none for an empty path. Each call executes a file again.
 
     Raises:
         InputError: if it cannot be imported or has none of the functions.
     """
     if not path:
         return {}
-    place, _, name = path.partition(":")
+    source, _, name = path.partition(":")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        found = getattr(module, name) if name else module
-        found = found() if isinstance(found, type) else found
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        target = getattr(module, name) if name else module
+        target = target() if isinstance(target, type) else target
     except Exception as error:
         raise InputError(f"callbacks: {path}: cannot be imported ({type(error).__name__}: {error}); give "
                          "package.module:object or file.py:object") from error
-    hooks = {hook: getattr(found, hook) for hook in HOOKS if callable(getattr(found, hook, None))}
+    hooks = {hook: getattr(target, hook) for hook in HOOKS if callable(getattr(target, hook, None))}
     if not hooks:
         raise InputError(f"callbacks: {path}: has no function named {', '.join(HOOKS[:-1])} or {HOOKS[-1]}")
     return hooks
@@ -105,6 +104,6 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and the like look themselves up there
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module

@@ -1,8 +1,7 @@
-"""The progress of a training on the driver's console, told from the event log.
+"""Prints the progress of a training on the driver's console, from the event log.
 
-Only the driver prints: a worker's output reaches it with a prefix on every line, where a progress bar is rubbish. On
-a terminal one live line is redrawn; elsewhere (job logs, files) there is one whole line for each epoch, or one every
-half minute of a longer one.
+Only the driver prints: Ray prefixes every line of a worker's output, which breaks progress bars. A terminal shows one
+live line; other streams (job logs, files) get one line per epoch, and one every 30 s of a longer epoch.
 """
 
 from __future__ import annotations
@@ -26,68 +25,68 @@ _QUIET_SECONDS = 30.0
 
 
 class Display:
-    """Writes a narrator's lines to a stream; on a terminal with the progress as a live last line."""
+    """Writes the lines of a `TrainingReport` to a stream; on a terminal the progress is a live last line."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = build_console(stream), clock
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
                           redirect_stderr=False)
         self._report = TrainingReport(live=self._console.is_interactive)
-        self._told_at = clock()
+        self._printed_at = clock()
 
     def recall(self, events: Sequence[Event]) -> None:
-        """Learn what happened before, and tell no more of it than which run this is."""
+        """Process events of earlier starts; prints only the description of the run."""
         self._show([line for event in events for line in self._report.observe(event)
                     if isinstance(event, RunEvent)], "")
 
     def update(self, events: Sequence[Event]) -> None:
-        """Tell what is new."""
+        """Print new events."""
         lines = [line for event in events for line in self._report.observe(event)]
         progress = self._report.progress()
-        is_due = self._clock() - self._told_at >= _QUIET_SECONDS
+        is_due = self._clock() - self._printed_at >= _QUIET_SECONDS
         if not self._console.is_interactive and not lines and progress and is_due:
             lines = [progress]
         if lines:
-            self._told_at = self._clock()
+            self._printed_at = self._clock()
         self._show(lines, progress)
 
     def close(self) -> None:
-        """Leave the stream at the begin of a line."""
+        """End the live line."""
         self._live.stop()
 
     def _show(self, lines: Sequence[str], progress: str) -> None:
         if lines:
-            print_whole(self._console, "\n".join(lines))
+            print_unwrapped(self._console, "\n".join(lines))
         if self._console.is_interactive:
             self._live.start()
             self._live.update(Text(progress[: self._console.width - 1], no_wrap=True), refresh=True)
         else:
-            self._console.print("", end="")  # writes what rich has kept because the stream refused it
+            self._console.print("", end="")  # writes text that rich has buffered after a failed write
 
 
 class _Console(RichConsole):
     def on_broken_pipe(self) -> None:
-        """Leave the error to the caller: rich would end the process."""
+        """Raise the error to the caller: rich would end the process."""
         raise
 
 
 def build_console(stream: TextIO) -> RichConsole:
-    """A console on a stream; letters that it does not have become question marks."""
+    """A console on a stream; characters outside its encoding become question marks."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
     return _Console(file=stream, force_terminal=stream.isatty(), markup=False, emoji=False)
 
 
-def print_whole(console: RichConsole, text: str) -> None:
-    """Print lines as they are, above what is live: paths and commands stay whole for copying."""
+def print_unwrapped(console: RichConsole, text: str) -> None:
+    """Print lines above the live one, without wrapping: paths and commands can be copied."""
     console.print(Text(text), soft_wrap=True)
 
 
 class Console(Sink):
-    """Tells a run folder's log from now on, and at the end what came of the training.
+    """Prints the log of a run folder from now on, and a closing message at the end.
 
     Args:
-        notes: called at the end: what else the user has to know.
+        notes: called at the end; returns further lines for the user.
     """
 
     name, interval_seconds, patience_seconds = "console", 0.5, 2.0
@@ -96,32 +95,32 @@ class Console(Sink):
         super().__init__()
         self._run_dir, self._stream, self._notes = run_dir, stream, notes
         self._display = Display(stream)
-        self._last_past = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
+        self._past_seq = max((event.seq for event in read_events(run_dir / EVENTS_FILE)), default=-1)
         self._past: list[Event] = []
         self._new: list[Event] = []
 
     def event(self, event: Event) -> None:
-        """Take note of what happened before, and of what is new."""
-        (self._new if event.seq > self._last_past else self._past).append(event)
+        """Queue an event of an earlier start, or a new one."""
+        (self._new if event.seq > self._past_seq else self._past).append(event)
 
     def update(self, last: bool = False) -> None:
-        """Tell it."""
+        """Print the queued events."""
         past, self._past, new, self._new = self._past, [], self._new, []
         if past:
             self._display.recall(past)
         self._display.update(new)
 
     def finish(self) -> None:
-        """Leave the stream at the begin of a line, and tell the outcome."""
+        """End the live line and print the closing message."""
         self._display.close()
-        self._tell_outcome()
+        self._print_closing()
 
     def abandon(self) -> str:
-        """Tell at least the outcome."""
+        """Print at least the closing message."""
         self._display.close()
-        self._tell_outcome()
+        self._print_closing()
         return super().abandon()
 
-    def _tell_outcome(self) -> None:
+    def _print_closing(self) -> None:
         for text in (closing_message(self._run_dir, read_events(self._run_dir / EVENTS_FILE)), *self._notes()):
             print(text, file=self._stream)

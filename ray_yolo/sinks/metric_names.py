@@ -1,6 +1,6 @@
-"""The numbers of an epoch, and what each sink calls them: the one table of metric names.
+"""The metrics of an epoch with their names in each sink: the only table of metric names.
 
-The family of the model names the terms of the loss; everything else is the same for all.
+The model family names the loss terms; all other names are the same for every family.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ class Metric(NamedTuple):
     """One number of an epoch."""
 
     results: str | None
-    """Column of results.csv and tag in TensorBoard, as YOLOv5 has them; None: not there."""
+    """Column of results.csv and TensorBoard tag, as in YOLOv5; None: only in MLflow."""
     mlflow: str
     of: Callable[[EpochEvent], Number]
 
 
 COLUMNS = {"precision": "metrics/precision", "recall": "metrics/recall", "mAP50": "metrics/mAP_0.5",
            "mAP50-95": "metrics/mAP_0.5:0.95"}
-"""What YOLOv5 calls the metrics."""
+"""YOLOv5's names of the metrics."""
 
 
 def loss_column(part: str, term: str) -> str:
-    """What YOLOv5 calls a term of the loss of `train` or `val`."""
+    """YOLOv5's name of a loss term of `train` or `val`."""
     return f"{part}/{term}_loss"
 
 
 def terms_of(rows: Sequence[EpochEvent]) -> tuple[str, ...]:
-    """Names of the loss's terms, as epoch events have them."""
+    """The names of the loss terms, as in epoch events."""
     return tuple(rows[0].train) if rows else ANCHOR_TERMS
 
 
@@ -58,11 +58,11 @@ def _rate(group: int) -> Metric:
 
 
 def best_metrics() -> list[Metric]:
-    """The numbers of the best epoch, once training has ended."""
+    """The metrics of the best epoch, for the end of training."""
     return [*(Metric(None, f"best/{name}", measured(name)) for name in METRICS),
             Metric(None, "best/fitness", lambda row: row.fitness), Metric(None, "best/epoch", lambda row: row.epoch)]
 
 
 def measured(name: str) -> Callable[[EpochEvent], Number]:
-    """What gives a metric of an epoch; None of one that was not validated."""
+    """A function that returns a metric of an epoch; None for an epoch without validation."""
     return lambda row: (row.metrics or {}).get(name)

@@ -1,14 +1,18 @@
-"""MLflow's client as a training needs it: short time limits, a database that is whole or not there, experiments.
+"""MLflow's client with short time limits, its database and experiments, and the notes on deliveries in a run folder.
 
-A folder names its MLflow run in `mlflow.json`. What a server that was away has not got yet is noted in
-`mlflow-owed.json`, until `python -m ray_yolo.sync` or the next training in the same project has delivered it. MLflow's
-private names stand here and are seen with MLflow 3.17.
+| file | content |
+|---|---|
+| `mlflow.json` | the MLflow run of the folder |
+| `mlflow-owed.json` | a pending delivery: made by the plot process, `ray_yolo.sync` or the project's next training |
+
+The private names of MLflow are used in this file alone, and were checked with MLflow 3.17.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
 RUN_FILE, OWED_FILE = "mlflow.json", "mlflow-owed.json"
 
 _SQLITE = b"SQLite format 3\0"
-_LONGEST_MAKING_SECONDS = 600.0
-# MLflow's own limits let one call block for minutes. Ours gives up soon, and we repeat it.
+_LONGEST_CREATION_SECONDS = 600.0
+# MLflow's own limits let one call block for minutes. With these a call fails soon, and is repeated.
 _CLIENT_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -44,7 +48,7 @@ _CLIENT_SETTINGS = {
 def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment: Mapping[str, str]) -> str | None:
     """The server to use: the setting, else MLFLOW_TRACKING_URI, else sqlite in the storage folder; None for 'off'.
 
-    A file of sqlite is named by its whole path: trials of a sweep, and who delivers later, have other working folders.
+    The path of an sqlite file is absolute: trials of a sweep and later deliveries have other working folders.
     """
     if setting == "off":
         return None
@@ -54,10 +58,10 @@ def tracking_uri(setting: str, storage_dir: str | os.PathLike[str], environment:
 
 
 def build_client(uri: str) -> MlflowClient:
-    """A client with short time limits. They hold for the process, and the user's own go first.
+    """A client with short time limits. They apply to the process; the user's own settings take precedence.
 
     Raises:
-        InputError: if the sqlite file that is named is something else.
+        InputError: if the sqlite file is no database, or its creation was interrupted.
     """
     for name, value in _CLIENT_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -70,71 +74,72 @@ def build_client(uri: str) -> MlflowClient:
 
 
 def _ensure_database(path: Path, artifacts: str | None) -> None:
-    """Have MLflow make the file if there is none: beside its place, because one that is half made cannot be opened.
+    """Create the database if it does not exist: under a temporary name, since MLflow cannot open an incomplete one.
 
-    MLflow itself tries to open a file that is no database for two minutes.
+    MLflow itself tries for two minutes to open a file that is no database.
     """
     if path.exists():
-        if not path.is_file() or _begin_of(path) not in (b"", _SQLITE):
+        if not path.is_file() or _first_bytes(path) not in (b"", _SQLITE):
             raise InputError(f"{path}: is no SQLite database; move it away, or name another one with --mlflow-uri")
-        if _is_half_made(path):
-            raise InputError(f"{path}: was left half made; move it away, and ray_yolo.sync of a run makes a new one")
+        if _is_incomplete(path):
+            raise InputError(f"{path}: its creation was interrupted; move it away, and ray_yolo.sync of a run creates "
+                             "a new one")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}-*"):  # by a process that was killed
-        if time.time() - left.stat().st_mtime > _LONGEST_MAKING_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in path.parent.glob(f".{path.name}-*"):  # of a process that was killed
+        if time.time() - leftover.stat().st_mtime > _LONGEST_CREATION_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        make = internal("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore")
-        make(f"sqlite:///{made}", artifacts).engine.dispose()
+        new = Path(folder) / path.name
+        build_store = internal("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore")
+        build_store(f"sqlite:///{new}", artifacts).engine.dispose()
         try:
-            os.link(made, path)
+            os.link(new, path)
         except OSError:  # another command was faster, or the file system has no hard links
             if not path.exists():
-                made.rename(path)
+                new.rename(path)
 
 
-def _begin_of(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(_SQLITE))
 
 
-def _is_half_made(path: Path) -> bool:
-    """Whether MLflow was stopped while it made this database, which it cannot go on with and tries for a minute."""
+def _is_incomplete(path: Path) -> bool:
+    """Whether MLflow was stopped while it created this database; it cannot continue, and tries for a minute."""
     with closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT 1 FROM sqlite_master WHERE name GLOB '_alembic_tmp_*'").fetchone() is not None
 
 
 def find_experiment(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of the experiment of this name, created if need be, of the kind that MLflow shows as model training.
+    """The id of the experiment of this name, created if it does not exist, of MLflow's kind "model training".
 
     Raises:
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses.
     """
     from mlflow.exceptions import MlflowException
 
-    if (found := client.get_experiment_by_name(name)) is not None:
-        return str(found.experiment_id)
+    if (experiment := client.get_experiment_by_name(name)) is not None:
+        return str(experiment.experiment_id)
     try:
         return str(client.create_experiment(name, artifact_location=artifact_location(uri),
                                             tags={"mlflow.experimentKind": "custom_model_development"}))
     except MlflowException:
-        if (found := client.get_experiment_by_name(name)) is None:
+        if (experiment := client.get_experiment_by_name(name)) is None:
             raise
-        return str(found.experiment_id)  # another training was faster
+        return str(experiment.experiment_id)  # another training was faster
 
 
 def artifact_location(uri: str) -> str | None:
-    """Beside an sqlite file (MLflow's default would be the current folder); a server decides for itself."""
+    """The folder `mlartifacts` beside an sqlite file (MLflow's default: the current folder); None for a server."""
     scheme, _, path = uri.partition(":///")
     return (Path(path).resolve().parent / "mlartifacts").as_uri() if scheme == "sqlite" else None
 
 
 def build_monitor(uri: str, run_id: str) -> Any:
-    """MLflow's monitor of this machine, which goes on from what an earlier one has posted into the run."""
-    kind = internal("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")
-    return kind(run_id, resume_logging=True, node_id=socket.gethostname(), tracking_uri=uri)
+    """MLflow's monitor of this machine; it continues the series of an earlier one in the run."""
+    monitor = internal("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")
+    return monitor(run_id, resume_logging=True, node_id=socket.gethostname(), tracking_uri=uri)
 
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
@@ -146,59 +151,71 @@ def read_run_file(run_dir: str | os.PathLike[str]) -> dict[str, str] | None:
     return about
 
 
-def note_owed(run_dir: Path, uri: str, parent_run_id: str | None, tags: Mapping[str, str]) -> None:
-    """Note that a run owes a server, and what ties it to others there."""
-    note = {"uri": redact(uri), "parent_run_id": parent_run_id, "tags": dict(tags)}
+def note_pending(run_dir: Path, uri: str, **fields: Any) -> None:
+    """Record that a delivery of a run to a server is pending, with what the server needs besides the log.
+
+    Args:
+        fields: `parent_run_id`, `tags`, `registered_name`; fields of an existing note for this server stay.
+    """
+    note = {"uri": redact(uri), "parent_run_id": None, "tags": {}, **(read_pending(run_dir, uri) or {}), **fields}
     atomic_write(run_dir / OWED_FILE, json.dumps(note, indent=1) + "\n", durable=False)
 
 
-def read_owed(run_dir: Path, uri: str) -> dict[str, Any] | None:
-    """The note of a run that owes this server; None if it owes it nothing."""
+def read_pending(run_dir: Path, uri: str) -> dict[str, Any] | None:
+    """The note on a pending delivery of a run to this server; None if there is none."""
     try:
         note = json.loads((run_dir / OWED_FILE).read_text())
-    except (OSError, ValueError):  # emptied by a power cut: sync delivers all the same
+    except (OSError, ValueError):  # emptied by a power cut: sync delivers without it
         return None
     return note if note["uri"] == redact(uri) else None
 
 
-def forget_owed(run_dir: Path, uri: str) -> None:
-    """All is delivered to this server."""
-    if read_owed(run_dir, uri) is not None:
+def clear_pending(run_dir: Path, uri: str) -> None:
+    """Remove the note after the delivery to this server."""
+    if read_pending(run_dir, uri) is not None:
         (run_dir / OWED_FILE).unlink(missing_ok=True)
 
 
+def sync_command(run_dir: Path, uri: str) -> str:
+    """The command that makes a pending delivery."""
+    return shlex.join(("python", "-m", "ray_yolo.sync", str(run_dir), "--mlflow-uri", redact(uri)))
+
+
 def own_uri(run_dir: Path) -> str:
-    """The server that a run folder names, else the database that is nearest above it; '' if there is neither.
+    """The server that a run folder names, else the nearest database above it; '' if there is neither.
 
     Raises:
-        InputError: if the server's address has secrets, which are not kept.
+        InputError: if the address of the server contains secrets, which are not stored.
     """
     for note in (run_dir / OWED_FILE, run_dir / RUN_FILE):
         uri = ""
         with suppress(OSError, ValueError):  # emptied by a power cut
             uri = json.loads(note.read_text())["uri"]
         if MASK in uri:
-            raise InputError(f"{note}: the secrets of {uri} are not kept; give it whole as --mlflow-uri")
+            raise InputError(f"{note}: the secrets of {uri} are not stored; give the complete address as --mlflow-uri")
         if uri:
             return uri
     databases = (folder / "mlflow.db" for folder in run_dir.absolute().parents)
     return next((f"sqlite:///{path}" for path in databases if path.exists()), "")
 
 
-def owing_runs(run_dir: Path, uri: str) -> list[Path]:
-    """The finished runs beside this one that owe this server; one that is not finished goes on with its own command."""
+def pending_runs(run_dir: Path, uri: str) -> list[Path]:
+    """The other finished runs of the project with a pending delivery to this server.
+
+    An unfinished run is delivered by the command that continues it.
+    """
     notes = sorted(run_dir.parent.glob(f"*/{OWED_FILE}"))
     return [folder for folder in (note.parent for note in notes)
-            if folder != run_dir and (folder / "finished").exists() and read_owed(folder, uri) is not None]
+            if folder != run_dir and (folder / "finished").exists() and read_pending(folder, uri) is not None]
 
 
 @contextmanager
-def claimed(run_dir: Path, uri: str) -> Iterator[dict[str, Any] | None]:
-    """The note of a run, as long as this lasts for this process alone; None if another one delivers it, or has."""
+def claim_pending(run_dir: Path, uri: str) -> Iterator[dict[str, Any] | None]:
+    """The note on a pending delivery, locked; None if there is none, or another process is delivering it."""
     try:
         file = (run_dir / OWED_FILE).open("r+")
     except FileNotFoundError:
         yield None
         return
     with file:
-        yield read_owed(run_dir, uri) if lock_file(file) else None
+        yield read_pending(run_dir, uri) if lock_file(file) else None

@@ -1,6 +1,7 @@
-"""What an MLflow run should hold: of a training by its event log alone, of a validation by its numbers.
+"""The desired content of an MLflow run: for a training from its event log alone, for a validation from its results.
 
-Nothing here asks a server: the same log gives the same answer on any day, which is what lets a delivery be repeated.
+Nothing here contacts a server. The same log always gives the same plan, so a delivery can be repeated. `mlflow_run`
+delivers a plan; `mlflow_client` connects to the server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metri
 from ray_yolo.sinks.mlflow_client import read_run_file
 
 RUN_ID_TAG = "ray_yolo.run_id"
-# Small files first: if time runs out they are there.
+# Small files first: they arrive even if time runs out.
 ARTIFACTS = ("hyp.yaml", "opt.yaml", "results.csv", "*.png", "*.jpg", EVENTS_FILE, "weights/best.pt", "weights/last.pt")
 VALIDATION_ARTIFACTS = ("results.json", "detections.json", "*.png", "*.jpg")
 
@@ -52,7 +53,7 @@ class Data(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What an MLflow run should hold."""
+    """The desired content of an MLflow run."""
 
     name: str
     experiment: str
@@ -62,26 +63,26 @@ class RunPlan:
     data: Sequence[Data] = ()
     points: Sequence[Point] = ()
     status: str = "RUNNING"
-    end_ms: int | None = None  # None while it goes on
-    parent_run_id: str | None = None  # of the sweep that it belongs to; its experiment is used
-    artifacts: Sequence[str] = ()  # patterns of files, which are final at its end
-    version: str = ""  # of these files: another one for each end; '': unknown
+    end_ms: int | None = None  # None while it is running
+    parent_run_id: str | None = None  # of its sweep, whose experiment is used
+    artifacts: Sequence[str] = ()  # glob patterns of files; they are final at the end of the run
+    version: str = ""  # of these files, different for each end; '': unknown
 
 
 def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Mapping[str, str] | None = None
              ) -> RunPlan | None:
-    """The plan of a training by what its log says so far; None before its `run` event.
+    """The plan of a training from its log so far; None before its first `run` event.
 
-    The first one counts, because MLflow's parameters cannot change; only the command is the last one's.
+    Parameters come from the first `run` event, since MLflow cannot change them; the command comes from the last one.
 
     Args:
-        parent_run_id: the MLflow run of the training's sweep, which has the weights of the best trial alone.
+        parent_run_id: the MLflow run of the training's sweep. Weights are left out then: the sweep has the best ones.
         tags: further tags.
     """
-    told = [event for event in events if isinstance(event, RunEvent)]
-    if not told:
+    run_events = [event for event in events if isinstance(event, RunEvent)]
+    if not run_events:
         return None
-    run = told[0].model_copy(update={"command": told[-1].command})
+    run = run_events[0].model_copy(update={"command": run_events[-1].command})
     starts = [event for event in events if isinstance(event, StartEvent)]
     last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent))), run)
     end = last if isinstance(last, EndEvent) else None
@@ -105,12 +106,12 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
 
 
 def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[str, Mapping[str, float]]) -> RunPlan:
-    """The plan of a validation, with the names that a training's run has; the experiment is the project's name.
+    """The plan of a validation, with the metric names of a training; the experiment has the name of the project.
 
     Args:
         folder: of its files.
-        settings: parameters; `weights` among them, so that the training's run, if there is one, can be named.
-        parts: numbers by name: `metrics`, `losses`, and whatever else.
+        settings: parameters. `weights` among them identifies the MLflow run of their training, if there is one.
+        parts: numbers by name, in groups such as `metrics` and `losses`.
     """
     now, tags = round(time.time() * 1000), source_tags()
     if training := read_run_file(Path(settings["weights"]).absolute().parents[1]):
@@ -123,12 +124,12 @@ def plan_validation(folder: Path, settings: Mapping[str, str], parts: Mapping[st
 
 
 def source_tags() -> dict[str, str]:
-    """This process's command, in MLflow's terms."""
+    """The command of this process, as MLflow's source tags."""
     return {"mlflow.source.type": "LOCAL", "mlflow.source.name": redact(shlex.join(sys.orig_argv))}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """The values of a nested mapping by dotted path after the prefix: text without secrets, as long as MLflow takes."""
+    """(dotted path after the prefix, text) of a nested mapping's values, without secrets and within MLflow's limit."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -150,14 +151,14 @@ def _tags(run: RunEvent, starts: Sequence[StartEvent]) -> dict[str, str]:
     return tags
 
 
-def _data(run: RunEvent, found: DatasetEvent | None) -> list[Data]:
-    """The splits, as the data set was at the last start; a description `data.yaml` has its folder's name.
+def _data(run: RunEvent, dataset: DatasetEvent | None) -> list[Data]:
+    """The splits of the data set at the last start. A file `data.yaml` is named after its folder.
 
-    Of two with one digest, as where a set is its own validation, MLflow would keep the first one's context alone.
+    Splits with equal digests are merged: MLflow would keep the context of the first one alone.
     """
     path = Path(run.recipe["data"])
     name = path.parent.name if path.stem == "data" and path.parent.name else path.stem
-    splits = found.splits if found else {}
+    splits = dataset.splits if dataset else {}
     profiles = {counts.digest: json.dumps({"images": counts.images, "boxes": counts.boxes})
                 for counts in splits.values() if counts.digest}
     return [Data(name, digest, json.dumps({"uri": redact(run.recipe["data"])}), profile,

@@ -1,9 +1,8 @@
-"""Delivers what an MLflow run should hold (`mlflow_plan`), and keeps the run of a training up to date.
+"""Delivers plans (`mlflow_plan`) to an MLflow server, and keeps the MLflow run of a training up to date.
 
-What the run does hold is asked of the server, and the difference is posted. So a training that was interrupted, a
-server that was away and a delivery long after the end are one case; nothing is posted twice, and only what is durable
-is posted at all. In a training this happens in a thread of the driver with short time limits: a server that is down or
-slow costs one warning and no time.
+A delivery asks the server for the content of the run and posts the difference. Interrupted trainings, failed servers
+and late deliveries are therefore the same case: nothing is posted twice, and only durable rows are posted. A training
+delivers in a thread of the driver with short time limits: a slow or failed server costs one warning and no time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +27,14 @@ from ray_yolo.sinks.mlflow_client import (
     RUN_FILE,
     build_client,
     build_monitor,
-    claimed,
+    claim_pending,
+    clear_pending,
     find_experiment,
-    forget_owed,
-    note_owed,
-    owing_runs,
-    read_owed,
+    note_pending,
+    pending_runs,
+    read_pending,
     read_run_file,
+    sync_command,
 )
 from ray_yolo.sinks.mlflow_plan import RUN_ID_TAG, Data, Point, RunPlan, plan_run
 
@@ -49,30 +48,30 @@ _MONITOR_SWITCH = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
 
 class Delivery:
-    """Delivers plans of one folder's run to one server, and remembers what the server is known to hold.
+    """Delivers the plans of one run folder to one server, and caches what the server holds.
 
     Args:
-        folder: of the run's files; it names the run once there is one.
+        folder: with the files of the run. The id of the MLflow run is stored there.
         uri: the server.
-        fresh: make a new run, which the folder does not name.
+        fresh: create a new MLflow run whose id is not stored in the folder.
     """
 
     def __init__(self, folder: Path, uri: str, *, fresh: bool = False) -> None:
         self.last_answer = 0.0
-        """`time.monotonic` of the server's last answer."""
+        """`time.monotonic` of the server's last reply."""
         self._folder, self._uri, self._fresh = folder, uri, fresh
         self._remote: _Remote | None = None
 
     def deliver(self, plan: RunPlan, *, with_files: bool = True) -> str:
-        """Make the MLflow run hold what a plan says. Returns its id.
+        """Post what the MLflow run lacks of a plan. Returns its id.
 
         Args:
-            with_files: deliver the files, too, if the plan says that the run has ended.
+            with_files: also deliver the files, if the run has ended by the plan.
 
         Raises:
-            Exception: whatever MLflow raises. Call again: what arrived is asked of the server first.
+            Exception: any that MLflow raises. A repeated call asks the server again what has arrived.
         """
-        remote, self._remote = self._remote, None  # unknown, unless all of the following succeeds
+        remote, self._remote = self._remote, None  # kept only if all of the following succeeds
         remote = remote or self._open(plan)
         remote.post(plan)
         if with_files and plan.end_ms is not None:
@@ -81,19 +80,19 @@ class Delivery:
         return remote.run_id
 
     def _open(self, plan: RunPlan) -> _Remote:
-        """Find the MLflow run, or create it, and ask what it holds."""
+        """Find or create the MLflow run, and ask the server for its content."""
         client = build_client(self._uri)
-        run = (None if self._fresh else self._stored_run(client, plan)) or self._create(client, plan)
-        self._note_answer()
+        run = (None if self._fresh else self._known_run(client, plan)) or self._create(client, plan)
+        self._note_reply()
         run_id = run.info.run_id
-        keys = [key for key in run.data.metrics if not key.startswith("system/")]  # those are its monitor's
+        keys = [key for key in run.data.metrics if not key.startswith("system/")]  # posted by the monitor
         posted = {(key, point.step) for key in keys for point in client.get_metric_history(run_id, key)}
         data = {(each.dataset.name, each.dataset.digest) for each in (run.inputs.dataset_inputs if run.inputs else ())}
-        return _Remote(client, run_id, self._note_answer, posted, set(run.data.params), dict(run.data.tags), data,
+        return _Remote(client, run_id, self._note_reply, posted, set(run.data.params), dict(run.data.tags), data,
                        run.info.status)
 
-    def _stored_run(self, client: MlflowClient, plan: RunPlan) -> Run | None:
-        """The run that the folder names. None if this server has it not; but one without an id is nowhere else."""
+    def _known_run(self, client: MlflowClient, plan: RunPlan) -> Run | None:
+        """The run that the folder names; None if it names none, or the server lacks a run that can be created again."""
         from mlflow.exceptions import MlflowException
 
         about = read_run_file(self._folder)
@@ -107,30 +106,30 @@ class Delivery:
             raise
 
     def _create(self, client: MlflowClient, plan: RunPlan) -> Run:
-        """The run, created unless an earlier call did that without living to write down its id."""
+        """The new run, or the one that an interrupted earlier call has created: it is found by its tag."""
         parent = plan.parent_run_id and client.get_run(plan.parent_run_id)
         experiment_id = str(parent.info.experiment_id) if parent else find_experiment(
             client, self._uri, plan.experiment)
-        known = f"tags.`{RUN_ID_TAG}` = '{plan.tags.get(RUN_ID_TAG)}'"
-        found = client.search_runs([experiment_id], known, max_results=1) if RUN_ID_TAG in plan.tags else []
-        run = next(iter(found), None) or client.create_run(
+        query = f"tags.`{RUN_ID_TAG}` = '{plan.tags.get(RUN_ID_TAG)}'"
+        runs = client.search_runs([experiment_id], query, max_results=1) if RUN_ID_TAG in plan.tags else []
+        run = next(iter(runs), None) or client.create_run(
             experiment_id, plan.start_ms, {**_user(), **_tags(plan)}, run_name=plan.name)
         if not self._fresh:
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
             atomic_write(self._folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
         return run
 
-    def _note_answer(self) -> None:
+    def _note_reply(self) -> None:
         self.last_answer = time.monotonic()
 
 
 @dataclass
 class _Remote:
-    """An MLflow run, with what the server is known to hold of it."""
+    """An MLflow run, with the cached content of the server."""
 
     client: MlflowClient
     run_id: str
-    note_answer: Callable[[], None]
+    note_reply: Callable[[], None]
     posted: set[tuple[str, int]]  # (key, epoch)
     params: set[str]
     tags: dict[str, str]
@@ -138,7 +137,7 @@ class _Remote:
     status: str
 
     def post(self, plan: RunPlan) -> None:
-        """Post what is missing, the final status last."""
+        """Post the difference, the final status last."""
         if plan.end_ms is None and self.status != plan.status:
             self.client.update_run(self.run_id, status=plan.status)
         self._post_labels(plan.params, _tags(plan))
@@ -149,13 +148,13 @@ class _Remote:
         self.status = plan.status
 
     def post_artifacts(self, folder: Path, plan: RunPlan) -> None:
-        """Post the files, unless those of this version are there."""
+        """Post the files, unless this version of them was posted."""
         if plan.version and self.tags.get(_DELIVERED_TAG) == plan.version:
             return
         for path in (path for pattern in plan.artifacts for path in sorted(folder.glob(pattern))):
-            place = path.parent.relative_to(folder).as_posix()
-            self.client.log_artifact(self.run_id, str(path), None if place == "." else place)
-            self.note_answer()
+            subfolder = path.parent.relative_to(folder).as_posix()
+            self.client.log_artifact(self.run_id, str(path), None if subfolder == "." else subfolder)
+            self.note_reply()
         if plan.version:
             self.client.set_tag(self.run_id, _DELIVERED_TAG, plan.version)
             self.tags[_DELIVERED_TAG] = plan.version
@@ -188,74 +187,80 @@ class _Remote:
         new = [point for point in points if (point.key, point.epoch) not in self.posted]
         for some in _chunks([Metric(*point) for point in new], _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=some)
-            self.note_answer()
+            self.note_reply()
         self.posted |= {(point.key, point.epoch) for point in new}
 
 
 class Mlflow(Sink):
-    """The MLflow run of a training; also delivers what finished runs of the project owe.
+    """The MLflow run of a training. It also makes the pending deliveries of the project's finished runs.
 
-    Its end is waited for as long as the server answers at least every 10 s; 60 for a database of ours, which is not
-    away but may have to be made first.
+    At the end it may take as long as the server replies at least every 10 s; every 60 s for an sqlite database, which
+    may have to be created first. At a prompt it takes 2 s, and the rest is pending.
+
+    Args:
+        is_drawing: whether the plot process still draws at the end. Then it delivers the files afterwards.
     """
 
-    name, interval_seconds = "MLflow", 1.0
+    name, interval_seconds, prompt_seconds = "MLflow", 1.0, 2.0
     needs = (RunEvent, DatasetEvent, StartEvent, StepEvent, EpochEvent, CheckpointEvent, EndEvent)
 
     def __init__(self, run_dir: Path, uri: str, parent_run_id: str | None = None,
-                 tags: Mapping[str, str] | None = None) -> None:
+                 tags: Mapping[str, str] | None = None,
+                 is_drawing: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self.notes: list[str] = []
-        """What the user has to know at the end: how to deliver the rest."""
+        """For the user at the end: how to deliver the rest."""
         self.patience_seconds = 10.0 if uri.startswith("http") else 60.0
         self._run_dir, self._uri, self._parent_run_id, self._tags = run_dir, uri, parent_run_id, tags or {}
+        self._is_drawing = is_drawing
         self._delivery = self._other = Delivery(run_dir, uri)
-        self._owing = owing_runs(run_dir, uri)
+        self._pending = pending_runs(run_dir, uri)
 
     def answered_at(self) -> float:
-        """`time.monotonic` of the server's last answer."""
+        """`time.monotonic` of the server's last reply."""
         return max(self._delivery.last_answer, self._other.last_answer)
 
     def update(self, last: bool = False) -> None:
-        """Deliver what is new in this run, then what others owe, each tried once. Files are final the last time."""
-        if not (self.trains or last):
+        """Deliver the news of this run, then each pending run once. The last time deliver the files, too."""
+        if not (self.is_training or last):
             return
         if self.is_stale or last:
             if plan := plan_run(self.history, self._parent_run_id, self._tags):
-                self._delivery.deliver(plan, with_files=last)
+                self._delivery.deliver(plan, with_files=last and not self._is_drawing())
             self.is_stale = False
-        while self._owing:
-            folder = self._owing.pop(0)
-            with claimed(folder, self._uri) as owed:
-                if owed is not None:
-                    self._other = Delivery(folder, self._uri)
-                    if plan := plan_run(read_events(folder / EVENTS_FILE), owed["parent_run_id"], owed["tags"]):
-                        self._other.deliver(plan)
-                    forget_owed(folder, self._uri)
+        while self._pending:
+            folder = self._pending.pop(0)
+            self._other = Delivery(folder, self._uri)
+            deliver_pending(folder, self._uri, self._other)
 
     def finish(self) -> None:
-        """All is delivered."""
-        forget_owed(self._run_dir, self._uri)
+        """Clear a note of an earlier start, or leave one for the files that follow the pictures."""
+        if self._is_drawing():
+            self._note_rest("MLflow gets the files in the background, after the last pictures. If it does not")
+        else:
+            clear_pending(self._run_dir, self._uri)
 
     def abandon(self) -> str:
-        """Leave a note of what is owed."""
-        words = ("python", "-m", "ray_yolo.sync", str(self._run_dir), "--mlflow-uri", redact(self._uri))
-        self.notes.append(f"MLflow has not got everything yet. To deliver the rest: {shlex.join(words)}")
-        note_owed(self._run_dir, self._uri, self._parent_run_id, self._tags)
+        """Leave a note on the pending delivery."""
+        self._note_rest("MLflow does not have everything yet. To deliver the rest")
         return ""
+
+    def _note_rest(self, message: str) -> None:
+        self.notes.append(f"{message}: {sync_command(self._run_dir, self._uri)}")
+        note_pending(self._run_dir, self._uri, parent_run_id=self._parent_run_id, tags=dict(self._tags))
 
 
 class SystemMetrics(Sink):
-    """system/NODE/cpu_utilization_percentage and their like of the driver's machine, in the MLflow run of a training.
+    """system/NODE/cpu_utilization_percentage and similar metrics of the driver's machine, in a training's MLflow run.
 
-    By MLflow's own monitor, which has settings of its own: MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL, ... Ray's metrics
-    have all machines (cluster/grafana.json).
+    MLflow's own monitor measures them; its settings apply (MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL, ...). Ray's metrics
+    cover all machines (cluster/grafana.json).
 
     Args:
-        mlflow: which makes the run.
+        mlflow: creates the run.
     """
 
-    name = "system metrics"
+    name, prompt_seconds = "system metrics", 0.5
 
     def __init__(self, run_dir: Path, uri: str, mlflow: Mlflow) -> None:
         super().__init__()
@@ -263,7 +268,7 @@ class SystemMetrics(Sink):
         self._monitor: Any = None
 
     def update(self, last: bool = False) -> None:
-        """Begin once the run is there."""
+        """Start once the MLflow run exists."""
         about = read_run_file(self._run_dir)
         if last or self._monitor or not self._mlflow.answered_at() or not about or about["uri"] != redact(self._uri):
             return
@@ -273,19 +278,30 @@ class SystemMetrics(Sink):
         self._monitor.start()
 
     def finish(self) -> None:
-        """Post what is left."""
+        """Post the rest."""
         if self._monitor:
             self._monitor.finish()
 
 
-def is_asked_for(environment: Mapping[str, str]) -> bool:
+def system_metrics_enabled(environment: Mapping[str, str]) -> bool:
     """Whether MLflow's switch for `SystemMetrics` is on."""
     return environment.get(_MONITOR_SWITCH, "").lower() in ("true", "1")
 
 
+def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) -> None:
+    """Make the pending delivery of a run folder to a server, unless there is none or another process is making it.
+
+    Raises:
+        Exception: any that MLflow raises; the delivery is still pending then.
+    """
+    with claim_pending(folder, uri) as note:
+        if note is not None:
+            _deliver_run(delivery or Delivery(folder, uri), folder, uri, note)
+
+
 def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = None,
                 tags: Mapping[str, str] | None = None) -> str:
-    """Deliver a run folder to a server, whole; what is there already is left alone.
+    """Deliver a whole run folder to a server. What the server has already stays as it is.
 
     Returns:
         The id of the MLflow run.
@@ -295,13 +311,24 @@ def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = No
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
     folder = Path(run_dir)
-    owed = read_owed(folder, uri) or {}
-    plan = plan_run(read_events(folder / EVENTS_FILE), parent_run_id or owed.get("parent_run_id"),
-                    tags or owed.get("tags", {}))
-    if plan is None:  # a sweep's folder names its run too
+    note = {"parent_run_id": None, "tags": {}, **(read_pending(folder, uri) or {})}
+    given = {"parent_run_id": parent_run_id, "tags": tags}
+    note |= {key: value for key, value in given.items() if value}
+    run_id = _deliver_run(Delivery(folder, uri), folder, uri, note)
+    if run_id is None:  # the folder of a sweep has an MLflow run, too, but no event log
         raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
-    run_id = Delivery(folder, uri).deliver(plan)
-    forget_owed(folder, uri)
+    return run_id
+
+
+def _deliver_run(delivery: Delivery, folder: Path, uri: str, note: Mapping[str, Any]) -> str | None:
+    """Deliver a run folder and register its weights, as a note says. Returns the id; None without an event log."""
+    plan = plan_run(read_events(folder / EVENTS_FILE), note["parent_run_id"], note["tags"])
+    run_id = delivery.deliver(plan) if plan else None
+    if run_id and note.get("registered_name"):
+        from ray_yolo.sinks.registry import log_model  # here: it imports torch
+
+        log_model(folder, uri, run_id, note["registered_name"])
+    clear_pending(folder, uri)
     return run_id
 
 
@@ -310,14 +337,14 @@ def _tags(plan: RunPlan) -> dict[str, str]:
 
 
 def _user() -> dict[str, str]:
-    """Who has begun the run, in MLflow's terms."""
+    """The user of this process, as MLflow's tag."""
     try:
         return {"mlflow.user": getpass.getuser()}
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a user without a name in a container
         return {}
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while chunk := list(islice(rest, size)):
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
         yield chunk

@@ -1,7 +1,7 @@
-"""Pictures while a training goes on, drawn by a process of their own: matplotlib would hold up training in this one.
+"""Pictures of a training, drawn by a plot process of their own: matplotlib in this one would delay training.
 
-It starts after the training, gives way to it (nice), follows the event log, and is told the end by the closing of its
-pipe: so the pictures of an interrupted training, or of one whose driver was killed, are complete too.
+The plot process starts after the first step, runs at idle priority, and follows the event log. It completes the
+pictures at the end of the training, or after its driver has left or was killed: the end closes its pipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
 import cv2
 import numpy as np
@@ -35,32 +35,36 @@ from ray_yolo.plots.metrics import plot_all_curves, plot_confusion
 from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.sinks.base import Sink, without_classes
+from ray_yolo.sinks.mlflow_run import deliver_pending
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
 SHOWN_CONFIDENCE = 0.25
 
+_CPU_SHARE = 0.04  # of one core, averaged since the start of the plot process, while training runs
+_SHORTEST_PAUSE_SECONDS = 1.0
+
 Failed = dict[str, str]
-"""Pictures that could not be drawn, each with the reason; they do not keep the others from being drawn."""
+"""The reason by name of each picture that could not be drawn; the others are drawn."""
 
 
 @contextmanager
-def alone(name: str, failed: Failed) -> Iterator[None]:
-    """Notes what goes wrong with one picture."""
+def isolated(name: str, failed: Failed) -> Iterator[None]:
+    """Record an error of one picture."""
     failed.pop(name, None)
     try:
         yield
-    except Exception as error:  # of data or libraries: a picture is worth no more than a word
+    except Exception as error:  # of data or of any library
         failed[name] = reason_of(error)
 
 
 def draw_training(folder: Path, spec: TrainSpec, failed: Failed) -> None:
-    """train_batch0.jpg ...: the first pictures of the first epoch, made again from their keys."""
-    shown = (picture for batch in first_batches(spec) for picture in _pictures(batch))
+    """train_batch0.jpg ...: the first pictures of the first epoch, generated again from their keys."""
+    pictures = (picture for batch in first_batches(spec) for picture in _pictures(batch))
     for number in range(NUM_BATCHES):
-        with alone(name := f"train_batch{number}.jpg", failed):
-            if pictures := list(islice(shown, TRAIN_PICTURES)):
-                plot_pictures(pictures, spec.names, folder / name)
+        with isolated(name := f"train_batch{number}.jpg", failed):
+            if some := list(islice(pictures, TRAIN_PICTURES)):
+                plot_pictures(some, spec.names, folder / name)
 
 
 def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
@@ -71,17 +75,17 @@ def _pictures(batch: Mapping[str, Tensor]) -> Iterator[Picture]:
 
 
 def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folder: Path, failed: Failed) -> None:
-    """Pictures with labels beside detections, curves and confusion matrices, from a table of detections."""
+    """Labels beside detections, curves and confusion matrices, from a (N, 7+) table of detections."""
     store = ImageStore(index, imgsz, smooth=True)
     for number in range(NUM_BATCHES):
         images = range(number * VAL_PICTURES, min((number + 1) * VAL_PICTURES, len(index)))
-        with alone(name := f"val_batch{number}_pred.jpg", failed):
+        with isolated(name := f"val_batch{number}_pred.jpg", failed):
             if images:
-                truth, found = zip(*(_compare(image, table, index, store) for image in images), strict=True)
-                plot_truth_and_detections(truth, found, index.names, folder / name)
-    with alone("curves", failed):
+                truth, detected = zip(*(_compare(image, table, index, store) for image in images), strict=True)
+                plot_truth_and_detections(truth, detected, index.names, folder / name)
+    with isolated("curves", failed):
         plot_all_curves(metrics_of(table, index), index.names, folder)
-    with alone("confusion matrices", failed):
+    with isolated("confusion matrices", failed):
         owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
         matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
         plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
@@ -89,126 +93,150 @@ def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folde
 
 
 def _compare(image: int, table: np.ndarray, index: AnnotationIndex, store: ImageStore) -> tuple[Picture, Picture]:
-    """One validation image with its labels, and with what was detected."""
-    pixels, shown = store.load_or_grey(image), index[image]
-    scale = pixels.shape[1] / shown.size[1]
+    """One validation image with its labels, and with its detections."""
+    pixels, labelled = store.load_or_grey(image), index[image]
+    scale = pixels.shape[1] / labelled.size[1]
     rows = table[(table[:, 0] == image) & (table[:, 5] > SHOWN_CONFIDENCE)]
-    return (Picture(pixels, shown.boxes * scale, shown.classes, title=Path(shown.path).name),
+    return (Picture(pixels, labelled.boxes * scale, labelled.classes, title=Path(labelled.path).name),
             Picture(pixels, rows[:, 1:5] * scale, rows[:, 6].astype(np.int64), rows[:, 5]))
 
 
-_NICENESS = 5  # a quarter of a core that training keeps busy: the first pictures are there within the first minute
-_SHORTEST_PAUSE_SECONDS = 1.0
-_PAUSE_SHARE = 9  # as long as the last drawing took, this many times: of short epochs not each one is drawn
-
-
 class PlotSink(Sink):
-    """The pictures of a training, in another process; those that cannot be drawn are one warning.
+    """The pictures of a training, drawn by the plot process; all that cannot be drawn are one warning.
 
-    Somebody at a prompt waits 3 s for the last ones, which are drawn all the same; a job, which may take its machine
-    with it, a minute.
+    A job, whose machine may go with it, waits a minute for the last ones. A prompt returns at once.
+
+    Args:
+        uri: the MLflow server to which the plot process delivers what is pending after the driver's end.
     """
 
-    name, interval_seconds, patience_seconds = "pictures", 0.5, 60.0
+    name, interval_seconds, patience_seconds, prompt_seconds = "pictures", 0.5, 60.0, 0.5
 
-    def __init__(self, run_dir: Path, spec: TrainSpec, warn: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: Path, spec: TrainSpec, warn: Callable[[str], None], uri: str | None = None) -> None:
         super().__init__()
-        if sys.stdout.isatty():
-            self.patience_seconds = 3.0
-        self._run_dir, self._spec, self._warn = run_dir, spec, warn
-        self._drawing: Connection | None = None
+        self.is_abandoned = False
+        """Whether the driver ends while the plot process still draws."""
+        self._run_dir, self._spec, self._warn, self._uri = run_dir, spec, warn, uri
+        self._pipe: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, last: bool = False) -> None:
-        """See to it that somebody draws; the last time, wait until all is drawn."""
-        if not (self.trains or last):
+        """Start the plot process; the last time, wait until it has drawn everything."""
+        if not (self.is_training or last):
             return
-        if self._drawing is None:
-            self._drawing, self._process = start_process()
-            self._drawing.send((self._run_dir, self._spec))
+        if self._pipe is None:
+            self._pipe, self._process = start_process()
+            self._pipe.send((self._run_dir, self._spec, self._uri))
         if not last:
             return
-        drawing, self._drawing = self._drawing, None
+        pipe, self._pipe = self._pipe, None
         try:
-            drawing.send(None)
-            failed: Failed = drawing.recv()
+            pipe.send(None)
+            failed: Failed = pipe.recv()
         except (EOFError, ConnectionError) as error:
-            raise ChildProcessError("the process that draws them has ended") from error
+            raise ChildProcessError("the plot process has ended") from error
         finally:
-            drawing.close()
+            pipe.close()
         if self._process:
             self._process.wait()
         if failed:
-            told = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
-            self._warn(f"pictures that could not be drawn: {told}")
+            pictures = ", ".join(f"{name} ({reason})" for name, reason in failed.items())
+            self._warn(f"pictures that could not be drawn: {pictures}")
 
     def abandon(self) -> str:
-        """What is not drawn yet."""
+        """Leave the rest to the plot process."""
+        self.is_abandoned = True
         return f"the last pictures are still being drawn into {self._run_dir}"
 
 
 def start_process() -> tuple[Connection, subprocess.Popen[bytes] | None]:
-    """A process that runs `follow_training`, and the pipe to it. Ctrl-C does not reach it.
+    """Start a process that runs `follow_training`, and return the pipe to it. Ctrl-C and a hang-up do not reach it.
 
-    Not one of multiprocessing's, which imports the main module of its parent: a user's script would train again.
+    multiprocessing would import the main module of its parent: a user's script would train again.
     """
-    ours, theirs = Pipe()
-    with theirs:
+    parent_end, child_end = Pipe()
+    with child_end:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""})
-    return ours, process
+            [sys.executable, "-m", __name__, str(child_end.fileno())], pass_fds=[child_end.fileno()],
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "",
+                 "OMP_NUM_THREADS": "1"})
+    _set_priority(process.pid, "SCHED_IDLE", 19)  # from here: its imports would take seconds from training
+    return parent_end, process
 
 
-def follow_training(told: Connection) -> None:
-    """Draw what a pipe tells of (run folder, job) until it tells more, or is closed; tell what could not be drawn."""
-    drawing, pause = PlotWorker(*told.recv()), 0.0
-    while not told.poll(pause):
-        begun = monotonic()
-        drawing.update()
-        pause = max(_SHORTEST_PAUSE_SECONDS, _PAUSE_SHARE * (monotonic() - begun))
-    drawing.update()
+def _set_priority(pid: int, policy: str, nice: int) -> None:
+    """Set the scheduling policy of a process and the niceness of its session, as far as the system permits.
+
+    Linux schedules each session as one group (autogroup): in a session of its own a policy alone has no effect.
+    """
+    try:
+        os.sched_setscheduler(pid, getattr(os, policy), os.sched_param(0))
+    except (AttributeError, OSError):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
     with suppress(OSError):
-        told.send(drawing.failed)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+def follow_training(pipe: Connection) -> None:
+    """Draw the run of a message (run folder, spec, MLflow server) until another message, or the end of the pipe.
+
+    Then complete the pictures, reply with those that could not be drawn, and deliver what the driver left pending.
+    """
+    run_dir, spec, uri = pipe.recv()
+    plots, start, pause = PlotWorker(run_dir, spec), monotonic(), 0.0
+    while not pipe.poll(pause):
+        plots.update()
+        pause = max(_SHORTEST_PAUSE_SECONDS, process_time() / _CPU_SHARE - (monotonic() - start))
+    _set_priority(os.getpid(), "SCHED_OTHER", 0)
+    plots.update()
+    with suppress(OSError, EOFError):
+        pipe.recv()
+        pipe.send(plots.failed)
+        pipe.recv()  # until the driver closes the pipe
+    if uri and (run_dir / "finished").exists():
+        with suppress(Exception):  # no terminal is left: it stays pending
+            deliver_pending(run_dir, uri)
 
 
 class PlotWorker:
-    """The pictures in a run folder, as far as its log and its newest detections go."""
+    """Draws the pictures in a run folder from its log and its newest detections."""
 
     def __init__(self, run_dir: Path, spec: TrainSpec) -> None:
         self.failed: Failed = {}
-        """Pictures that could not be drawn, with the reason."""
+        """The reason by name of each picture that could not be drawn."""
         self._run_dir, self._spec = run_dir, spec
-        self._news, self._events = follow(run_dir / EVENTS_FILE), list[Event]()
-        self._detections = 0  # when the file was written whose detections are drawn
+        self._new_events, self._events = follow(run_dir / EVENTS_FILE), list[Event]()
+        self._detections_time = 0  # modification time of the detections that are drawn
 
     def update(self) -> None:
-        """Draw what is new: at first training mosaics and labels, then results, and what a better epoch detected."""
+        """Draw what is new: first the training mosaics and labels, then results, and the detections of a better epoch.
+        """
         if not (self._run_dir / "labels.jpg").exists() and "labels.jpg" not in self.failed:
             draw_training(self._run_dir, self._spec, self.failed)
-            with alone("labels.jpg", self.failed):
+            with isolated("labels.jpg", self.failed):
                 plot_labels(self._spec.train, self._run_dir / "labels.jpg")
-        new = [without_classes(event) for event in next(self._news) if isinstance(event, (StartEvent, EpochEvent))]
+        events = next(self._new_events)
+        new = [without_classes(event) for event in events if isinstance(event, (StartEvent, EpochEvent))]
         self._events += new
         if new and (rows := epoch_rows(surviving(self._events))):
-            with alone("results.png", self.failed):
+            with isolated("results.png", self.failed):
                 plot_results(rows, self._run_dir / "results.png")
         self._draw_detections()
 
     def _draw_detections(self) -> None:
         path = self._run_dir / DETECTIONS_FILE
-        written = path.stat().st_mtime_ns if path.exists() else 0
-        if written == self._detections:
+        modified = path.stat().st_mtime_ns if path.exists() else 0
+        if modified == self._detections_time:
             return
-        with alone(DETECTIONS_FILE, self.failed):  # while it is written it cannot be read, and is read again
+        with isolated(DETECTIONS_FILE, self.failed):  # one that is being written cannot be read; the next update can
             table = np.load(path, allow_pickle=False)
             draw_detections(table, self._spec.val, self._spec.recipe.imgsz, self._run_dir, self.failed)
-            self._detections = written
+            self._detections_time = modified
 
 
 if __name__ == "__main__":
-    os.nice(_NICENESS)
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     follow_training(Connection(int(sys.argv[1])))

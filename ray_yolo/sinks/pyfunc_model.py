@@ -1,7 +1,6 @@
 """The MLflow model of a run, as code: MLflow copies this file into the model's folder and runs it to load the model.
 
-The folder also holds this package and the weights as plain tensors; nothing in it is ever unpickled. Nothing here
-needs Ray.
+The folder also holds this package, and the weights as plain tensors. Nothing in it is unpickled, and nothing needs Ray.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class DetectorModel(PythonModel):
     predictor: Predictor
 
     def load_context(self, context: PythonModelContext) -> None:
-        """Load the weights that lie beside this file."""
+        """Load the weights beside this file."""
         trained = load_trained(Path(context.artifacts["weights"]))
         self.predictor = build_predictor(trained, DetectConfig())
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame,
                 params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """What is found in the images of a column `image`: paths of files, or (height, width, 3) uint8 RGB.
+        """Detect in the images of a column `image`: paths of files, or (height, width, 3) uint8 RGB.
 
         Returns:
             A row for each detection, by image and falling score: image (its row in the input, from 0), x1, y1, x2, y2
@@ -46,7 +45,7 @@ class DetectorModel(PythonModel):
 
 
 def _images(cell: Any) -> list[np.ndarray]:
-    """The images in a cell: one, or all of them, because that is how MLflow hands a dict of a list over."""
+    """The images in a cell: one, or all, since MLflow passes a dict of a list as one cell."""
     if isinstance(cell, str):
         return [read_image(cell)]
     if not isinstance(cell, (list, tuple, np.ndarray)):

@@ -1,7 +1,7 @@
-"""The best weights of a finished run as an MLflow model, which `mlflow.pyfunc.load_model` loads wherever torch is.
+"""Registers the best weights of a finished run as an MLflow model, for `mlflow.pyfunc.load_model`.
 
 The model is code, not a pickle: a copy of this package and a file that uses it, with the weights as plain tensors
-beside them. It is made only where a registered name is asked for; the weights are among the run's artifacts anyway.
+beside them. It is created only for a registered name; the weights are artifacts of the run in any case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray_yolo.checkpoints.state_file import read_state
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import EndEvent, StartEvent
 from ray_yolo.sinks.base import Sink
-from ray_yolo.sinks.mlflow_client import read_run_file
+from ray_yolo.sinks.mlflow_client import note_pending, read_run_file, sync_command
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,28 +36,45 @@ _NEEDED = ("mlflow", "numpy", "opencv-python-headless", "pandas", "pillow", "pyd
 
 
 class Registry(Sink):
-    """The best weights of a training that has come to its end, under a registered name."""
+    """Registers the best weights of a completed training; at a prompt it is pending after 0.5 s."""
 
-    name, needs = "model registry", (StartEvent, EndEvent)
+    name, needs, patience_seconds, prompt_seconds = "model registry", (StartEvent, EndEvent), 600.0, 0.5
 
     def __init__(self, run_dir: Path, uri: str | None, register: str) -> None:
         super().__init__()
         self._run_dir, self._uri, self._register = run_dir, uri, register
+        self._error: Exception | None = None
+
+    def update(self, last: bool = False) -> None:
+        """Register the weights, once."""
+        if not (last and self.has_ended_well):
+            return
+        try:
+            about = read_run_file(self._run_dir)
+            if self._uri is None or about is None:
+                raise InputError(f"--register {self._register}: there is no MLflow run to register from")
+            log_model(self._run_dir, self._uri, about["run_id"], self._register)
+        except Exception as error:  # `finish` raises it: a retry would hold up the end
+            self._error = error
 
     def finish(self) -> None:
-        """Register them."""
-        if not self.has_ended_well:
-            return
-        about = read_run_file(self._run_dir)
-        if self._uri is None or about is None:
-            raise InputError(f"--register {self._register}: there is no MLflow run to register from")
-        log_model(self._run_dir, self._uri, about["run_id"], self._register)
+        """Report an error."""
+        if self._error:
+            raise self._error
+
+    def abandon(self) -> str:
+        """Leave a note on the pending registration."""
+        if self._uri is None:
+            return super().abandon()
+        note_pending(self._run_dir, self._uri, registered_name=self._register)
+        return (f"{self._register} is registered in the background. If it is not: "
+                f"{sync_command(self._run_dir, self._uri)}")
 
 
 def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: str = "") -> str:
-    """Give an MLflow run the best weights of its run folder (else the last ones) as a model.
+    """Log the best weights of a run folder (else the last ones) as a model of its MLflow run.
 
-    A second call adds nothing that is there already.
+    A second call does not add a second model or version.
 
     Args:
         uri: the tracking server; its registry is used.
@@ -81,7 +98,7 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
 
 
 def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
-    """Make the model and tie it to its run. Returns its id."""
+    """Create the model as an output of its run. Returns its id."""
     from mlflow.entities import LoggedModelOutput
 
     experiment_id = client.get_run(run_id).info.experiment_id
@@ -89,7 +106,7 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
     state = read_state(best if best.exists() else best.with_name("last.pt"))
     with tempfile.TemporaryDirectory() as temporary:
         folder, weights = Path(temporary) / "model", Path(temporary) / "weights.pt"
-        torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without what only a training needs
+        torch.save({"meta": state["meta"], "ema": state["ema"]}, weights)  # without the state that only training needs
         model = client.create_logged_model(experiment_id, name=run_dir.name, source_run_id=run_id)
         _save(folder, weights, run_id=run_id, model_id=model.model_id)
         client.log_model_artifacts(model.model_id, str(folder))
@@ -100,9 +117,9 @@ def _log(client: MlflowClient, run_dir: Path, run_id: str) -> str:
 
 
 def _save(folder: Path, weights: Path, **identity: Any) -> None:
-    """Write an MLflow model folder around a weights file; `identity` says which run and model it belongs to."""
+    """Write an MLflow model folder with a weights file; `identity` has the ids of its run and model."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # MLflow finds fault with its own type hints
+        warnings.simplefilter("ignore", UserWarning)  # from type hints in MLflow itself
         import mlflow.pyfunc
     import pandas as pd
     from mlflow.models import Model, ModelSignature
@@ -110,17 +127,17 @@ def _save(folder: Path, weights: Path, **identity: Any) -> None:
 
     picture = np.full((64, 64, 3), 114, np.uint8)
     numbers = [ColSpec("double", name) for name in ("x1", "y1", "x2", "y2", "score")]
-    found = Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")])
-    given = Schema([ColSpec(AnyType(), "image")])  # paths or pixels: MLflow has no type for either-or
+    outputs = Schema([ColSpec("long", "image"), *numbers, ColSpec("long", "class"), ColSpec("string", "name")])
+    inputs = Schema([ColSpec(AnyType(), "image")])  # paths or pixels: MLflow has no union type
     mlflow.pyfunc.save_model(
         folder, python_model=str(_CODE), artifacts={"weights": str(weights)}, code_paths=[str(_PACKAGE)],
-        signature=ModelSignature(given, found), input_example=pd.DataFrame({"image": [picture.tolist()]}),
+        signature=ModelSignature(inputs, outputs), input_example=pd.DataFrame({"image": [picture.tolist()]}),
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in _NEEDED],
         mlflow_model=Model(**identity))
 
 
 def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> None:
-    """Make a model the version of a registered name that the alias points to."""
+    """Point the alias of a registered name to a version with this model."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -128,8 +145,8 @@ def _register(client: MlflowClient, name: str, run_id: str, model_id: str) -> No
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    # The place, not models:/ID, which a database store looks up on whatever server is this process's default
-    place = client.get_logged_model(model_id).artifact_location
-    versions = [known for known in client.search_model_versions(f"name = '{name}'") if known.source == place]
-    versions = versions or [client.create_model_version(name, place, run_id, model_id=model_id)]
+    # The location, not models:/ID: a database store looks that up on the default server of this process.
+    source = client.get_logged_model(model_id).artifact_location
+    versions = [version for version in client.search_model_versions(f"name = '{name}'") if version.source == source]
+    versions = versions or [client.create_model_version(name, source, run_id, model_id=model_id)]
     client.set_registered_model_alias(name, ALIAS, versions[0].version)

@@ -1,4 +1,4 @@
-"""The story of a training in lines of text, told from its events. Nothing is printed here."""
+"""Formats the events of a training as lines of text. Nothing is printed here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ray_yolo.core.formatting import format_count, format_duration, format_numbe
 from ray_yolo.core.redact import printable
 from ray_yolo.data.index import first_places
 from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput, surviving
-from ray_yolo.runs.working_copy import address_of
+from ray_yolo.runs.location import location
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
 
@@ -36,15 +36,15 @@ CLASS_HEADER = ("%22s" + "%11s" * 6) % ("Class", "Images", "Instances", "P", "R"
 DATA_HEADER = ("%11s" * 7) % ("Data", "images", "boxes", "empty file", "no file", "images out", "rows out")
 
 _METRICS = dict(zip(("P", "R", "mAP50", "mAP50-95"), METRICS, strict=True))
-_CLASSES_TOLD = 20  # on the console; the event log has all
+_CLASSES_SHOWN = 20  # on the console; the event log has all
 _SMOOTHING = 0.9  # of images per second, over step events
 
 
 class TrainingReport:
-    """Turns events into lines.
+    """Formats events as lines.
 
     Args:
-        live: the lines are for a terminal: tables under a header, as YOLOv5 has them; else one line for each epoch.
+        live: format for a terminal: tables under a header, as in YOLOv5; else one line per epoch.
     """
 
     def __init__(self, *, live: bool) -> None:
@@ -58,10 +58,10 @@ class TrainingReport:
         self._losses: list[Sequence[float]] = []  # of this epoch's step events
         self._images_per_second: float | None = None
         self._memory_gb: float | None = None
-        self._told_by_workers: set[str] = set()  # what one has warned of, others often do
+        self._worker_warnings: set[str] = set()  # workers often repeat the same warning
 
     def observe(self, event: Event) -> list[str]:
-        """The lines that an event is worth."""
+        """The lines for an event."""
         match event:
             case RunEvent():
                 return self._on_run(event)
@@ -82,7 +82,7 @@ class TrainingReport:
         return []
 
     def progress(self) -> str:
-        """One line: where training is now, with the time that is left. Empty while that is not known."""
+        """One line with the progress and the remaining time; empty while they are unknown."""
         if self._batch is None or not self._images_per_second or self._epoch >= self._epochs:
             return ""
         means = [math.fsum(column) / len(column) for column in zip(*self._losses, strict=True)]
@@ -109,10 +109,10 @@ class TrainingReport:
         self._begin_epoch(event.epoch)
         self._batch = None
         workers = format_count(event.num_workers, "worker")
-        told = f"training on {workers}"
+        line = f"training on {workers}"
         if event.step > 0:
-            told = f"going on with {workers} from step {event.step}, epoch {event.epoch + 1}"
-        return [told, "", train_header(self._terms)] if self._live else [told]
+            line = f"continuing with {workers} from step {event.step}, epoch {event.epoch + 1}"
+        return [line, "", train_header(self._terms)] if self._live else [line]
 
     def _on_step(self, event: StepEvent) -> None:
         if event.epoch != self._epoch:
@@ -127,7 +127,7 @@ class TrainingReport:
 
     def _on_epoch(self, event: EpochEvent) -> list[str]:
         if event.epoch < self._epoch:
-            return []  # a restart tells the last epoch again, in case it was lost
+            return []  # a restart reports the last epoch again, in case it was lost
         self._epoch, self._memory_gb = event.epoch, event.memory_gb
         lines = self._epoch_table(event) if self._live else [self._epoch_line(event)]
         self._begin_epoch(event.epoch + 1)
@@ -137,9 +137,9 @@ class TrainingReport:
     def _on_warning(self, event: WarningEvent) -> list[str]:
         if event.worker is None:
             return [f"WARNING: {event.message}"]
-        if event.message in self._told_by_workers:
+        if event.message in self._worker_warnings:
             return []
-        self._told_by_workers.add(event.message)
+        self._worker_warnings.add(event.message)
         return [f"WARNING: worker {event.worker}: {event.message}"]
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -161,36 +161,36 @@ class TrainingReport:
 
     def _train_row(self, percent: str, losses: Sequence[float | None], images_per_second: float | None,
                    duration: str) -> str:
-        """One row under `train_header`: 77 columns for three terms, to fit a terminal of 80."""
+        """One row under `train_header`: 77 columns for three loss terms, to fit a terminal of 80."""
         epoch = f"{self._epoch + 1}/{self._epochs}{percent}"
         memory = f"{self._memory_gb:.3g}G" if self._memory_gb else "-"
         return _cells(epoch, memory, *map(format_number, losses), format_number(images_per_second), duration)
 
 
 def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> list[str]:
-    """What there is in the splits of a data set, by name: counts, boxes of each class, places of labels.
+    """The splits of a data set: counts, boxes of each class, and the label paths that were searched.
 
-    Of many classes the most frequent ones are told, and those that no box has.
+    Of many classes only the most frequent ones are listed, and those without boxes.
     """
     lines = [DATA_HEADER, *(("%11s" * 7) % (name, split.images, split.boxes, split.empty_file, split.no_file,
                                             split.images_left_out, split.rows_left_out)
                             for name, split in splits.items())]
     columns = list(zip(*(split.per_class for split in splits.values()), strict=True))
-    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_TOLD]
+    shown = sorted(range(len(names)), key=lambda number: -sum(columns[number]))[:_CLASSES_SHOWN]
     lines.append(("%22s" + "%11s" * len(splits)) % ("boxes of", *splits))
     lines += [("%22s" + "%11s" * len(splits)) % (names[number], *columns[number]) for number in sorted(shown)]
     if len(names) > len(shown):
         lines.append(f"{len(names) - len(shown):>15} more classes")
     for name, split in splits.items():
         if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
-            first = ", ".join(missing[:_CLASSES_TOLD])
+            first = ", ".join(missing[:_CLASSES_SHOWN])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
         lines.append(printable(f"labels of {name}: looked for in {first_places(split.looked_for)}"))
     return lines
 
 
 def train_header(terms: Sequence[str]) -> str:
-    """The names over a live table's columns."""
+    """The header of the live table."""
     return _cells("Epoch", "GPU_mem", *(f"{term}_loss" for term in terms), "images/s", "time")
 
 
@@ -199,25 +199,23 @@ def _cells(*words: str) -> str:
 
 
 def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
-    """What a user wants to know at the end: what came of it, where everything is, and how to look at it.
-
-    Several lines: the per-class table of the best epoch, the outcome, and the places with the commands that open them.
+    """The closing lines: per-class table of the best epoch, outcome, and the results with the commands that open them.
     """
     rows = epoch_rows(surviving(events))
     end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
     best = best_row(rows)
-    found = measure_goodput(events)
-    lines = [_outcome(end, rows), *([f"interrupted  {found.line}"] if found.restarts or found.regroupings else [])]
+    cost = measure_goodput(events)
+    lines = [_outcome(end, rows), *([f"interrupted  {cost.line}"] if cost.restarts or cost.regroupings else [])]
     if best:
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]
         lines = [*table, "", *lines, f"best epoch   {best.epoch + 1}{_measured(best)}",
                  f"             (epoch {best.epoch} in results.csv and other records, which count from 0)"]
-    return "\n".join([*lines, *_places(Path(run_dir))])
+    return "\n".join([*lines, *_result_lines(Path(run_dir))])
 
 
 def settings_line(recipe: Recipe) -> str:
-    """What decides a step, in one line; settings that are still open say what decides them."""
+    """The settings of a step in one line; an open setting is shown with what resolves it."""
     rate = f"learning rate {recipe.optimizer.lr0:g} ({recipe.optimizer.name})"
     precision = f"precision {recipe.precision}" + " (bf16 where it is fast, else fp32)" * (recipe.precision == "auto")
     if recipe.microbatch is None:
@@ -229,7 +227,7 @@ def settings_line(recipe: Recipe) -> str:
 
 
 def resources_line(event: ResourcesEvent) -> str:
-    """What each worker is given, and why, in one line."""
+    """The resources of each worker and the reasons, in one line."""
     cpus, threads, loaders = (format_count(number, noun) for number, noun in (
         (event.cpus, "CPU"), (event.threads, "thread"), (event.loader_processes, "loader process")))
     why = "; ".join((*event.reasons, "flags: --cpus-per-worker --workers --cache")) if event.reasons else "as asked"
@@ -237,7 +235,7 @@ def resources_line(event: ResourcesEvent) -> str:
 
 
 def class_table(metrics: Mapping[str, Number], per_class: Sequence[ClassResult], images: int | None) -> list[str]:
-    """CLASS_HEADER, a row for all classes of so many images, and one for each: name, images, labels, four metrics."""
+    """CLASS_HEADER, a row for all classes, and one per class: name, images, labels, four metrics."""
     total = {"name": "all", "images": images, "labels": sum(row.labels for row in per_class), **metrics}
     return [CLASS_HEADER, *map(_class_row, (ClassResult.model_validate(total), *per_class))]
 
@@ -248,17 +246,17 @@ def _class_row(row: ClassResult) -> str:
 
 
 def _outcome(end: EndEvent | None, rows: Sequence[EpochEvent]) -> str:
-    told = f"{format_count(len(rows), 'epoch')} in {format_duration(sum(row.seconds for row in rows))}"
+    done = f"{format_count(len(rows), 'epoch')} in {format_duration(sum(row.seconds for row in rows))}"
     if end is None:
-        return f"interrupted after {told}; the same command continues"
+        return f"interrupted after {done}; the same command continues"
     reason = f" ({end.reason})" if end.reason else ""
-    return f"{end.status}: {told}{reason}" + ("" if end.status == "done" else "; the same command continues")
+    return f"{end.status}: {done}{reason}" + ("" if end.status == "done" else "; the same command continues")
 
 
-def _places(run_dir: Path) -> list[str]:
-    """Where things are, and the command that opens each."""
-    stored = address_of(run_dir)
-    lines = [f"stored       {stored}"] * bool(stored) + [f"results      {run_dir}"]
+def _result_lines(run_dir: Path) -> list[str]:
+    """The results, and the command that opens each."""
+    stored = location(run_dir)
+    lines = [f"stored       {stored}"] * (stored != str(run_dir)) + [f"results      {run_dir}"]
     weights = [name for name in ("best.pt", "last.pt") if (run_dir / "weights" / name).exists()]
     if weights:
         lines.append(f"weights      {run_dir / 'weights'} ({', '.join(weights)})")
@@ -269,7 +267,7 @@ def _places(run_dir: Path) -> list[str]:
     about = read_run_file(run_dir)
     if about is None:
         return lines
-    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # its metrics over epochs
+    page = f"#/experiments/{about['experiment_id']}/runs/{about['run_id']}/model-metrics"  # metrics over epochs
     if (uri := about["uri"].rstrip("/")).startswith("http"):
         return [*lines, f"mlflow       {uri}/{page}"]
     return [*lines, f"mlflow       mlflow ui --backend-store-uri {shlex.quote(uri)}",
@@ -282,8 +280,6 @@ def _measured(row: EpochEvent) -> str:
 
 
 def _named(names: Iterable[str], numbers: Sequence[float | None]) -> str:
-    """'  name number' for each number that there is."""
+    """'  name number' for each number that is not None."""
     pairs = zip(names, numbers, strict=True)
     return "".join(f"  {name} {format_number(number)}" for name, number in pairs if number is not None)
-
-

@@ -1,4 +1,4 @@
-"""The files of a run folder in the forms that YOLOv5's users and tools know: results.csv, hyp.yaml and opt.yaml."""
+"""The files of a run folder in YOLOv5's formats: results.csv, hyp.yaml and opt.yaml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_yolo.sinks.metric_names import metrics, terms_of
 
 
 class ResultsCsv(Sink):
-    """results.csv, made anew from the event log whenever an epoch has ended."""
+    """results.csv, rewritten from the event log after each epoch."""
 
     name, needs = "results.csv", (StartEvent, EpochEvent)
 
@@ -31,7 +31,7 @@ class ResultsCsv(Sink):
         self._path = folder / "results.csv"
 
     def update(self, last: bool = False) -> None:
-        """Write the file if something has happened; readers see the old one or the new one."""
+        """Replace the file atomically if there are new events."""
         if self.is_stale:
             atomic_write(self._path, format_results(self.history), durable=False)
             self.is_stale = False
@@ -40,7 +40,7 @@ class ResultsCsv(Sink):
 def format_results(events: Sequence[Event]) -> str:
     """The text of results.csv: YOLOv5's header and a row for each surviving epoch, counted from 0 as YOLOv5 does.
 
-    Cells are right-aligned, 20 wide, five digits, with commas between; `nan` where nothing was measured.
+    Cells are right-aligned, 20 wide, five digits, with commas between; `nan` for missing values.
     """
     rows = epoch_rows(surviving(events))
     shown = [metric for metric in metrics(terms_of(rows)) if metric.results]
@@ -53,7 +53,7 @@ def format_results(events: Sequence[Event]) -> str:
 
 
 def write_options(recipe: Recipe, placement: Placement, folder: str | os.PathLike[str]) -> None:
-    """Write hyp.yaml (YOLOv5's flat gene names) and opt.yaml (the whole `recipe` and `placement`, without secrets)."""
+    """Write hyp.yaml (YOLOv5's flat gene names) and opt.yaml (all of `recipe` and `placement`, without secrets)."""
     tree = recipe.model_dump(mode="json")
     genes = {gene: reduce(getitem, path.split("."), tree) for gene, path in GENES.items()}
     options = {"recipe": plain(tree), "placement": plain(placement.model_dump(mode="json"))}

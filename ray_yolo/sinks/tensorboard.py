@@ -1,4 +1,4 @@
-"""TensorBoard's event files of a run folder: a projection of its event log."""
+"""TensorBoard's event files of a run folder, written from its event log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def is_installed() -> bool:
-    """Whether the files can be written."""
+    """Whether TensorBoard is installed."""
     return find_spec("tensorboard") is not None
 
 
 class TensorBoard(Sink):
     """A run's durable epochs as scalars.
 
-    TensorBoard cannot take a point back, hence durable ones only. What the folder's files hold already is read from
-    them, so that a restart, wherever it strikes, neither repeats a point nor leaves one out.
+    TensorBoard cannot remove a point, so only durable epochs are written. Points in existing files are read first, so
+    that a restart at any moment neither repeats nor loses a point.
     """
 
     name, needs = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent)
@@ -36,17 +36,17 @@ class TensorBoard(Sink):
         self._written: set[tuple[str, int]] = set()
 
     def update(self, last: bool = False) -> None:
-        """Add the points that are durable and not there yet.
+        """Add the durable points that the files lack.
 
         Raises:
-            OSError: if the files cannot be written; the next call reads what they hold and goes on from there.
+            OSError: if the files cannot be written; the next call reads them again and adds the rest.
         """
         rows = epoch_rows(durable(self.history)) if self.is_stale else []
         points = [(metric.results, row, number) for row in rows for metric in metrics(terms_of(rows))
                   if metric.results and (number := metric.of(row)) is not None]
         if not points:
             return
-        writer, self._writer = self._writer or self._open(), None  # until all is on disk: one that failed stays broken
+        writer, self._writer = self._writer or self._open(), None  # kept if all goes well: a failed writer stays broken
         for tag, row, number in points:
             if (tag, row.epoch) not in self._written:
                 writer.add_scalar(tag, number, row.epoch, walltime=row.time)
@@ -55,7 +55,7 @@ class TensorBoard(Sink):
         self._writer, self.is_stale = writer, False
 
     def finish(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None

@@ -23,12 +23,12 @@ class UploadSink(Sink):
         self._flushed_at = time.monotonic()
 
     def event(self, event: Event) -> None:
-        """Take note of what is due."""
+        """Record what is due."""
         self.is_stale |= isinstance(event, (EpochEvent, CheckpointEvent, WarningEvent, EndEvent))
         self._files_are_due |= isinstance(event, (EpochEvent, EndEvent))
 
     def update(self, last: bool = False) -> None:
-        """Store it."""
+        """Upload it."""
         if self.is_stale or last or time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             self._run.flush_log()
             self.is_stale, self._flushed_at = False, time.monotonic()

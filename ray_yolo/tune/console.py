@@ -24,12 +24,10 @@ from rich.text import Text
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.formatting import format_duration
-from ray_yolo.runs.folders import is_held
+from ray_yolo.runs.location import is_active, local_folder, location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord, read_record
-from ray_yolo.runs.remote_run import copy_of
 from ray_yolo.runs.status import describe_run
-from ray_yolo.runs.working_copy import address_of, is_leased
-from ray_yolo.sinks.console import build_console, print_whole
+from ray_yolo.sinks.console import build_console, print_unwrapped
 from ray_yolo.tune.ledger import read_ledger, read_trials
 from ray_yolo.tune.trials import State, Trial, best_trial, replay_command
 
@@ -83,7 +81,7 @@ class SweepDisplay:
 
     def say(self, text: str) -> None:
         """Print lines, above the table if there is one."""
-        print_whole(self._console, text)
+        print_unwrapped(self._console, text)
 
     def started(self, trial_number: int) -> None:
         """Show that a trial's training starts or resumes."""
@@ -181,7 +179,7 @@ def seconds_left(durations: Sequence[float], ages: Sequence[float], num_waiting:
 
 def closing_message(folder: Path, recipe: Recipe, best: Trial) -> str:
     """The result of a sweep over `recipe`, and the commands that use it."""
-    weights = f"{address_of(folder) or folder}/weights/best.pt"
+    weights = f"{location(folder)}/weights/best.pt"
     return (f"best: trial {best.number}, fitness {best.fitness:.5g}, weights {weights}\n"
             f"train with it: --hyp {shlex.quote(str(folder / 'hyp_evolve.yaml'))}\n"
             f"repeat it:     {replay_command(recipe, best.lineage)}")
@@ -198,15 +196,15 @@ def describe_sweep(folder: Path) -> list[str]:
     trials = list(read_trials(read_ledger(folder / LEDGER_FILE)).values())
     record = read_record(folder)
     total = record.trials if isinstance(record, SweepRecord) else len(trials)
-    state = "searching" if is_held(folder) or is_leased(folder) else "finished" if (folder / "finished").exists() else (
+    state = "searching" if is_active(folder) else "finished" if (folder / "finished").exists() else (
         "interrupted: the same command continues it")
-    lines = [f"{address_of(folder) or folder}: {state}; {summary_line(trials, total)}"]
+    lines = [f"{location(folder)}: {state}; {summary_line(trials, total)}"]
     lines += [ended_line(trial, trials, total) for trial in trials if trial.state == "failed"]
     for trial in trials:
         run_dir = folder / "trials" / trial.folder_name
-        if trial.state == "running" and (address := address_of(run_dir)):
+        if trial.state == "running":
             with suppress(InputError):  # it has not started
-                run_dir = copy_of(address, whole=False)
+                run_dir = local_folder(location(run_dir), whole=False)
         if trial.state == "running" and (run_dir / "events.jsonl").is_file():
             lines += [f"  {line}" for line in describe_run(run_dir)]
     return lines

@@ -33,9 +33,9 @@ from ray_yolo.core.errors import ConfigError, TrainingError
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index_cache import cache_folder
 from ray_yolo.runs.folders import storage_folder
+from ray_yolo.runs.location import location
 from ray_yolo.runs.record import LEDGER_FILE, SweepRecord
 from ray_yolo.runs.run_dir import Run, begin_run, find_run
-from ray_yolo.runs.working_copy import address_of
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 from ray_yolo.runtime.preflight import (
@@ -128,7 +128,7 @@ def search(config: TuneConfig, *, quiet: bool = False) -> SearchResult:
         run = run or begin_run(config.placement, SweepRecord(
             digest=recipe_digest(config.recipe), space=config.sweep.space, trials=config.sweep.trials))
         sweep = Sweep(space.space, space.search, config.recipe, train.digest)
-        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, run.stored)
+        ledger = Ledger(run.folder / LEDGER_FILE, sweep, resolved, run.remote)
         display = SweepDisplay(io.StringIO() if quiet else sys.stdout, config.sweep.trials, config.recipe.epochs,
                                trials=ledger.trials)
         return _search(config, space, ledger, run, slots, gpus, display)
@@ -192,7 +192,7 @@ def _search(config: TuneConfig, space: TuneSpace, ledger: Ledger, run: Run, slot
     """Start or continue the sweep of a run folder."""
     total, folder = config.sweep.trials, run.folder
     done = sum(trial.has_ended for trial in ledger.trials)
-    display.say(f"{address_of(folder) or folder}: {total} trials, {done} of them done, {slots} at a time")
+    display.say(f"{location(folder)}: {total} trials, {done} of them done, {slots} at a time")
     display.say(f"each trial, except for its genes: {settings_line(ledger.recipe)}")
     all_random = space.search.random_warning(total, len(space.space.starts))
     for warning in filter(None, (*space.warnings, all_random, ledger.warning)):

@@ -82,7 +82,7 @@ class TestValues:
         (event,) = read_lines(path)
         assert [event[key] for key in "abcde"] == [0.5, [1, 2], [None], [1, True], 0.25]
 
-    def test_anything_else_is_told_as_text(self, path):
+    def test_anything_else_is_logged_as_text(self, path):
         EventLog(path).append_line("run", folder=path, names={1: "a"}, odd="\udc80 é\n")
         (event,) = read_lines(path)
         assert event["folder"] == str(path)
@@ -242,7 +242,7 @@ class TestProjection:
         assert steps_of(durable(events)) == []
         assert steps_of(surviving(events)) == [1]
 
-    def test_a_checkpoint_commits_no_row_told_after_it(self):
+    def test_a_checkpoint_commits_no_row_logged_after_it(self):
         events = run_log.numbered([run_log.checkpoint(5), run_log.step(3)])
         assert steps_of(durable(events)) == []
 
@@ -264,7 +264,7 @@ class TestProjection:
         assert {event.seq for event in durable(earlier)} <= set(now)
 
     @given(histories())
-    def test_projections_are_idempotent_and_keep_the_order(self, history):
+    def test_filters_are_idempotent_and_keep_the_order(self, history):
         events, _, _ = history
         for project in (surviving, durable):
             kept = project(events)
@@ -278,6 +278,6 @@ class TestProjection:
         assert best_row(rows).epoch == 1
         assert best_row(rows[2:]) is None
 
-    def test_of_an_epoch_told_twice_the_first_counts(self):
-        told = run_log.numbered([run_log.epoch(1), run_log.epoch(0, fitness=0.5), run_log.epoch(0, fitness=0.7)])
-        assert [(row.epoch, row.fitness) for row in epoch_rows(told)] == [(0, 0.5), (1, 0.07)]
+    def test_the_first_of_two_reports_of_an_epoch_counts(self):
+        events = run_log.numbered([run_log.epoch(1), run_log.epoch(0, fitness=0.5), run_log.epoch(0, fitness=0.7)])
+        assert [(row.epoch, row.fitness) for row in epoch_rows(events)] == [(0, 0.5), (1, 0.07)]

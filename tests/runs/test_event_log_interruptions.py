@@ -17,7 +17,7 @@ COMMAND = DatasetEvent(names=("a",), splits={})
 CALM = [at(0, COMMAND), at(5, run_log.start(0)), at(6, run_log.step(1)), at(7, run_log.step(2))]
 
 
-def test_a_calm_training_has_none() -> None:
+def test_an_uninterrupted_training_has_none() -> None:
     assert measure_goodput([]) == measure_goodput(CALM) == Goodput(0, 0, 0, 0.0, 1.0)
 
 

@@ -44,7 +44,7 @@ class TestWithoutRay:
         close_recorder(recorder)
         assert len(read_events(path)) == 1
 
-    def test_a_hung_disk_holds_up_nobody_for_longer_than_asked(self, path, monkeypatch):
+    def test_a_hung_disk_delays_no_sender_beyond_the_limit(self, path, monkeypatch):
         import os
 
         monkeypatch.setattr(os, "write", lambda *_: time.sleep(1.0) or len(_[1]))

@@ -17,11 +17,11 @@ from ray_yolo.config.placement import Placement
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError, TrainingError
 from ray_yolo.core.events import Event, WarningEvent
-from ray_yolo.runs import remote_run
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runs.record import RunRecord
-from ray_yolo.runs.remote_run import RemoteRun, read_log, working_copy_of
+from ray_yolo.runs.remote_run import RemoteRun, read_log, worker_copy
 from ray_yolo.runs.run_dir import Run, begin_run, download_run, find_run
+from ray_yolo.sinks import upload
 from ray_yolo.sinks.upload import UploadSink
 from ray_yolo.storage import lease
 from ray_yolo.storage.store import FolderStore
@@ -62,12 +62,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield start
     for run in opened:
         run.lock.close()
-        stored(run)._lease._stop.set()
+        remote(run)._lease._stop.set()
 
 
-def stored(run: Run) -> RemoteRun:
-    assert run.stored
-    return run.stored
+def remote(run: Run) -> RemoteRun:
+    assert run.remote
+    return run.remote
 
 
 def notify(run: Run, *messages: str) -> None:
@@ -80,8 +80,8 @@ def notify(run: Run, *messages: str) -> None:
 def die(run: Run) -> None:
     """As kill -9 does it."""
     run.lock.close()
-    stored(run)._lease._stop.set()
-    stored(run)._lease._thread.join()
+    remote(run)._lease._stop.set()
+    remote(run)._lease._thread.join()
 
 
 def test_another_machine_continues_an_unfinished_run_with_its_log_and_files(start: Start) -> None:
@@ -92,7 +92,7 @@ def test_another_machine_continues_an_unfinished_run_with_its_log_and_files(star
     (run.folder / "plots" / "x.png").write_bytes(b"x")
     run.release()
     again = start(machine="two")
-    assert (again.folder.name, messages(again.folder), stored(again).attempt) == ("exp", ["a", "b"], 2)
+    assert (again.folder.name, messages(again.folder), remote(again).attempt) == ("exp", ["a", "b"], 2)
     assert (again.folder / "mlflow.json").read_text() == "{}"
     assert (again.folder / "plots" / "x.png").read_bytes() == b"x"
     assert start(OTHER, machine="three").folder.name == "exp2"
@@ -111,7 +111,7 @@ def test_a_finished_run_is_not_continued_from_anywhere(start: Start, bucket: Fol
                                   f"with --weights {address}/weights/last.pt")
 
 
-def test_a_run_that_somebody_trains_is_left_alone(start: Start) -> None:
+def test_a_run_that_another_process_trains_is_refused(start: Start) -> None:
     start(name="mine")
     with pytest.raises(InputError, match=r"mine is being trained by another process \(.+ [0-9]+\)"):
         start(name="mine", machine="two")
@@ -122,20 +122,20 @@ def test_a_run_that_somebody_trains_is_left_alone(start: Start) -> None:
 
 def test_a_run_whose_driver_died_is_continued_when_its_lease_has_expired(start: Start) -> None:
     die(start())
-    assert stored(start(machine="two")).attempt == 2
+    assert remote(start(machine="two")).attempt == 2
 
 
-def test_on_its_own_machine_nobody_waits_for_that(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_its_own_machine_the_next_command_does_not_wait(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "EXPIRES", 1e6)
     die(start())
-    assert stored(start()).attempt == 2
+    assert remote(start()).attempt == 2
 
 
-def test_what_a_dead_driver_owed_is_stored_by_the_next_command_on_its_machine(start: Start, bucket: FolderStore
-                                                                             ) -> None:
+def test_files_that_a_dead_driver_had_not_stored_are_stored_by_the_next_command_on_its_machine(
+        start: Start, bucket: FolderStore) -> None:
     run = start()
     notify(run, "a")
-    stored(run).flush_log()
+    remote(run).flush_log()
     notify(run, "b")
     checkpoints.save(run.folder, 4, "last")
     die(run)
@@ -143,14 +143,14 @@ def test_what_a_dead_driver_owed_is_stored_by_the_next_command_on_its_machine(st
     again.release()
     third = start(machine="two")
     assert messages(third.folder) == ["a", "b"]
-    stored(third).checkpoints.download(third.folder)
+    remote(third).checkpoints.download(third.folder)
     assert [folder.name for folder in newest_first(third.folder)] == ["step-4"]
 
 
-def test_what_it_owed_is_dropped_where_another_machine_has_gone_on(start: Start) -> None:
+def test_files_not_stored_are_dropped_after_another_machine_has_trained(start: Start) -> None:
     run = start()
     notify(run, "a")
-    stored(run).flush_log()
+    remote(run).flush_log()
     notify(run, "b")
     die(run)
     second = start(machine="two")
@@ -162,29 +162,29 @@ def test_what_it_owed_is_dropped_where_another_machine_has_gone_on(start: Start)
 def test_an_old_attempt_that_comes_back_is_not_read(start: Start, bucket: FolderStore) -> None:
     first = start()
     notify(first, "a")
-    stored(first).flush_log()
+    remote(first).flush_log()
     die(first)
     second = start(machine="two")
     notify(second, "b")
-    stored(second).flush_log()
+    remote(second).flush_log()
     notify(first, "late")
-    stored(first).flush_log()
+    remote(first).flush_log()
     second.release()
     first.release()
     assert messages(start(machine="three").folder) == ["a", "b"]
 
 
-def test_a_driver_that_has_lost_its_lease_is_told(start: Start, bucket: FolderStore) -> None:
+def test_a_driver_notices_that_it_has_lost_its_lease(start: Start, bucket: FolderStore) -> None:
     run = start()
     bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
-    while not stored(run).is_lost:
+    while not remote(run).is_lost:
         pass
     assert (run.folder / ".stop").exists()
 
 
 def test_who_has_lost_a_run_overwrites_nothing_of_it(start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch,
                                                      caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(lease, "RENEWS", 1e6)  # he does not know it yet
+    monkeypatch.setattr(lease, "RENEWS", 1e6)  # it has not noticed yet
     run = start()
     bucket.put(f"exp/{LEASE}", lease.Terms(2, "b", "elsewhere 1").to_bytes())
     bucket.put("exp/results.csv", b"theirs")
@@ -193,7 +193,7 @@ def test_who_has_lost_a_run_overwrites_nothing_of_it(start: Start, bucket: Folde
     run.release()
     assert bucket.get("exp/results.csv").data == b"theirs"
     assert [entry.name for entry in bucket.list("exp/")] == ["lease.json", "results.csv", "run.json"]
-    assert "another process has taken this run over" in caplog.text
+    assert "another process has taken over this run" in caplog.text
 
 
 def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, bucket: FolderStore,
@@ -207,13 +207,13 @@ def test_a_segment_is_stored_once_whatever_becomes_of_the_answer(start: Start, b
     notify(run, "a")
     monkeypatch.setattr(FolderStore, "put_if", unanswered)
     with pytest.raises(OSError, match="reset"):
-        stored(run).flush_log()
+        remote(run).flush_log()
     monkeypatch.undo()
     notify(run, "b")
-    stored(run).flush_log()
-    stored(run).flush_log()
+    remote(run).flush_log()
+    remote(run).flush_log()
     log = (run.folder / EVENTS_FILE).read_bytes()
-    assert read_log(stored(run)._store) == log
+    assert read_log(remote(run)._store) == log
     assert len(bucket.list("exp/log/")) == 2
 
 
@@ -225,8 +225,8 @@ def test_a_segment_ends_with_a_whole_line(start: Start, bucket: FolderStore) -> 
     whole = log.read_bytes()
     for size in (len(whole) - 5, len(whole) - 1, len(whole)):
         log.write_bytes(whole[:size])
-        stored(run).flush_log()
-        assert read_log(stored(run)._store) == whole[: whole[:size].rfind(b"\n") + 1]
+        remote(run).flush_log()
+        assert read_log(remote(run)._store) == whole[: whole[:size].rfind(b"\n") + 1]
     assert len(bucket.list("exp/log/")) == 2
 
 
@@ -235,19 +235,19 @@ def test_a_segment_of_another_process_is_not_overwritten(start: Start, bucket: F
     bucket.put("exp/log/000001-000000.jsonl", b"other")
     notify(run, "a")
     with pytest.raises(TrainingError, match="another process"):
-        stored(run).flush_log()
+        remote(run).flush_log()
 
 
 def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
         start: Start, bucket: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     run, puts, put = start(), list[str](), FolderStore.put
     monkeypatch.setattr(FolderStore, "put", lambda self, key, data: (puts.append(key), put(self, key, data)))
-    projection = UploadSink(stored(run))
+    sink = UploadSink(remote(run))
 
     def update(event: Event) -> list[str]:
         puts.clear()
-        projection.event(event)
-        projection.update()
+        sink.event(event)
+        sink.update()
         return sorted(key for key in puts if key != LEASE)
 
     (run.folder / "results.csv").write_text("1")
@@ -261,15 +261,15 @@ def test_files_are_stored_with_each_epoch_and_again_only_when_they_have_changed(
     assert update(epoch) == ["results.csv"]
 
 
-def test_the_log_is_stored_once_a_minute_whatever_is_told(start: Start, bucket: FolderStore,
+def test_the_log_is_stored_once_a_minute_for_any_events(start: Start, bucket: FolderStore,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
-    projection, now = UploadSink(stored(run)), time.monotonic()
+    sink, now = UploadSink(remote(run)), time.monotonic()
     notify(run, "a")
-    projection.update()
+    sink.update()
     assert not bucket.list("exp/log/")
-    monkeypatch.setattr(remote_run.time, "monotonic", lambda: now + 61)
-    projection.update()
+    monkeypatch.setattr(upload.time, "monotonic", lambda: now + 61)
+    sink.update()
     assert len(bucket.list("exp/log/")) == 1
 
 
@@ -278,18 +278,18 @@ def test_resume_takes_the_address_of_a_run(start: Start, tmp_path: Path) -> None
     run = start(OTHER, name="mine")
     notify(run, "a")
     run.release()
-    again = start(resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
-    assert (messages(again.folder), stored(again).attempt) == (["a"], 2)
+    again = start(Recipe(), resume=f"{address}/", storage_path="", machine="two")  # by its own recipe
+    assert (messages(again.folder), remote(again).attempt) == (["a"], 2)
     again.release()
     assert start(OTHER, name="mine", machine="two").folder == again.folder
     with pytest.raises(InputError, match="mine is being trained"):
         start(resume=address)
-    with pytest.raises(InputError, match=rf"{address}s is no run folder"):
+    with pytest.raises(InputError, match=rf"{address}s is neither a run folder"):
         start(resume=f"{address}s")
     assert not (tmp_path / "one").joinpath(again.folder.relative_to(tmp_path / "two")).with_name("mines").exists()
 
 
-def test_resume_takes_a_spool(start: Start, tmp_path: Path) -> None:
+def test_resume_takes_a_working_copy(start: Start, tmp_path: Path) -> None:
     run = start()
     run.release()
     other = start(machine="two")
@@ -321,7 +321,7 @@ def test_a_run_that_was_removed_from_the_store_is_not_brought_back(start: Start,
     run.release()
     shutil.rmtree(tmp_path / "bucket" / "runs")
     again = start()
-    assert (again.folder, messages(again.folder), stored(again).attempt) == (run.folder, [], 1)
+    assert (again.folder, messages(again.folder), remote(again).attempt) == (run.folder, [], 1)
 
 
 def test_two_machines_that_begin_at_once_have_runs_of_their_own(start: Start, bucket: FolderStore,
@@ -331,7 +331,7 @@ def test_two_machines_that_begin_at_once_have_runs_of_their_own(start: Start, bu
     assert start().folder.name == "exp2"
 
 
-def test_storage_that_refuses_is_told_with_what_to_do(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_storage_says_what_to_do(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("AccessDenied")
 
@@ -370,8 +370,8 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
     run.finish()
     run.release()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{stored(run).address}: not all of the run is stored (OSError: away); what follows, or the same command on "
-        "this machine, stores the rest"]
+        f"{remote(run).address}: some files of the run are not stored yet (OSError: away); later uploads, or the same "
+        "command on this machine, store them"]
     monkeypatch.undo()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(run.folder.parents[4]))
     again = start()
@@ -379,7 +379,7 @@ def test_an_end_without_storage_is_a_warning(start: Start, bucket: FolderStore, 
     again.finish()
     again.release()
     assert bucket.get("exp/finished").data == b""
-    assert b'"a"' in read_log(stored(again)._store)
+    assert b'"a"' in read_log(remote(again)._store)
 
 
 def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
@@ -390,8 +390,8 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
         log.append(event)
     log.close()
     path = checkpoints.save(run.folder, 1, "last")
-    stored(run).checkpoints.put(path, 2)
-    stored(run).flush_log()
+    remote(run).checkpoints.put(path, 2)
+    remote(run).flush_log()
     address = f"file://{tmp_path}/bucket/runs/train/mine"
     assert cli.status([address]) == 0
     assert f"{address}: training" in capsys.readouterr().out
@@ -412,10 +412,10 @@ def test_commands_that_look_at_a_run_take_its_address(start: Start, bucket: Fold
 def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_checkpoints(
         start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start()
-    stored(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
-    payload = json.dumps(stored(run).payload)
+    remote(run).checkpoints.put(checkpoints.save(run.folder, 3, "last"), 1)
+    payload = json.dumps(remote(run).payload)
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    with working_copy_of(json.loads(payload)) as (folder, found):
+    with worker_copy(json.loads(payload)) as (folder, found):
         assert folder.is_relative_to(tmp_path / "node")
         assert found.download(folder) == []
         assert [path.name for path in newest_first(folder)] == ["step-3"]
@@ -424,6 +424,6 @@ def test_a_worker_elsewhere_has_a_folder_of_its_own_for_a_while_and_the_same_che
     (name,) = [entry.name for entry in FolderStore(tmp_path / "bucket/runs/train/exp").list("checkpoints/")]
     assert name == "000001-step-4.json"
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "one"))
-    with working_copy_of(json.loads(payload)) as (folder, _):
+    with worker_copy(json.loads(payload)) as (folder, _):
         assert folder == run.folder
     assert run.folder.exists()

@@ -29,5 +29,5 @@ def test_results_that_storage_refuses_stay_and_are_named(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "results.json").write_text("{}")
     (tmp_path / "bucket").write_text("")  # no folder
-    with pytest.raises(RayYoloError, match=rf"not all results are stored .* they lie in {folder}"):
+    with pytest.raises(RayYoloError, match=rf"some results are not stored .* all of them are in {folder}"):
         put_results(folder, f"file://{tmp_path}/bucket/runs/val/exp")

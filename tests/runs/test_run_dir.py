@@ -72,20 +72,20 @@ def test_a_run_whose_record_cannot_be_written_leaves_nothing_of_its_own(
 
     monkeypatch.setattr(files, "sync", full_disk)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()  # somebody's
+    (tmp_path / "mine" / "notes.txt").touch()  # a user's
     for name in ("", "mine"):
         with pytest.raises(InputError, match="No space left"):
             begin_run(Placement(storage_path=str(tmp_path), project=".", name=name), made_up("0"))
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine", tmp_path / "mine" / "notes.txt"]
 
 
-def test_of_two_commands_that_begin_the_same_name_one_is_told(tmp_path: Path) -> None:
+def test_of_two_commands_that_start_the_same_name_one_is_refused(tmp_path: Path) -> None:
     placement = Placement(storage_path=str(tmp_path), name="mine")
     run = begin_run(placement, made_up("0"))
     with pytest.raises(InputError, match="being trained by another process"):
         begin_run(placement, made_up("1"))
     run.release()
-    with pytest.raises(InputError, match=r"another process has begun .*mine just now"):
+    with pytest.raises(InputError, match=r"another process has just created .*mine"):
         begin_run(placement, made_up("1"))
     assert read_record(run.folder) == made_up("0")
 
@@ -142,12 +142,12 @@ def test_resume_takes_a_folder_a_checkpoint_or_the_newest(start: Open, tmp_path:
     (run.folder / "weights" / "last.pt").touch()
     run.release()
     for resume in (str(run.folder), str(run.folder / "weights" / "last.pt"), "auto"):
-        with pytest.raises(InputError, match=r"was begun with seed=1 \(not 2\), and a run keeps its recipe; leave"):
+        with pytest.raises(InputError, match=r"was started with seed=1 \(not 2\), and a run keeps its recipe; leave"):
             start(OTHER, resume=resume)
         again = start(resume=resume)
         assert again.folder == run.folder
         again.release()
-    with pytest.raises(InputError, match="is no run folder"):
+    with pytest.raises(InputError, match="is neither a run folder"):
         start(resume=str(tmp_path / "nothing"))
     run.finish()
     with pytest.raises(InputError, match="is finished"):
@@ -166,9 +166,9 @@ def test_resume_takes_what_was_asked_for_or_decided_and_no_other_setting(tmp_pat
     resume = Placement(storage_path=str(tmp_path), project="p", resume=str(run.folder))
     for given in ({}, {"epochs": 7}, {"batch_size": 32}, {"data": "/new/a.yaml"}, {"optimizer": {"lr0": 0.02}}):
         find_run(Recipe.model_validate(given), resume).release()
-    for given, told in (({"epochs": 100}, "epochs=7 (not 100)"), ({"batch_size": 16}, "batch_size=None (not 16)"),
+    for given, difference in (({"epochs": 100}, "epochs=7 (not 100)"), ({"batch_size": 16}, "batch_size=None (not 16)"),
                         ({"optimizer": {"lr0": 0.01}}, "optimizer.lr0=0.02 (not 0.01)")):
-        with pytest.raises(InputError, match=re.escape(f"was begun with {told}, and a run keeps its recipe")):
+        with pytest.raises(InputError, match=re.escape(f"was started with {difference}, and a run keeps its recipe")):
             find_run(Recipe.model_validate(given), resume)
     find_run(Recipe(), resume).release()  # what was refused is not held
 
@@ -203,25 +203,25 @@ def test_trainings_pass_over_sweeps_and_sweeps_over_trainings(tmp_path: Path, sw
     named = where.model_copy(update={"name": run.folder.name})
     with pytest.raises(InputError, match=f"is {'a sweep' if sweep else 'a training'}; choose another --name"):
         find_run(RECIPE, named, extends)
-    same = find_run(RECIPE, where, None if extends else lambda folder: False)  # nobody holds it
+    same = find_run(RECIPE, where, None if extends else lambda folder: False)  # no process holds it
     assert same is not None
     assert same.folder == run.folder
     same.release()
 
 
-def test_a_sweep_is_not_resumed_by_a_training_but_told_how_it_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_is_not_resumed_by_a_training_and_the_error_says_how(tmp_path: Path) -> None:
     where = Placement(storage_path=str(tmp_path), project="p")
     sweep = begin_run(where, SweepRecord(digest=recipe_digest(RECIPE), space="mine.yaml", trials=3))
     sweep.release()
-    for _ in range(2):  # the first refusal lets go of it
-        with pytest.raises(InputError, match=r"is a sweep; run the python -m ray_yolo.tune .*--space mine\.yaml"):
+    for _ in range(2):  # the first refusal releases it
+        with pytest.raises(InputError, match=r"is a sweep; .* run its python -m ray_yolo.tune .*--space mine\.yaml"):
             find_run(RECIPE, where.model_copy(update={"resume": str(sweep.folder)}))
     with pytest.raises(InputError, match="no unfinished run"):
         find_run(RECIPE, where.model_copy(update={"resume": "auto"}))
 
 
 @pytest.mark.parametrize(("placement", "why"), [
-    ({"exist_ok": True, "name": "mine"}, "not moved aside"),
+    ({"exist_ok": True, "name": "mine"}, "cannot be moved aside"),
     ({"project": "/runs"}, "leads out"), ({"project": "../runs"}, "leads out"),
     ({"project": "s3://bucket/x"}, "give it as --storage-path"), ({"storage_path": "ftp://x"}, "give a folder"),
 ])
@@ -254,13 +254,13 @@ def test_a_damaged_record_stops_no_command_that_does_not_name_it(
         [warning] = caplog.messages
         assert str(torn.folder / "run.json") in warning
         assert "is damaged" in warning
-        assert "passed over" in warning
+        assert "skipped" in warning
         caplog.clear()
     assert not folders.is_held(torn.folder)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
-def test_a_file_system_without_locks_is_told_before_anything_is_made(
+def test_a_file_system_without_locks_is_refused_before_anything_is_created(
         start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     run = start(name="mine")
     run.release()
@@ -278,7 +278,7 @@ def test_a_file_system_without_locks_is_told_before_anything_is_made(
 
 @pytest.mark.parametrize("project", ["file", "file/below", "x" * 300, "/proc/none"])
 @pytest.mark.parametrize("name", ["", "mine"])
-def test_storage_that_cannot_be_written_is_told(tmp_path: Path, project: str, name: str) -> None:
+def test_storage_that_cannot_be_written_is_named(tmp_path: Path, project: str, name: str) -> None:
     (tmp_path / "file").touch()
     placement = Placement(storage_path=str(tmp_path), project=project, name=name)
     for open_one in (lambda: find_run(RECIPE, placement), lambda: output_folder(placement)):
@@ -294,7 +294,7 @@ def test_output_folders_are_numbered_and_never_shared(tmp_path: Path) -> None:
     assert output_folder(Placement(storage_path=str(tmp_path), project="val")).name == "exp"
 
 
-def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_in_a_store_have_unique_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FolderStore(tmp_path / "bucket" / "val").put("mine3/results.json", b"")
 
     def named(machine: str, **placement: Any) -> str:
@@ -309,7 +309,7 @@ def test_results_in_a_store_have_names_that_nobody_else_gets(tmp_path: Path, mon
     assert named("one", name="mine") == "mine4"
     assert named("one", name="mine", exist_ok=True) == "mine"
     for taken in ("mine", "mine3"):
-        with pytest.raises(InputError, match=f"exist_ok: file://.*/val/{taken}: what is in a store is not moved aside"):
+        with pytest.raises(InputError, match=f"exist_ok: file://.*/val/{taken}: results in a bucket cannot"):
             named("two", name=taken, exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setattr(FolderStore, "list", lambda *_: [])
@@ -377,7 +377,7 @@ def test_a_second_command_without_a_name_says_that_the_first_ones_run_is_in_use(
     assert not caplog.messages
     second = start()
     [warning] = caplog.messages
-    assert warning.startswith(f"{first.folder} of the same settings is in use by another process; ")
+    assert warning.startswith(f"{first.folder} has the same settings but another process trains it; ")
     assert second.folder != first.folder
     second.release()
     first.release()

@@ -28,7 +28,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_a_training_is_told_with_its_newest_step_and_where_it_runs(held: Path) -> None:
+def test_a_training_is_shown_with_its_newest_step_and_its_workers(held: Path) -> None:
     run_log.write(held / EVENTS_FILE, [*TRAINING, WarningEvent(message="slow storage", worker=1)])
     first, progress, *workers, warning = describe_run(held)
     assert first == f"{held}: training"
@@ -37,7 +37,7 @@ def test_a_training_is_told_with_its_newest_step_and_where_it_runs(held: Path) -
     assert warning.endswith("worker 1: slow storage")
 
 
-def test_workers_are_told_as_the_driver_saw_them_last(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_shown_in_their_last_reported_state(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_log.write(held / EVENTS_FILE, TRAINING)
     write_members(held, [Member(worker=0, node="n0", pid=40, phase="exchanging", step=7, seconds=11.8, waits=True),
                          Member(worker=1, node="node1", pid=41, phase="loading", step=7, seconds=12.3, waits=False)])
@@ -53,19 +53,19 @@ def test_workers_are_told_as_the_driver_saw_them_last(held: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("events", "state"), [
-    (TRAINING, "interrupted: nobody trains it; the same command continues it"),
+    (TRAINING, "interrupted: no process trains it; the same command continues it"),
     ([*TRAINING, run_log.end(7, "stopped", reason="interrupted")],
      "stopped (interrupted); the same command continues it"),
     ([*TRAINING, run_log.end(7, "failed", reason="no memory")], "failed (no memory); the same command continues it"),
 ])
-def test_a_training_that_nobody_holds_has_ended_somehow(tmp_path: Path, events: list[object], state: str) -> None:
+def test_a_training_without_a_process_has_a_final_state(tmp_path: Path, events: list[object], state: str) -> None:
     run_log.write(tmp_path / EVENTS_FILE, events)
     assert describe_run(tmp_path)[0] == f"{tmp_path}: {state}"
     (tmp_path / "finished").touch()
     assert describe_run(tmp_path)[0] == f"{tmp_path}: finished"
 
 
-def test_what_interruptions_have_cost_is_told(tmp_path: Path) -> None:
+def test_the_cost_of_interruptions_is_shown(tmp_path: Path) -> None:
     run_log.write(tmp_path / EVENTS_FILE, [*TRAINING, run_log.start(5, regrouped=True), run_log.step(6)])
     assert any(line.startswith("0 restarts, 1 regrouping: 2 steps done twice") for line in describe_run(tmp_path))
 

@@ -40,7 +40,7 @@ def uninterrupted(tmp_path: Path) -> Path:
     return make(tmp_path / "calm", {2: 0.5, 4: 0.25, 6: 0.125})
 
 
-def test_sound_files_are_told_one_by_one(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sound_files_are_listed_one_by_one(uninterrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([str(uninterrupted)]) == 0
     assert capsys.readouterr().out.split() == [
         "checkpoints/step-6/state.pt", "ok", "checkpoints/step-4/state.pt", "ok", "checkpoints/step-2/state.pt", "ok",
@@ -72,7 +72,7 @@ def test_one_file_is_checked_against_its_manifest(
 def test_what_is_no_run_is_refused_in_one_line(uninterrupted: Path, name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}: has neither checkpoints nor weights; give the folder of a run"):
         verify([str(uninterrupted / name)])
-    with pytest.raises(InputError, match="is no folder of a run; two runs are compared by their folders"):
+    with pytest.raises(InputError, match="is not a run folder; give the folders of two runs"):
         verify([str(uninterrupted / "weights" / "last.pt"), str(uninterrupted)])
 
 
@@ -89,7 +89,7 @@ def test_the_first_step_and_the_first_tensor_that_differ_are_named(uninterrupted
         ("step 4", "model.b.bias differs in 1 of 2 numbers"),
     ]
     gone = make(tmp_path / "gone", {4: 0.26, 6: 0.13}, kept=1)
-    assert compare_runs(uninterrupted, gone)[-1].problem.startswith("other tensors (which, cannot be told")
+    assert compare_runs(uninterrupted, gone)[-1].problem.startswith("different tensors (the files are gone")
 
 
 def test_what_cannot_be_compared_is_refused(uninterrupted: Path, tmp_path: Path) -> None:

@@ -48,14 +48,14 @@ def test_a_project_has_the_records_that_the_store_has(address: str, tmp_path: Pa
     store.put("going/run.json", b"another one of this name")
     (project / "going" / "events.jsonl").touch()
     (project / "done" / "events.jsonl").touch()
-    (project / "mine").mkdir()  # no spool
+    (project / "mine").mkdir()  # not a working copy
     create_working_copy(project / "gone", f"{address}/gone")
     refresh(project, address, lambda folder: False)
     assert shown(project) == {"done": [".stored-at", "events.jsonl", "run.json"], "going": [".stored-at", "run.json"],
                               "mine": []}
 
 
-def test_what_somebody_works_on_stays_as_it_is(address: str, tmp_path: Path) -> None:
+def test_a_working_copy_in_use_stays_as_it_is(address: str, tmp_path: Path) -> None:
     create_working_copy(tmp_path / "spool" / "going", f"{address}/going")
     create_working_copy(tmp_path / "spool" / "new", f"{address}/new")
     refresh(tmp_path / "spool", address, lambda folder: folder.name != "done")
@@ -76,7 +76,7 @@ def test_a_run_that_is_named_is_the_only_one_that_is_asked_for(address: str, tmp
     assert shown(project) == {"done": [".stored-at", "finished", "run.json"], "other": [".stored-at"]}
 
 
-def test_the_spool_of_an_address_is_the_one_that_its_project_has(tmp_path: Path) -> None:
+def test_the_working_copy_of_an_address_is_the_one_of_its_project(tmp_path: Path) -> None:
     run = working_copy_of_run("s3://bucket/vision/runs/train/exp", "runs/train")
     assert run == working_copy_folder("s3://bucket/vision") / "runs/train/exp"
     assert working_copy_of_run("s3://bucket/exp", "runs/train") == working_copy_folder("s3://bucket") / "exp"
@@ -101,12 +101,12 @@ def test_a_run_is_trained_as_long_as_its_lease_is_renewed(address: str, tmp_path
     assert not is_leased(tmp_path)
 
 
-def test_a_spool_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:
+def test_the_holder_id_of_a_working_copy_is_stable_and_unique(tmp_path: Path) -> None:
     for name in ("one", "two"):
         create_working_copy(tmp_path / name, "file:///x")
     assert holder_id(tmp_path / "one") == holder_id(tmp_path / "one") != holder_id(tmp_path / "two")
 
 
-def test_one_address_has_one_spool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_address_has_one_working_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path))
     assert working_copy_folder("s3://bucket/x/") == working_copy_folder("s3://bucket/x") != working_copy_folder("s3://bucket/y")

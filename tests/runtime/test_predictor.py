@@ -155,7 +155,7 @@ def test_results_that_cannot_be_stored_stay_where_they_are(weights: Path, source
 
     monkeypatch.setattr(FolderStore, "put", refuse)
     monkeypatch.setattr(FolderStore, "put_if", lambda *_: "1")
-    with pytest.raises(RayYoloError, match=r"/bucket/p/exp: not all results are stored \(SlowDown\); they lie in "):
+    with pytest.raises(RayYoloError, match=r"/bucket/p/exp: some results are not stored \(SlowDown\); all of"):
         run(weights, source / "0.png", Path("p"), "", placement={"storage_path": f"file://{tmp_path}/bucket"})
     assert list((tmp_path / "cache").rglob("p/exp/predictions.json"))
 

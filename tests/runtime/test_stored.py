@@ -180,7 +180,7 @@ def test_storage_that_is_away_for_a_while_costs_a_warning(uninterrupted: TrainRe
     store = FolderStore(tmp_path / "bucket" / "runs/train/exp")
     assert refused
     told = run_log.messages(result.run_dir)
-    assert len([text for text in told if text.startswith("storage: OSError: SlowDown. Training goes on")]) <= 1
+    assert len([text for text in told if text.startswith("storage: OSError: SlowDown. Training continues")]) <= 1
     missed = [text for text in told if "could not be written (SlowDown)" in text]
     assert len(missed) == (2 if away == "all" else 0)
     assert told

@@ -174,7 +174,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning_and_the_training_has_ended_
     result = fit(make_config(tmp_path, 0, {"noplots": False}, epochs=1), quiet=True)
     assert (result.run_dir / "finished").exists()
     assert run_log.messages(result.run_dir) == [
-        "pictures: OSError: no ink. Training goes on; this is tried again."]
+        "pictures: OSError: no ink. Training continues; this is tried again."]
 
 
 def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
     result = fit(make_config(tmp_path, 0, epochs=3, noval=False), quiet=True)
     assert len(refused) == 1
     told = run_log.messages(result.run_dir)
-    assert told[1:] == ["weights/best.pt is of epoch 1: those of epoch 2, the best one, could not be written"]
+    assert told[1:] == ["weights/best.pt is of epoch 1: the best weights, of epoch 2, could not be written"]
     assert (result.best_epoch, result.best_fitness) == (0, pytest.approx(0.1))
 
 
@@ -222,7 +222,7 @@ def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_
     config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()
     told = run_log.messages(fit(config, quiet=True).run_dir)
-    assert told == ["exact: microbatch 16 was chosen by the number of workers of this first start; a new run on "
+    assert told == ["exact: microbatch 16 depends on the number of workers of this first start; a new run with "
                     "another number has the same bits only with --batch-size 16 --microbatch 16"]
     assert run_log.messages(uninterrupted.run_dir) == []
 
@@ -544,4 +544,5 @@ def test_a_job_keeps_its_run_and_its_tracking_where_they_last_and_says_where(
     assert (tmp_path / "project" / "mlflow.db").exists()
     assert not list(copy.iterdir())
     assert capsys.readouterr().out.startswith(
-        f"this folder is Ray's copy of the job's files and goes with the cluster; stored in {result.run_dir}\n")
+        "the current folder is Ray's copy of the job's files and is removed with the cluster; the run is in "
+        f"{result.run_dir}\n")

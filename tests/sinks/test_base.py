@@ -129,25 +129,25 @@ class TestRunner:
         wait_until(lambda: running.sink.rounds)
         assert running.finish() == "finished"
         assert running.warnings == [
-            "work: ConnectionError: https://***@host is away. Training goes on; this is tried again."]
+            "work: ConnectionError: https://***@host is away. Training continues; this is tried again."]
 
-    def test_an_error_without_a_message_is_told_too(self, tmp_path: Path) -> None:
+    def test_an_error_without_a_message_is_reported_too(self, tmp_path: Path) -> None:
         def work() -> None:
             raise ValueError
 
         running = Running(tmp_path, work)
         running.finish(0.05)
-        assert running.warnings == ["work: ValueError: . Training goes on; this is tried again."]
+        assert running.warnings == ["work: ValueError: . Training continues; this is tried again."]
 
-    def test_work_that_never_succeeds_is_waited_for_no_longer_than_patience_and_told_once(
+    def test_work_that_never_succeeds_is_waited_for_no_longer_than_patience_and_reported_once(
             self, tmp_path: Path) -> None:
         running = Running(tmp_path, refuse)
         began = time.monotonic()
         assert running.finish(0.2) == "abandoned"
         assert 0.2 <= time.monotonic() - began < 1.0
-        assert running.warnings == ["work: OSError: no. Training goes on; this is tried again."]
+        assert running.warnings == ["work: OSError: no. Training continues; this is tried again."]
 
-    def test_an_error_of_ours_is_told_at_once_and_not_tried_again(self, tmp_path: Path) -> None:
+    def test_an_error_of_this_package_is_reported_at_once_and_not_retried(self, tmp_path: Path) -> None:
         rounds: list[int] = []
 
         def work() -> None:
@@ -160,9 +160,9 @@ class TestRunner:
         assert running.finish(60.0) == "abandoned"
         assert time.monotonic() - began < 1.0
         assert len(rounds) == 1
-        assert running.warnings == ["work: it is no database; move it away. Training goes on without."]
+        assert running.warnings == ["work: it is no database; move it away. Training continues without."]
 
-    def test_work_that_hangs_is_waited_for_no_longer_than_patience_and_told(self, tmp_path: Path) -> None:
+    def test_work_that_hangs_is_waited_for_no_longer_than_patience_and_reported(self, tmp_path: Path) -> None:
         release = threading.Event()
         running = Running(tmp_path, release.wait)
         assert running.finish(0.1) == "abandoned"
@@ -200,15 +200,15 @@ class TestHistory:
         assert sink.has_ended_well == well
 
     def test_of_steps_in_a_row_the_first_and_the_last_are_kept_which_cost_what_all_of_them_do(self) -> None:
-        told = [run_log.start(), *map(run_log.step, range(1, 8)), run_log.epoch(0), run_log.start(4, regrouped=True),
+        events = [run_log.start(), *map(run_log.step, range(1, 8)), run_log.epoch(0), run_log.start(4, regrouped=True),
                 run_log.step(5), run_log.step(6)]
-        told = [event.model_copy(update={"time": float(second)}) for second, event in enumerate(told)]
+        events = [event.model_copy(update={"time": float(second)}) for second, event in enumerate(events)]
         sink = Work(lambda: None)
-        for event in told:
+        for event in events:
             sink.event(event)
-        assert sink.history == [*told[:2], told[7], told[8].model_copy(update={"per_class": ()}), *told[9:]]
-        assert measure_goodput(sink.history) == measure_goodput(told)
-        assert measure_goodput(told).idle_seconds == 2
+        assert sink.history == [*events[:2], events[7], events[8].model_copy(update={"per_class": ()}), *events[9:]]
+        assert measure_goodput(sink.history) == measure_goodput(events)
+        assert measure_goodput(events).idle_seconds == 2
 
     def test_steps_alone_change_nothing_that_is_shown(self) -> None:
         sink = Work(lambda: None)
@@ -228,17 +228,17 @@ class TestHistory:
             Console(tmp_path, io.StringIO()): 0, RayMetrics(tmp_path): 61, UploadSink(nothing): 0,
             Callbacks({}, tmp_path, Recipe(), pytest.fail): 0}
         before = class_results()
-        told: list[Event] = [run_log.start(), run_log.end(60)]
+        events: list[Event] = [run_log.start(), run_log.end(60)]
         for number in range(20):
-            told[-1:-1] = [run_log.step(3 * number + step) for step in (1, 2, 3)]
-            told[-1:-1] = [*run_log.trained_epoch(number), WarningEvent(message="odd")]
+            events[-1:-1] = [run_log.step(3 * number + step) for step in (1, 2, 3)]
+            events[-1:-1] = [*run_log.trained_epoch(number), WarningEvent(message="odd")]
         for sink in sinks:
-            for event in told:
+            for event in events:
                 sink.event(event.model_copy(deep=True))
             if isinstance(sink, (Console, Callbacks)):
                 sink.update()
         assert {sink.name: len(sink.history) for sink in sinks} == {sink.name: kept for sink, kept in sinks.items()}
-        del event, told
+        del event, events
         assert class_results() == before
 
 
@@ -271,13 +271,13 @@ class Training:
         assert tuple(sink.name for sink in sinks) == SINKS
         for sink in sinks:
             sink.patience_seconds = 0.5 if sink.name == failing else 60.0
-        projections = Sinks(log, sinks, warn)
+        runner = Sinks(log, sinks, warn)
         for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
             recorder.emit(event)
         flush_recorder(recorder)
         if failing:
             wait_until(lambda: run_log.messages(self.run_dir), 60.0)
-        projections.finish(lambda: flush_recorder(recorder))
+        runner.finish(lambda: flush_recorder(recorder))
         close_recorder(recorder)
 
     def complete(self) -> set[str]:
@@ -339,8 +339,8 @@ def test_all_tell_the_same(tmp_path: Path, uri: str) -> None:
 
 
 FULL, ODD = OSError(28, "No space left on device"), ValueError("no ink\nleft")
-FULL_TOLD, ODD_TOLD = "OSError: [Errno 28] No space left on device", "ValueError: no ink"
-AGAIN = ". Training goes on; this is tried again."
+FULL_TEXT, ODD_TEXT = "OSError: [Errno 28] No space left on device", "ValueError: no ink"
+AGAIN = ". Training continues; this is tried again."
 
 
 def raising(error: Exception) -> Callable[..., Any]:
@@ -349,7 +349,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     return work
 
 
-@pytest.mark.parametrize(("error", "told"), [(FULL, FULL_TOLD), (ODD, ODD_TOLD)], ids=["full", "odd"])
+@pytest.mark.parametrize(("error", "text"), [(FULL, FULL_TEXT), (ODD, ODD_TEXT)], ids=["full", "odd"])
 @pytest.mark.parametrize(("sink", "place", "rest"), [
     ("results.csv", "ray_yolo.sinks.results_csv.atomic_write", AGAIN),
     ("TensorBoard", "ray_yolo.sinks.tensorboard.TensorBoard._open", AGAIN),
@@ -363,28 +363,28 @@ def raising(error: Exception) -> Callable[..., Any]:
 ])
 def test_what_one_of_them_raises_is_a_warning_and_the_others_are_complete(
         tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, sink: str, place: str, rest: str,
-        error: Exception, told: str) -> None:
+        error: Exception, text: str) -> None:
     training = Training(tmp_path, uri)
     monkeypatch.setattr(place, raising(error))
     training.run(failing=sink if rest else "")
     assert training.complete() >= set(SINKS) - {sink}
-    assert run_log.messages(training.run_dir) == [f"{sink}: {told}{rest}"]
+    assert run_log.messages(training.run_dir) == [f"{sink}: {text}{rest}"]
     if sink != "console":
-        assert f"WARNING: {sink}: {told}{rest}" in training.stream.getvalue()
+        assert f"WARNING: {sink}: {text}{rest}" in training.stream.getvalue()
 
 
-@pytest.mark.parametrize(("error", "told"), [(FULL, FULL_TOLD), (KeyError("mine"), "KeyError: 'mine'")])
+@pytest.mark.parametrize(("error", "text"), [(FULL, FULL_TEXT), (KeyError("mine"), "KeyError: 'mine'")])
 @pytest.mark.parametrize("name", ["on_run_start", "on_epoch_end", "on_run_end"])
 def test_what_a_users_function_raises_is_a_warning_and_the_others_are_complete(
-        tmp_path: Path, uri: str, name: str, error: Exception, told: str) -> None:
+        tmp_path: Path, uri: str, name: str, error: Exception, text: str) -> None:
     training = Training(tmp_path, uri, hooks={name: raising(error)})
     training.run()
     assert training.complete() == set(SINKS) - {"callbacks"}
     assert training.called == [hook for hook in ("on_run_start", "on_epoch_end", "on_run_end") if hook != name]
-    assert run_log.messages(training.run_dir) == [f"callbacks: {name}: {told}"]
+    assert run_log.messages(training.run_dir) == [f"callbacks: {name}: {text}"]
 
 
-def test_a_console_whose_disk_is_full_keeps_nobody_from_anything(tmp_path: Path, uri: str) -> None:
+def test_a_console_whose_disk_is_full_stops_nothing_else(tmp_path: Path, uri: str) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise FULL
@@ -392,7 +392,7 @@ def test_a_console_whose_disk_is_full_keeps_nobody_from_anything(tmp_path: Path,
     training = Training(tmp_path, uri, stream=Full())
     training.run(failing="console")
     assert training.complete() == set(SINKS) - {"console"}
-    assert run_log.messages(training.run_dir) == [f"console: {FULL_TOLD}{AGAIN}"]
+    assert run_log.messages(training.run_dir) == [f"console: {FULL_TEXT}{AGAIN}"]
 
 
 def test_scalars_that_cannot_be_written_are_one_warning(
@@ -401,7 +401,7 @@ def test_scalars_that_cannot_be_written_are_one_warning(
     training = Training(tmp_path, uri)
     training.run(failing="TensorBoard")
     assert training.complete() >= set(SINKS) - {"TensorBoard"}
-    assert run_log.messages(training.run_dir) == [f"TensorBoard: {FULL_TOLD}{AGAIN}"]
+    assert run_log.messages(training.run_dir) == [f"TensorBoard: {FULL_TEXT}{AGAIN}"]
 
 
 @pytest.fixture
@@ -417,9 +417,9 @@ def test_a_tracking_server_that_answers_500_leaves_a_note_and_the_others_are_com
     training.run(failing="MLflow")
     assert broken.requests
     assert training.complete() == set(SINKS) - {"MLflow", "model registry"}  # which is there too
-    told, registry = run_log.messages(training.run_dir)
-    assert told.startswith("MLflow: MlflowException: ")
-    assert told.endswith(AGAIN)
+    mlflow, registry = run_log.messages(training.run_dir)
+    assert mlflow.startswith("MLflow: MlflowException: ")
+    assert mlflow.endswith(AGAIN)
     assert registry == "model registry: --register shapes: there is no MLflow run to register from"
     assert (training.run_dir / OWED_FILE).exists()
     assert f"python -m ray_yolo.sync {training.run_dir}" in training.stream.getvalue().splitlines()[-1]
@@ -437,9 +437,9 @@ def test_a_registry_that_answers_500_is_a_warning_and_the_others_are_complete(
 
 def test_without_tracking_there_is_no_word_of_it(tmp_path: Path) -> None:
     stream, log = io.StringIO(), tmp_path / EVENTS_FILE
-    projections = Sinks(log, [ResultsCsv(tmp_path), Console(tmp_path, stream)], pytest.fail)
+    runner = Sinks(log, [ResultsCsv(tmp_path), Console(tmp_path, stream)], pytest.fail)
     run_log.write(log, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
-    projections.finish()
+    runner.finish()
     assert "mlflow" not in stream.getvalue().lower()
     assert not (tmp_path / "mlflow.json").exists()
 

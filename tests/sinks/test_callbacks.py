@@ -21,12 +21,12 @@ RECIPE = Recipe(epochs=3)
 
 USER = """
 import threading
-calls, told = [], threading.Event()
+calls, called = [], threading.Event()
 def on_run_start(run_dir, recipe):
     calls.append(("start", run_dir, recipe))
 def on_epoch_end(event):
     calls.append(("epoch", event["epoch"], event["metrics"]["mAP50"]))
-    told.set()
+    called.set()
 def on_run_end(result):
     calls.append(("end", result))
 class Some:
@@ -64,11 +64,11 @@ class Called:
 
     def __init__(self, path: Path, run_dir: Path, warn: Callable[[str], None] = print) -> None:
         self.callbacks = Callbacks(load_callbacks(str(path)), run_dir, RECIPE, warn)
-        self._projections = Sinks(run_dir / EVENTS_FILE, [self.callbacks], warn)
+        self._sinks = Sinks(run_dir / EVENTS_FILE, [self.callbacks], warn)
 
     def finish(self, result: Any = None, patience_seconds: float = 10.0) -> None:
         self.callbacks.result, self.callbacks.patience_seconds = result, patience_seconds
-        self._projections.finish()
+        self._sinks.finish()
 
 
 def calls() -> list[tuple[Any, ...]]:
@@ -85,15 +85,15 @@ def test_functions_are_called_in_order_with_what_happened(module: Path, run_dir:
     assert warnings == []
 
 
-def test_an_epoch_is_told_while_training_goes_on(module: Path, run_dir: Path) -> None:
+def test_an_epoch_is_reported_during_training(module: Path, run_dir: Path) -> None:
     callbacks = Called(module, run_dir)
     notify(run_dir, run_log.start(), run_log.epoch(0))
     loaded: Any = sys.modules["callbacks_module"]
-    assert loaded.told.wait(10)
+    assert loaded.called.wait(10)
     callbacks.finish()
 
 
-def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
+def test_each_epoch_is_reported_once_over_restarts_and_continuations(module: Path, run_dir: Path) -> None:
     notify(run_dir, run_log.start(), *run_log.trained_epoch(0))
     callbacks = Called(module, run_dir)  # the command was run again
     notify(run_dir, run_log.start(10), run_log.epoch(0), run_log.epoch(1))
@@ -103,16 +103,16 @@ def test_each_epoch_is_told_once_over_restarts_and_continuations(module: Path, r
     assert [call[0] for call in calls()].count("end") == 1
 
 
-@pytest.mark.parametrize(("raised", "told"), [("KeyError('mine')", "KeyError: 'mine'"),
+@pytest.mark.parametrize(("raised", "text"), [("KeyError('mine')", "KeyError: 'mine'"),
                                               ("SystemExit(7)", "SystemExit: 7")])
 def test_an_exception_is_a_warning_and_the_others_are_called(
-        module: Path, run_dir: Path, raised: str, told: str) -> None:
+        module: Path, run_dir: Path, raised: str, text: str) -> None:
     module.write_text(f"{USER}\ndef on_epoch_end(event):\n    raise {raised}\n")
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
     notify(run_dir, run_log.start(), run_log.epoch(0), run_log.epoch(1))
     callbacks.finish()
-    assert warnings == [f"callbacks: on_epoch_end: {told}"] * 2
+    assert warnings == [f"callbacks: on_epoch_end: {text}"] * 2
     assert [call[0] for call in calls()] == ["start", "end"]
 
 
@@ -121,11 +121,11 @@ def test_a_function_that_does_not_come_back_is_left_behind(module: Path, run_dir
     warnings: list[str] = []
     callbacks = Called(module, run_dir, warnings.append)
     callbacks.finish(patience_seconds=0.5)
-    assert warnings == ["callbacks: not back after 0.5 s; they are left behind"]
+    assert warnings == ["callbacks: no return after 0.5 s; the command ends without them"]
     sys.modules["callbacks_module"].wait.set()
 
 
-def test_start_and_end_are_told_once_however_the_rounds_of_the_thread_fall(module: Path, run_dir: Path) -> None:
+def test_start_and_end_are_reported_once_for_any_timing_of_the_thread(module: Path, run_dir: Path) -> None:
     callbacks = Callbacks(load_callbacks(str(module)), run_dir, RECIPE, print)
     callbacks.result = 1
     callbacks.update()
@@ -135,7 +135,7 @@ def test_start_and_end_are_told_once_however_the_rounds_of_the_thread_fall(modul
     assert calls() == [("start", run_dir, RECIPE), ("epoch", 0, 0.125), ("end", 1)]
 
 
-def test_an_epoch_is_told_as_the_log_has_it(run_dir: Path) -> None:
+def test_an_epoch_is_passed_as_in_the_log(run_dir: Path) -> None:
     seen: list[dict[str, Any]] = []
     callbacks = Callbacks({"on_epoch_end": seen.append}, run_dir, RECIPE, print)
     notify(run_dir, run_log.epoch(0))

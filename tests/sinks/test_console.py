@@ -35,7 +35,7 @@ def test_a_file_gets_whole_lines_without_carriage_returns():
     assert stream.getvalue().endswith("\n")
 
 
-def test_a_long_epoch_is_told_every_half_minute():
+def test_a_long_epoch_is_reported_every_half_minute():
     stream, now = io.StringIO(), [0.0]
     display = Display(stream, clock=lambda: now[0])
     display.update(BEGIN)
@@ -104,7 +104,7 @@ def test_letters_that_the_console_does_not_have_do_no_harm():
     assert raw.getvalue().startswith(b"M?we: ")
 
 
-def test_of_the_past_only_the_run_is_told(tmp_path):
+def test_of_earlier_starts_only_the_run_is_printed(tmp_path):
     terminal = Terminal()
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), run_log.epoch(0), run_log.checkpoint(10)])
     console = Console(tmp_path, terminal)
@@ -115,22 +115,22 @@ def test_of_the_past_only_the_run_is_told(tmp_path):
     console.finish()
     assert terminal.screen[0].startswith("exp: yolov5s")
     assert terminal.screen[1].startswith("batch 8, microbatch 4, accumulation 8")
-    assert terminal.screen[2] == "going on with 2 workers from step 10, epoch 2"
+    assert terminal.screen[2] == "continuing with 2 workers from step 10, epoch 2"
     row, _ = (line.split() for line in terminal.screen if line.lstrip().startswith("all "))  # one more at the end
     assert row[1] == "16"  # validation images, known from the past only
     assert not any("1/3" in line for line in terminal.screen)
 
 
 @pytest.mark.parametrize("displayed", [True, False])
-def test_at_the_end_the_outcome_is_told_and_what_else_there_is_to_know(tmp_path, displayed):
+def test_at_the_end_the_outcome_and_the_notes_are_printed(tmp_path, displayed):
     stream, notes = io.StringIO(), []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0), run_log.end(10)])
     console = Console(tmp_path, stream, lambda: notes)
-    notes.append("MLflow has not got everything yet.")
+    notes.append("MLflow does not have everything yet.")
     console.finish() if displayed else console.abandon()
-    told = stream.getvalue().splitlines()
-    assert "done: 1 epoch in 0:01:00" in told
-    assert told[-1] == "MLflow has not got everything yet."
+    lines = stream.getvalue().splitlines()
+    assert "done: 1 epoch in 0:01:00" in lines
+    assert lines[-1] == "MLflow does not have everything yet."
 
 
 def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process():
@@ -142,7 +142,7 @@ def test_a_reader_that_has_gone_away_is_an_error_and_not_the_end_of_the_process(
         Display(Gone()).update(BEGIN)
 
 
-def test_what_the_stream_has_refused_is_told_once_it_can_be():
+def test_text_that_the_stream_has_refused_is_printed_later():
     class Full(io.StringIO):
         is_full = True
 

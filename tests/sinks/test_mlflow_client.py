@@ -61,7 +61,7 @@ def test_the_first_of_two_commands_makes_the_database_and_the_second_uses_it(
 @pytest.mark.parametrize(("module", "name"), [
     ("mlflow.store.tracking.sqlalchemy_store", "SqlAlchemyStore"),
     ("mlflow.system_metrics.system_metrics_monitor", "SystemMetricsMonitor")])
-def test_an_mlflow_without_a_private_name_is_told_in_plain_words(
+def test_an_mlflow_without_a_private_name_is_reported_in_plain_words(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
     """WorkerStatus with MLflow 3.17; that they do what they are used for is shown here and in test_mlflow_system."""
     monkeypatch.delattr(import_module(module), name)
@@ -81,7 +81,7 @@ def test_a_database_that_was_left_half_made_is_refused(tmp_path: Path, monkeypat
         patch.setattr("alembic.ddl.impl.DefaultImpl.drop_table", die)
         with pytest.raises(Killed):
             SqlAlchemyStore(f"sqlite:///{path}", None)
-    with pytest.raises(InputError, match=r"mlflow\.db: was left half made; move it away, and ray_yolo\.sync of a run"):
+    with pytest.raises(InputError, match=r"mlflow\.db: its creation was interrupted; move it away, and ray_yolo\.sync"):
         build_client(f"sqlite:///{path}")
 
 

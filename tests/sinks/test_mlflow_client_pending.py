@@ -1,4 +1,4 @@
-"""What a finished run owes a server that was away is noted, and delivered by sync or by the next training."""
+"""A delivery that failed is noted as pending, and made by sync or by the next training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from ray_yolo import sync
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, claimed, note_owed, owing_runs, read_owed
+from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, claim_pending, note_pending, pending_runs, read_pending
 from ray_yolo.sinks.mlflow_run import synchronise
 from tests.support import run_log
 from tests.support.tracking import Tracking
@@ -55,14 +55,14 @@ def delivered(client: MlflowClient, folder: Path) -> list[str]:
 def test_what_a_server_has_not_got_is_noted_without_secrets_until_it_has(tmp_path: Path) -> None:
     run = begin(tmp_path / "exp")
     assert Tracking(run, AWAY, lambda _: None, tags={"a": "b"}).finish(patience_seconds=0.5) is not None
-    assert read_owed(run, AWAY) == {"uri": "http://***@127.0.0.1:1", "parent_run_id": None, "tags": {"a": "b"}}
+    assert read_pending(run, AWAY) == {"uri": "http://***@127.0.0.1:1", "parent_run_id": None, "tags": {"a": "b"}}
     assert "s3cr3t" not in (run / OWED_FILE).read_text()
 
 
 def test_the_next_training_of_the_project_delivers_it(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2", finished=False)
     parent = client.create_run("0").info.run_id
-    note_owed(run, uri, parent, {"a": "b"})
+    note_pending(run, uri, parent_run_id=parent, tags={"a": "b"})
     assert delivered(client, run) == []
     assert Tracking(later, uri, pytest.fail).finish() is None
     [delivered_run] = delivered(client, run)
@@ -75,7 +75,7 @@ def test_the_next_training_of_the_project_delivers_it(tmp_path: Path, client: Ml
 def test_sync_delivers_it_as_it_was_to_be(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     run = begin(tmp_path / "exp")
     parent = client.create_run("0").info.run_id
-    note_owed(run, uri, parent, {})
+    note_pending(run, uri, parent_run_id=parent, tags={})
     assert client.get_run(synchronise(run, uri)).data.tags["mlflow.parentRunId"] == parent
     assert not (run / OWED_FILE).exists()
 
@@ -84,10 +84,10 @@ def test_sync_delivers_to_where_the_run_is_tracked_whatever_folder_it_is_started
         tmp_path: Path, storage: Path, client: MlflowClient, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
-    owing, tracked, unknown = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(storage / "runs" / "train" / "exp")
-    note_owed(owing, uri, None, {})
+    pending, tracked, unknown = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(storage / "runs" / "train" / "exp")
+    note_pending(pending, uri, parent_run_id=None, tags={})
     (tracked / RUN_FILE).write_text(json.dumps({"run_id": "0" * 32, "uri": uri}))
-    for run in (owing, tracked, unknown):  # the last one was killed before it was told to anybody
+    for run in (pending, tracked, unknown):  # the last one was killed before it reached any server
         assert sync.main([str(run)]) == 0
         assert len(delivered(client, run)) == 1
     assert not (tmp_path / "mlflow.db").exists()
@@ -95,7 +95,7 @@ def test_sync_delivers_to_where_the_run_is_tracked_whatever_folder_it_is_started
 
 def test_a_server_whose_secrets_are_not_kept_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begin(tmp_path / "exp")
-    note_owed(run, AWAY, None, {})
+    note_pending(run, AWAY, parent_run_id=None, tags={})
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"the secrets of http://\*\*\*@127.* --mlflow-uri"):
@@ -105,21 +105,21 @@ def test_a_server_whose_secrets_are_not_kept_is_asked_for(tmp_path: Path, monkey
         sync.main([str(run)])
 
 
-def test_only_finished_runs_that_owe_this_server_are_delivered(tmp_path: Path, uri: str) -> None:
+def test_only_finished_runs_with_a_pending_delivery_to_this_server_are_delivered(tmp_path: Path, uri: str) -> None:
     own, other, unfinished = begin(tmp_path / "a"), begin(tmp_path / "b"), begin(tmp_path / "c", finished=False)
-    for run, owed in ((own, uri), (other, AWAY), (unfinished, uri)):
-        note_owed(run, owed, None, {})
-    assert owing_runs(tmp_path / "new", uri) == [own]
-    assert owing_runs(own, uri) == []
+    for run, server in ((own, uri), (other, AWAY), (unfinished, uri)):
+        note_pending(run, server, parent_run_id=None, tags={})
+    assert pending_runs(tmp_path / "new", uri) == [own]
+    assert pending_runs(own, uri) == []
     synchronise(other, uri)
-    assert read_owed(other, AWAY) is not None
+    assert read_pending(other, AWAY) is not None
 
 
 def test_two_trainings_that_begin_at_once_deliver_it_once(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2")
-    note_owed(run, uri, None, {})
-    with claimed(run, uri) as owed:
-        assert owed is not None
+    note_pending(run, uri, parent_run_id=None, tags={})
+    with claim_pending(run, uri) as note:
+        assert note is not None
         assert Tracking(later, uri, pytest.fail).finish() is None
         assert delivered(client, run) == []
     assert Tracking(later, uri, pytest.fail).finish() is None

@@ -15,7 +15,7 @@ def plan(*events):
     return plan_run(run_log.numbered([run_log.run(), *events]))
 
 
-def test_before_the_run_is_told_there_is_no_plan():
+def test_without_a_run_event_there_is_no_plan():
     assert plan_run([]) is None
 
 
@@ -51,8 +51,9 @@ def test_tags_say_where_the_run_comes_from():
     ("s3://bucket/bccd/data.yaml", "bccd")])
 def test_data_sets_are_those_of_the_last_start(path, name):
     recipe = {**run_log.run().recipe, "data": path}
-    told = [run_log.run(recipe=recipe), run_log.dataset(train="old", val="old"), run_log.dataset(train="a1", val="b2")]
-    found = plan_run(run_log.numbered(told)).data
+    events = [run_log.run(recipe=recipe), run_log.dataset(train="old", val="old"),
+              run_log.dataset(train="a1", val="b2")]
+    found = plan_run(run_log.numbered(events)).data
     assert [(each.name, each.digest, each.context) for each in found] == [
         (name, "a1", "training"), (name, "b2", "validation")]
     assert json.loads(found[0].source) == {"uri": path}
@@ -103,7 +104,7 @@ def test_a_start_after_an_end_runs_again():
     assert (made.status, made.end_ms) == ("RUNNING", None)
 
 
-def test_the_best_epoch_is_told_at_the_end_only():
+def test_the_best_epoch_is_posted_at_the_end_only():
     story = [run_log.start(), *run_log.trained_epoch(0), run_log.epoch(1, best=False), run_log.checkpoint(20)]
     assert not any(point.key in BEST for point in plan(*story).points)
     best = {point.key: point for point in plan(*story, run_log.end(20)).points if point.key in BEST}

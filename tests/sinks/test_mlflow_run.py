@@ -70,7 +70,7 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run_dir, tmp_path):
+def test_a_file_that_is_no_database_is_reported_at_once_and_waited_for_no_longer(run_dir, tmp_path):
     (tmp_path / "mlflow.db").write_text("nothing of the kind, but long enough")
     notify(run_dir, STORY)
     warnings = []
@@ -79,7 +79,7 @@ def test_a_file_that_is_no_database_is_told_at_once_and_waited_for_no_longer(run
     assert "python -m ray_yolo.sync" in tracking.finish()
     assert time.monotonic() - began < 15
     assert warnings == [f"MLflow: {tmp_path}/mlflow.db: is no SQLite database; move it away, or name another one with "
-                        "--mlflow-uri. Training goes on without."]
+                        "--mlflow-uri. Training continues without."]
 
 
 def points(client, run_id):
@@ -325,7 +325,7 @@ class TestThread:
         assert len(broken_server.requests) > 2
         assert len(warnings) == 1
 
-    def test_a_server_that_never_answers_holds_nobody_up(self, black_hole, run_dir):
+    def test_a_server_that_never_answers_delays_nothing(self, black_hole, run_dir):
         notify(run_dir, STORY[:5])
         tracking = Tracking(run_dir, black_hole, lambda _: None)
         for event in STORY[5:]:

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.mlflow_client import read_run_file
-from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, is_asked_for
+from ray_yolo.sinks.mlflow_run import Mlflow, SystemMetrics, system_metrics_enabled
 from tests.support import run_log
 from tests.support.machines import wait_for
 
@@ -55,15 +55,15 @@ def test_without_what_it_needs_it_says_so_and_the_rest_is_tracked(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     warned: list[str] = []
     run_log.write(tmp_path / EVENTS_FILE, [run_log.run(), run_log.start(), *run_log.trained_epoch(0)])
-    projections = follow(tmp_path, uri, warned)
+    sinks = follow(tmp_path, uri, warned)
     wait_for(lambda: warned, 90)
-    projections.finish()
-    assert warned == ["system metrics: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING needs pip install psutil. Training goes on "
-                      "without."]
+    sinks.finish()
+    assert warned == ["system metrics: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING needs pip install psutil. Training "
+                      "continues without."]
     assert steps(uri, tmp_path) == []
 
 
 def test_mlflows_switch_asks_for_them() -> None:
     name = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
-    assert [is_asked_for(environment) for environment in ({}, {name: "false"}, {name: "true"}, {name: "True"})] == [
-        False, False, True, True]
+    settings = {}, {name: "false"}, {name: "true"}, {name: "True"}
+    assert [system_metrics_enabled(environment) for environment in settings] == [False, False, True, True]

@@ -19,6 +19,7 @@ from ray_yolo.engine.build import TrainSpec
 from ray_yolo.engine.session import DETECTIONS_FILE
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.sinks import pictures as pictures_module
+from ray_yolo.sinks.base import Sinks
 from ray_yolo.sinks.pictures import PlotSink, PlotWorker, follow_training, start_process
 from ray_yolo.sinks.results_csv import format_results
 from tests.support import run_log
@@ -43,19 +44,19 @@ def spec(tmp_path: Path) -> TrainSpec:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is drawn: nothing is."""
-    told: list[str] = []
+    """The names of the pictures that would be drawn."""
+    names: list[str] = []
 
     def record(name: str, place: int) -> Callable[..., None]:
         def draw(*given: Any) -> None:
-            told.append(name)
+            names.append(name)
             if isinstance(given[place], Path):
                 given[place].touch()
         return draw
 
     for name, place in (("draw_training", 0), ("plot_labels", 1), ("plot_results", 1), ("draw_detections", 0)):
         monkeypatch.setattr(pictures_module, name, record(name, place))
-    return told
+    return names
 
 
 def test_what_training_sees_is_drawn_first_and_the_rest_when_there_is_something_new(
@@ -114,17 +115,17 @@ def test_what_could_not_be_drawn_is_one_warning(
         Thread(target=follow_training, args=(theirs,), daemon=True).start()
         return ours, None
 
-    told: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(pictures_module, "start_process", here)
     monkeypatch.setattr(pictures_module, "plot_labels", refuse)
-    pictures = PlotSink(spec.run_dir, spec, told.append)
+    pictures = PlotSink(spec.run_dir, spec, warnings.append)
     pictures.event(run_log.step(1))
     pictures.update()
     pictures.update(last=True)
-    assert told == ["pictures that could not be drawn: labels.jpg (OSError: full)"]
+    assert warnings == ["pictures that could not be drawn: labels.jpg (OSError: full)"]
 
 
-def test_nobody_draws_before_the_first_step(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_draws_before_the_first_step(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its imports would take the seconds of the first step's."""
     monkeypatch.setattr(pictures_module, "start_process", pytest.fail)
     pictures = PlotSink(spec.run_dir, spec, pytest.fail)
@@ -132,7 +133,7 @@ def test_nobody_draws_before_the_first_step(spec: TrainSpec, monkeypatch: pytest
     pictures.update()
 
 
-def test_a_process_that_was_killed_is_told_and_another_one_draws(
+def test_a_process_that_was_killed_is_reported_and_another_one_draws(
     spec: TrainSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_log.write(spec.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
@@ -157,14 +158,14 @@ def test_a_process_that_was_killed_is_told_and_another_one_draws(
 
 
 @pytest.mark.timeout(900)  # it gives way to whatever else the machine does
-def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(spec: TrainSpec) -> None:
+def test_the_pictures_of_a_killed_driver_are_completed(spec: TrainSpec) -> None:
     """Ctrl-C, which goes to all processes of a terminal's group, does not reach the one that draws."""
     pipe, process = start_process()
     assert process
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
-    pipe.send((spec.run_dir, spec))
+    pipe.send((spec.run_dir, spec, None))
     wait_until(lambda: (spec.run_dir / "labels.jpg").exists())
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
+    assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
     run_log.write(spec.run_dir / EVENTS_FILE, run_log.trained_epoch(0))
     wait_until(lambda: (spec.run_dir / "results.png").exists())  # while the training goes on
     np.save(spec.run_dir / DETECTIONS_FILE, TABLE)
@@ -174,9 +175,31 @@ def test_a_driver_that_is_killed_leaves_the_pictures_of_what_it_has_told(spec: T
         path.name for path in spec.run_dir.iterdir()}
 
 
-def test_nobody_at_a_prompt_waits_longer_than_three_seconds(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = []
-    for at_prompt in (True, False):
-        monkeypatch.setattr("sys.stdout.isatty", lambda at_prompt=at_prompt: at_prompt, raising=False)
-        waits.append(PlotSink(spec.run_dir, spec, pytest.fail).patience_seconds)
-    assert waits == [3.0, 60.0]
+def test_a_prompt_does_not_wait_for_the_last_pictures(spec: TrainSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    monkeypatch.setattr(pictures_module, "start_process", lambda: (ours, None))
+    pictures, warnings = PlotSink(spec.run_dir, spec, pytest.fail), list[str]()
+    sinks = Sinks(spec.run_dir / EVENTS_FILE, [pictures], warnings.append, interactive=True)
+    start = time.monotonic()
+    sinks.finish()
+    assert time.monotonic() - start < 3
+    assert pictures.is_abandoned
+    assert warnings == [f"the last pictures are still being drawn into {spec.run_dir}"]
+    assert theirs.recv()[0] == spec.run_dir
+    assert theirs.recv() is None
+
+
+def test_what_the_driver_left_pending_is_delivered_after_the_pictures(
+        spec: TrainSpec, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered: list[tuple[Path, str]] = []
+    monkeypatch.setattr(pictures_module, "deliver_pending", lambda *run: delivered.append(run))
+    for finished in (False, True):
+        if finished:
+            (spec.run_dir / "finished").touch()
+        ours, theirs = Pipe()
+        ours.send((spec.run_dir, spec, "http://server"))
+        ours.send(None)
+        ours.close()
+        follow_training(theirs)
+        assert delivered == [(spec.run_dir, "http://server")] * finished
+    assert "draw_training" in calls

@@ -18,12 +18,12 @@ WRITTEN = {"train_batch0.jpg", "train_batch1.jpg", "train_batch2.jpg", "val_batc
            "confusion_matrix_normalized.png"}
 
 
-@pytest.mark.parametrize(("broken", "told", "lost"), [
+@pytest.mark.parametrize(("broken", "names", "lost"), [
     ("plot_pictures", ["train_batch0.jpg", "train_batch1.jpg", "train_batch2.jpg"], "train_batch"),
     ("plot_truth_and_detections", ["val_batch0_pred.jpg", "val_batch1_pred.jpg"], "val_batch"),
     ("plot_all_curves", ["curves"], "_curve"), ("plot_confusion", ["confusion matrices"], "confusion_")])
 def test_pictures_that_cannot_be_drawn_are_named_and_the_others_are_drawn(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, told: list[str], lost: str) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, names: list[str], lost: str) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("no ink")
 
@@ -31,5 +31,5 @@ def test_pictures_that_cannot_be_drawn_are_named_and_the_others_are_drawn(
     monkeypatch.setattr(pictures, broken, refuse)
     draw_training(folder, spec, failed)
     draw_detections(TABLE, spec.val, 64, folder, failed)
-    assert failed == dict.fromkeys(told, "ValueError: no ink")
+    assert failed == dict.fromkeys(names, "ValueError: no ink")
     assert {path.name for path in folder.iterdir()} == {name for name in WRITTEN if lost not in name}

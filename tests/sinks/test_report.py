@@ -53,26 +53,26 @@ class TestEpochLines:
         assert line == "epoch 1/3  obj 0.25  cls 0.125  100 images/s  0:01:00"
 
     def test_a_restart_says_where_it_goes_on(self):
-        told, _ = lines([run_log.run(), run_log.start(10, num_workers=1)], live=False)
-        assert told[-1] == "going on with 1 worker from step 10, epoch 2"
+        output, _ = lines([run_log.run(), run_log.start(10, num_workers=1)], live=False)
+        assert output[-1] == "continuing with 1 worker from step 10, epoch 2"
 
-    def test_an_epoch_told_again_after_a_restart_is_not_news(self):
-        told, _ = lines([*BEGIN, run_log.epoch(0), run_log.start(10), run_log.epoch(0)], live=False)
-        assert sum(line.startswith("epoch 1/3") for line in told) == 1
+    def test_an_epoch_reported_again_after_a_restart_is_not_news(self):
+        output, _ = lines([*BEGIN, run_log.epoch(0), run_log.start(10), run_log.epoch(0)], live=False)
+        assert sum(line.startswith("epoch 1/3") for line in output) == 1
 
     def test_warnings_are_passed_on(self):
-        told, _ = lines([WarningEvent(message="MLflow is away")], live=False)
-        assert told == ["WARNING: MLflow is away"]
+        output, _ = lines([WarningEvent(message="MLflow is away")], live=False)
+        assert output == ["WARNING: MLflow is away"]
 
-    def test_a_warning_of_several_workers_is_told_once_with_the_number_of_the_first(self):
-        told, _ = lines([WarningEvent(message="slow kernel", worker=worker) for worker in (3, 0, 3)],
+    def test_a_warning_of_several_workers_is_shown_once_with_the_number_of_the_first(self):
+        output, _ = lines([WarningEvent(message="slow kernel", worker=worker) for worker in (3, 0, 3)],
                         live=False)
-        assert told == ["WARNING: worker 3: slow kernel"]
+        assert output == ["WARNING: worker 3: slow kernel"]
 
     def test_steps_shards_and_unknown_events_are_no_lines(self):
         shard = ShardEvent(worker=0, epoch=0, step=1, images=8, wait_seconds=0.0, seconds=1.0, node="a", pid=1)
-        told, _ = lines([*BEGIN, run_log.step(1), shard, Event(type="weather")], live=False)
-        assert told == lines(BEGIN, live=False)[0]
+        output, _ = lines([*BEGIN, run_log.step(1), shard, Event(type="weather")], live=False)
+        assert output == lines(BEGIN, live=False)[0]
 
 
 def split(**changes):
@@ -83,7 +83,7 @@ def split(**changes):
 
 class TestDataset:
     @pytest.mark.parametrize("live", [True, False])
-    def test_both_splits_are_told_in_columns(self, live):
+    def test_both_splits_are_shown_in_columns(self, live):
         val = split(images=5, boxes=6, per_class=[6, 0], looked_for=["/d/val.json"])
         event = DatasetEvent(names=("circle", "square"), splits={"train": split(), "val": val})
         assert lines([event], live=live)[0] == [
@@ -106,28 +106,28 @@ class TestDataset:
         assert lines([asked], live=False)[0] == [
             "each worker: 1 CPU, 1 thread, 1 loader process, cache none (as asked)"]
 
-    def test_of_many_classes_the_most_frequent_are_told(self):
+    def test_of_many_classes_the_most_frequent_are_listed(self):
         counts = [number % 50 for number in range(80)]
-        told = dataset_table({"val": split(per_class=counts)}, [f"c{number}" for number in range(80)])
-        rows = [line.split() for line in told[3:23]]
+        output = dataset_table({"val": split(per_class=counts)}, [f"c{number}" for number in range(80)])
+        rows = [line.split() for line in output[3:23]]
         assert rows == [[f"c{number}", str(number)] for number in range(30, 50)]
-        assert told[23].split() == ["60", "more", "classes"]
-        assert told[24] == "no box in val: 2 of 80 classes (c0, c50)"
+        assert output[23].split() == ["60", "more", "classes"]
+        assert output[24] == "no box in val: 2 of 80 classes (c0, c50)"
 
 
 class TestTables:
     def test_columns_stand_under_their_names(self):
-        told, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
-        at = told.index(HEADER)
-        assert told[at + 1: at + 4] == [
+        output, _ = lines([*BEGIN, run_log.epoch(0)], live=True)
+        at = output.index(HEADER)
+        assert output[at + 1: at + 4] == [
             "        1/3       1.5G        0.5       0.25      0.125        100    0:01:00",
             CLASS_HEADER,
             "                   all         16         14        0.5       0.25      0.125     0.0625"]
 
     def test_the_next_epoch_has_a_header_and_after_the_last_there_is_none(self):
-        told, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2)], live=True)
-        assert told.count(HEADER) == 3
-        assert told[-1].lstrip().startswith("all")
+        output, _ = lines([*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2)], live=True)
+        assert output.count(HEADER) == 3
+        assert output[-1].lstrip().startswith("all")
 
 
 class TestProgress:
@@ -182,22 +182,22 @@ class TestClosingMessage:
 
     def test_it_tells_the_outcome_and_the_classes_of_the_best_epoch(self, tmp_path):
         story = [*BEGIN, run_log.epoch(0), run_log.epoch(1), run_log.epoch(2, best=False), run_log.end(30)]
-        told = closing_message(tmp_path, run_log.numbered(story)).splitlines()
-        assert told[:4] == [
+        output = closing_message(tmp_path, run_log.numbered(story)).splitlines()
+        assert output[:4] == [
             CLASS_HEADER,
             "                   all          -         14        0.5       0.25      1.125     0.0625",
             "                circle          9          7        0.5       0.25      1.125     0.0625",
             "                square          9          7        0.5       0.25      1.125     0.0625"]
-        assert "done: 3 epochs in 0:03:00" in told
-        at = told.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
-        assert told[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
+        assert "done: 3 epochs in 0:03:00" in output
+        at = output.index("best epoch   2  P 0.5  R 0.25  mAP50 1.125  mAP50-95 0.0625")
+        assert output[at + 1].strip() == "(epoch 1 in results.csv and other records, which count from 0)"
 
     def test_it_tells_how_to_look_at_it(self, tmp_path):
         (tmp_path / "weights").mkdir()
         (tmp_path / "weights" / "best.pt").touch()
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "sqlite:////x.db"}))
-        told = self.message(tmp_path, run_log.end(30))
-        assert told[-5:] == [
+        output = self.message(tmp_path, run_log.end(30))
+        assert output[-5:] == [
             f"results      {tmp_path}", f"weights      {tmp_path}/weights (best.pt)",
             f"tensorboard  tensorboard --logdir {tmp_path}",
             "mlflow       mlflow ui --backend-store-uri sqlite:////x.db",
@@ -212,9 +212,9 @@ class TestClosingMessage:
         folder.mkdir()
         uri = f"sqlite:///{folder}/mlflow.db"
         (folder / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": uri}))
-        told = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
-        assert shlex.split(told["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
-        assert shlex.split(told["mlflow"]) == ["mlflow", "ui", "--backend-store-uri", uri]
+        output = {line[:13].strip(): line[13:] for line in self.message(folder, run_log.end(30))}
+        assert shlex.split(output["tensorboard"]) == ["tensorboard", "--logdir", str(folder)]
+        assert shlex.split(output["mlflow"]) == ["mlflow", "ui", "--backend-store-uri", uri]
 
     def test_a_served_run_is_a_link(self, tmp_path):
         (tmp_path / "mlflow.json").write_text(json.dumps({"run_id": "r1", "experiment_id": "7", "uri": "http://host/"}))
@@ -226,5 +226,5 @@ class TestClosingMessage:
         assert "interrupted after 3 epochs in 0:03:00; the same command continues" in self.message(tmp_path)
 
     def test_a_run_without_an_epoch_has_a_message(self, tmp_path):
-        told = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed")]))
-        assert told.startswith("failed: 0 epochs in 0:00:00; the same command continues")
+        output = closing_message(tmp_path, run_log.numbered([*BEGIN, run_log.end(0, "failed")]))
+        assert output.startswith("failed: 0 epochs in 0:00:00; the same command continues")

@@ -81,7 +81,7 @@ class TestResultsCsv:
         notify(results, *run_log.trained_epoch(1))
         assert len(path.read_text().splitlines()) == 3
 
-    def test_it_is_left_alone_while_nothing_but_steps_is_told(self, tmp_path):
+    def test_it_is_not_rewritten_for_steps(self, tmp_path):
         results, path = ResultsCsv(tmp_path), tmp_path / "results.csv"
         notify(results, run_log.start(), run_log.epoch(0))
         before = path.stat()

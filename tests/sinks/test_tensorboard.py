@@ -34,7 +34,7 @@ def notify(board: TensorBoard, events: Sequence[Event]) -> None:
 
 
 def write(folder: Path, events: Sequence[Event]) -> dict[str, list[tuple[int, float]]]:
-    """What a board that is told this leaves in its folder."""
+    """The points in the folder of a sink that received these events."""
     board = TensorBoard(folder)
     notify(board, events)
     board.finish()

@@ -70,7 +70,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         run = find_run(RECIPE, where, lambda folder: False) or begin_run(
             where, SweepRecord(digest=recipe_digest(RECIPE), space="quick", trials=3))
         opened.append(run)
-        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, run.stored)
+        return run, Ledger(run.folder / LEDGER_FILE, SWEEP, RECIPE, run.remote)
 
     yield start
     for run in opened:
@@ -78,8 +78,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def stored(run: Run) -> RemoteRun:
-    assert run.stored
-    return run.stored
+    assert run.remote
+    return run.remote
 
 
 def die(run: Run) -> None:

@@ -32,7 +32,7 @@ from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
 from ray_yolo.runs.recorder import await_recorder, emitter, flush_recorder
-from ray_yolo.runs.remote_run import working_copy_of
+from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
@@ -141,7 +141,7 @@ def train_job(
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(config["spec"]), None
             if config["stored"]:
-                folder, stored = stack.enter_context(working_copy_of(config["stored"]))
+                folder, stored = stack.enter_context(worker_copy(config["stored"]))
                 spec = replace(spec, run_dir=folder)
             context = replace(
                 WorkerContext(device=device, prepare_model=partial(wrap_in_ddp, device=device)) if on_pool else
