@@ -1,7 +1,7 @@
-"""One training from start to end: Placement -> Ray -> workers, with the run's records kept on the driver.
+"""One training from start to end: checks, resources, workers, and the run's records, which the driver keeps.
 
-`fit` is what `python -m ray_yolo.train` and `YOLO.train` call. With `num_workers` 0 the same session runs in this
-process, without Ray, and keeps the same records and checkpoints.
+`python -m ray_yolo.train` and `YOLO.train` call `fit`. With `num_workers` 0 the same session runs in this process,
+without Ray, and keeps the same records and checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Images, NodeResources, Placement, Resources, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.events import PlacementEvent, Summary, WarningEvent
+from ray_yolo.core.events import Summary, WarningEvent
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training leaves behind."""
+    """The results of a training."""
 
     run_dir: Path
     best: Path  #: weights of the best epoch
@@ -63,52 +63,56 @@ class TrainResult:
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
         command: Sequence[str] = tuple(sys.orig_argv), queue: QueueHandle | None = None) -> TrainResult:
-    """Train as configured, or continue the run that the same configuration began.
+    """Train as configured, or continue the run of the same configuration.
 
     Args:
         quiet: print nothing.
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
-        command: what is recorded as the command that trains this.
-        crew: workers that stand ready; None: it starts its own.
+        command: recorded as the command of this training.
+        queue: of a standing worker pool; None: start workers for this training.
 
     Raises:
-        InputError: for anything the user can get wrong, before any cluster work (exit 2).
+        InputError: for all user errors, before any cluster work (exit 2).
         ResourcesError: if the cluster can never hold the workers (exit 4).
         TrainingError: if training fails for good (exit 3).
-        KeyboardInterrupt: if it was told to stop.
+        KeyboardInterrupt: if a stop was requested.
     """
     hooks = check_early(config)
     run = _find(config)
     try:
         _, train, val = read_dataset(_read_by(config, run))
-        config, why = with_workers(config, run, train)
+        config, workers_reason = with_workers(config, run, train)
         placement, local = config.placement, config.placement.num_workers == 0
-        gpus = _join(placement, run, queue, train, val)
+        gpus = _connect(placement, run, queue, train, val)
         if run and (slower := slower_precision(run, gpus)):
-            _complain(f"warning: {slower}")
-        run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
+            _print_error(f"warning: {slower}")
+        run = run or begin_run(placement, first_record(config, train, gpus, command))  # first write to storage
         spec = spec_of(run, placement.max_workers, train, val)
         resources = _share_out(placement, gpus, spec)
-        if why:
-            resources = replace(resources, reasons=(why, *resources.reasons))
+        if workers_reason:
+            resources = replace(resources, reasons=(workers_reason, *resources.reasons))
         placement = resources.placement
-        callbacks = Callbacks(hooks, run.folder, spec.recipe, _complain)
-        told = [*([callbacks] if hooks else []), *_metrics(run, local)]
-        calls = Sinks(run.folder / EVENTS_FILE, told, _complain)
+        callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
+        sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
+        own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, _print_error)
         try:
             with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link or {}) as run_logger:
                 run_logger.emit(resources.event)
-                summary = (_fit_here(spec, placement, gpus, run_logger, run.stored) if local else
-                           _fit_on_ray(spec, placement, gpus, run_logger, queue, run.stored))
-                if summary.stopped:  # by whoever has called this in a thread of his
+                if local:
+                    summary = _train_here(spec, placement, gpus, run_logger, run.stored)
+                else:
+                    from ray_yolo.runtime.workers.run import train_on_ray
+
+                    summary = train_on_ray(spec, placement, gpus, run_logger, queue, run.stored)
+                if summary.stopped:  # on the request of a caller that runs this in a thread
                     raise KeyboardInterrupt
                 if run.stored:
                     run.stored.download_result()
                 _complete_weights(run.folder, summary.step, run_logger.warn)
-            run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
+            run.finish()  # last: until then the same command finds the run again after a crash
             callbacks.result = result = _result(run, summary)
         finally:
-            calls.finish()
+            own_sinks.finish()
     finally:
         if run:
             run.release()
@@ -116,9 +120,9 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def dry_run(config: RunConfig) -> RunConfig:
-    """What a start would train, and on how many workers, after all its checks. It starts nothing and changes no run.
+    """The configuration that a start would train, after all its checks. It starts nothing and changes no run.
 
-    What only a running cluster decides stays open. What cannot be used is refused as by `fit`.
+    What only a running cluster decides stays open. Raises the same errors as `fit`.
     """
     check_early(config)
     if run := _find(config):
@@ -142,27 +146,27 @@ def _find(config: RunConfig) -> Run | None:
 
 
 def _read_by(config: RunConfig, run: Run | None) -> Recipe:
-    """The recipe by which the data set is read: of `--resume` the run's, whose data may lie elsewhere by now."""
+    """The recipe for reading the data set: of `--resume` the run's, possibly with a new path of the data."""
     if run is None or not config.placement.resume:
         return config.recipe
     moved = {"data": config.recipe.data} if "data" in config.recipe.model_fields_set else {}
     return run.training.recipe.model_copy(update=moved)
 
 
-def _join(placement: Placement, run: Run | None, queue: QueueHandle | None, *indices: AnnotationIndex) -> float:
-    """The GPUs of each worker, once there are as many as were asked for, and all can train `run` on this data."""
+def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, *indices: AnnotationIndex) -> float:
+    """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
-    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds, and a training without it needs none
+    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds
 
     gpus = cluster.connect_and_wait(placement)
-    for concern in [] if queue else check_cluster(placement, run, *indices):  # a crew's nodes were looked at before
-        _complain(f"warning: {concern}")
+    for warning in [] if queue else check_cluster(placement, run, *indices):  # the pool's nodes were checked before
+        _print_error(f"warning: {warning}")
     return gpus
 
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
-    """What each worker is given."""
+    """The resources of each worker."""
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
@@ -177,12 +181,12 @@ def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
 
 
 def _runs_a_script() -> bool:
-    """Whether this process runs a file of the user's: loader processes would run it again, unless it has a guard."""
+    """Whether this process runs a user's script: loader processes would run it again, unless it has a guard."""
     main = sys.modules["__main__"]
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _fit_here(
+def _train_here(
     spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, stored: RemoteRun | None
 ) -> Summary:
     """The session in this process."""
@@ -210,42 +214,8 @@ def _fit_here(
             stop_requested=lambda: stop_requested() or (stored is not None and stored.is_lost)))
 
 
-def _fit_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
-                stored: RemoteRun | None) -> Summary:
-    """The session on workers of Ray: those of a crew, or its own."""
-    from ray_yolo.runtime.workers import pool_jobs
-    from ray_yolo.runtime.workers.coordinator import Coordinator
-    from ray_yolo.runtime.workers.failures import FailurePolicy, in_order
-    from ray_yolo.runtime.workers.pool import train_on_pool, uses_pool
-    from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
-    from ray_yolo.runtime.workers.worker import to_payload, train_on_pool_worker, train_worker
-
-    on_pool = queue is not None or uses_pool(placement)
-    if not on_pool:
-        from ray_yolo.runtime.workers import torch_trainer  # here: it takes seconds, and the others need none of it
-    coordinator: Any = None
-    if queue:
-        coordinator = pool_jobs.JobCoordinator(queue, placement.min_workers)
-    elif on_pool or torch_trainer.replaces_in_place(placement):
-        coordinator = start_here(Coordinator, placement.min_workers)
-    config = {"spec": to_payload(spec), "placement": placement.model_dump(mode="json"), "recorder": run_logger.recorder,
-              "coordinator": coordinator, "on_pool": on_pool, "stored": stored and stored.payload}
-    with watchdog(coordinator, spec.run_dir, run_logger.warn):
-        if queue:
-            return pool_jobs.train(config, placement, spec)
-        if on_pool:
-            policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.recorder)
-            return in_order(lambda: train_on_pool(
-                train_on_pool_worker, config, placement, gpus, policy,
-                lambda group, instead_of: run_logger.emit(PlacementEvent(group=group, instead_of=instead_of))),
-                spec.run_dir, policy.notify)
-        summary: Summary = torch_trainer.run_workers(train_worker, config, placement, gpus, spec.run_dir, "training",
-                                                 run_logger.recorder)
-    return summary
-
-
-def _metrics(run: Run, local: bool) -> list[Sink]:
-    """What Ray is told, if it is there."""
+def _ray_metrics(run: Run, local: bool) -> list[Sink]:
+    """The sink of Ray's metrics, unless training runs without Ray."""
     if local:
         return []
     from ray_yolo.runtime.prometheus import RayMetrics
@@ -254,7 +224,7 @@ def _metrics(run: Run, local: bool) -> list[Sink]:
 
 
 def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Leave the weights of an ended training as they are used: verified, and without what only training needs."""
+    """Verify the final weights and drop what only training needs from them."""
     check_weights(run_dir, step)
     try:
         slim_weights(run_dir, TRAINED)
@@ -262,7 +232,7 @@ def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> 
         warn(f"weights/ still holds whole checkpoints: {error}")
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(text, file=sys.stderr)
 
 

@@ -66,7 +66,7 @@ def test_the_environment_is_taken_at_its_word(asked: list[str], monkeypatch: pyt
         monkeypatch.setenv("RAY_ADDRESS", address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == [address]
-    with pytest.raises(ResourcesError, match=f"nobody answers at {address}"):
+    with pytest.raises(ResourcesError, match=f"no answer from {address}"):
         cluster.connect(Placement(gpus_per_worker=0.0))
 
 
@@ -122,7 +122,7 @@ for token in (os.environ["RAY_AUTH_TOKEN"], "0" * 64):
 
 
 @pytest.mark.ray
-def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path) -> None:
+def test_a_local_cluster_denies_access_and_leaves_no_token(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[2], env=environment,
                           capture_output=True, text=True, timeout=300)
@@ -142,14 +142,14 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "kind", "told"), REFUSALS, ids=str)
+@pytest.mark.parametrize(("fault", "kind", "message"), REFUSALS, ids=str)
 def test_whatever_keeps_ray_from_starting_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
-                                                      fault: Exception, kind: type[Exception], told: str) -> None:
+                                                      fault: Exception, kind: type[Exception], message: str) -> None:
     def init(**_: Any) -> None:
         raise fault
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(kind, match=told) as refused:
+    with pytest.raises(kind, match=message) as refused:
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert len(str(refused.value).splitlines()) == 1
 
@@ -167,7 +167,7 @@ def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, ad
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_nodes_have_free_what_nobody_has_taken() -> None:
+def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
     deadline = time.monotonic() + 30
     while cluster.free_nodes(Placement()) != [NodeResources(4, 0)]:  # what earlier tests held comes back in a moment
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())

@@ -111,9 +111,9 @@ def test_a_file_may_be_called_anything_and_has_one_line(
         picture = write_image(tmp_path / "plain.png", smooth_picture(48, 64))
         picture.rename(tmp_path / "in" / os.fsdecode(name))
     result = run(weights, tmp_path / "in", tmp_path, "x", quiet=False)
-    told = capsys.readouterr().out
-    assert len(told.splitlines()) == 6
-    assert "\x1b" not in told.encode().decode()
+    messages = capsys.readouterr().out
+    assert len(messages.splitlines()) == 6
+    assert "\x1b" not in messages.encode().decode()
     assert len(list((result.folder / "labels").iterdir())) == len(list(result.folder.glob("*.jpg"))) == 5
 
 

@@ -65,7 +65,7 @@ def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
     assert first_record(config, train, gpus, ["train"]).recipe.precision == decided
 
 
-def test_a_run_in_bf16_on_a_processor_that_lacks_it_is_told(
+def test_a_run_in_bf16_on_a_processor_without_it_is_a_warning(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(preflight, "multiplies_bf16", lambda: True)
     config = make_config(tmp_path, 0, precision="auto", epochs=1)

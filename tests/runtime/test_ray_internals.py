@@ -56,7 +56,7 @@ def test_failures_have_the_attributes_that_are_asked_for(sources: str) -> None:
     ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
     ("ray.train.torch.config", "_TorchBackend", ray_internals.in_place_backend.__wrapped__),
 ])
-def test_a_ray_without_one_is_told_in_plain_words(module: str, name: str, use: Callable[[], Any],
+def test_a_ray_without_one_is_a_plain_error(module: str, name: str, use: Callable[[], Any],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(import_module(module), name)
     with pytest.raises(InputError, match=rf"ray {ray.__version__} has no {module}.{name}; this needs Ray 2\.60: "):

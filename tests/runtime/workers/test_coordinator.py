@@ -1,4 +1,4 @@
-"""The roster alone, on a clock of the test's: who trains with whom, and who holds up the others."""
+"""The coordinator alone, on the test's clock: generations, stalls and hung workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXCHANGING = Heartbeat("exchanging", 3, 1.0, 30.0)
 
 
 class Desk:
-    """A roster, its clock, and workers who speak to it by one letter."""
+    """A coordinator, its clock, and workers named by one letter."""
 
     def __init__(self, wanted: int = 3) -> None:
         self.now = 0.0
@@ -104,7 +104,7 @@ def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthes
     assert desk.members("b") == [None]
 
 
-def test_survivors_go_on_at_once_without_one_who_has_said_that_he_leaves() -> None:
+def test_survivors_continue_at_once_without_a_worker_that_has_left() -> None:
     desk = started()
     desk.coordinator.leave("b")
     desk.register("ac", 5)
@@ -120,7 +120,7 @@ def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
 
 
 def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
-    """It is neither said to hold up the others, nor ended, nor shown; they hear that they wait for it in vain."""
+    """It is neither reported as a stall, nor killed, nor listed; its peers are informed that it is lost."""
     desk = with_one_that_has_ended()
     exchanging = Heartbeat("exchanging", 0, 1.0, 30.0)
     said = []
@@ -160,7 +160,7 @@ def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None
     assert desk.heartbeat("ac") == [False, False]
 
 
-def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody() -> None:
+def test_a_newcomer_that_dies_while_it_waits_disturbs_no_member() -> None:
     desk = started()
     desk.register("d", None)
     desk.pass_by(4, "abc")
@@ -180,17 +180,17 @@ def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
     assert desk.heartbeat("ac") == [True, True]
 
 
-def test_who_is_told_to_part_leaves_after_the_step_in_hand() -> None:
+def test_a_draining_worker_leaves_after_the_current_step() -> None:
     desk = started()
     desk.coordinator.drain("b")
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.heartbeat("ac") == [False, False]
 
 
-def test_the_last_one_parts_when_somebody_else_has_come() -> None:
+def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     desk = started("ab")
     for name in "ab":
         desk.coordinator.drain(name)
@@ -203,19 +203,19 @@ def test_the_last_one_parts_when_somebody_else_has_come() -> None:
     assert not desk.coordinator.heartbeat("a", EXCHANGING).all_draining
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
-    assert [desk.coordinator.quorum(name) for name in "ab"] == ["parted", "parted"]
+    assert [desk.coordinator.quorum(name) for name in "ab"] == ["left", "left"]
     assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False)
 
 
-def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
+def test_a_draining_newcomer_does_not_wait() -> None:
     desk = started()
     desk.register("d", None)
     desk.coordinator.drain("d")
-    assert desk.coordinator.quorum("d") == "parted"
+    assert desk.coordinator.quorum("d") == "left"
     assert desk.heartbeat("abc") == [False] * 3
 
 
-def test_all_workers_of_a_node_are_told_to_part() -> None:
+def test_all_workers_of_a_draining_node_leave() -> None:
     desk = started()
     for name, node in zip("ab", ("left", "right"), strict=True):
         desk.coordinator.register(
@@ -224,7 +224,7 @@ def test_all_workers_of_a_node_are_told_to_part() -> None:
     assert desk.coordinator.drain_nodes({"right", "up"}) == {1: "right"}
     desk.register("c", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.coordinator.drain_nodes({"right"}) == {}
 
 
@@ -245,7 +245,7 @@ def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
     assert desk.members("ac") == [0, 1]
     desk.register("b", 4)
     assert desk.heartbeat("abc") == [False] * 3
-    assert desk.coordinator.quorum("b") == "parted"
+    assert desk.coordinator.quorum("b") == "left"
     desk.pass_by(60, "ac")
     assert desk.coordinator.find_hung_worker() is None
     assert [each.worker for each in desk.coordinator.worker_statuses()] == [0, 2]
@@ -271,7 +271,7 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
     assert desk.coordinator.elect_saver()
 
 
-def test_who_comes_when_training_has_ended_is_told_how() -> None:
+def test_a_worker_that_registers_after_the_end_gets_the_summary() -> None:
     desk = started()
     desk.coordinator.end(ENDED)
     desk.register("d", None)
@@ -279,7 +279,7 @@ def test_who_comes_when_training_has_ended_is_told_how() -> None:
 
 
 def accused(desk: Desk, waiting: str = "ac") -> str | None:
-    """Whom the roster ends, once all have told their stacks."""
+    """The worker that is killed, once all have dumped their stacks."""
     first = desk.coordinator.find_hung_worker()
     assert first is None
     desk.pass_by(3, waiting)
@@ -314,7 +314,7 @@ def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() ->
     assert accused(desk) == "worker 1 on node7 (process 42) has not moved for 34 s (exchanging, after step 2)"
 
 
-def test_nobody_is_named_while_nobody_waits() -> None:
+def test_no_worker_is_hung_while_no_worker_waits() -> None:
     desk = started()
     busy = Heartbeat("computing", 3, 0.5, 30.0)
     desk.heartbeat("b", Heartbeat("loading", 3, 100.0, 30.0))
@@ -342,7 +342,7 @@ def test_all_who_wait_for_each_other_are_left_alone() -> None:
 
 @pytest.mark.parametrize("phase", ["loading", "exchanging"])
 def test_one_who_trains_alone_is_named_for_the_user_waits(phase: str) -> None:
-    """Wherever it is: there is nobody with whom it could exchange anything."""
+    """In any phase: it has no peer to exchange with."""
     desk = started("a")
     desk.heartbeat("a", Heartbeat(phase, 3, 31.0, 30.0))
     assert accused(desk, "") is not None
@@ -389,14 +389,14 @@ def test_a_newcomer_that_is_silent_beyond_its_limit_is_ended_to_make_room_for_an
     assert desk.heartbeat("abc", busy) == [False] * 3
 
 
-def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
+def test_a_stall_is_reported_once_for_each_step() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 0.0, 30.0))
     desk.pass_by(7, "ac")
     assert desk.coordinator.describe_stall() is None
     desk.pass_by(1, "ac")
     assert desk.coordinator.describe_stall() == (
-        "nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
+        "training stalls: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
     desk.pass_by(5, "ac")
     assert desk.coordinator.describe_stall() is None
     desk.heartbeat("b", Heartbeat("loading", 4, 9.0, 30.0))
@@ -413,7 +413,7 @@ def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
     )
 
 
-def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
+def test_all_workers_dump_their_stacks_once_for_each_hung_worker() -> None:
     desk = started()
     before = desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests
     desk.heartbeat("b", Heartbeat("loading", 3, 31.0, 30.0))
@@ -422,15 +422,15 @@ def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
     assert desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests == before + 1
 
 
-def test_the_roster_needs_neither_torch_nor_ray() -> None:
+def test_the_coordinator_needs_neither_torch_nor_ray() -> None:
     code = f"import sys, {module.__name__}; print(sorted({{'torch', 'ray'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("lose", [
     lambda desk: desk.coordinator.mark_lost([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
-def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Callable[[Desk], object]) -> None:
-    """As the driver knows, or by the limit; a silent one may come back. Who leaves by itself closes its connections."""
+def test_members_that_wait_for_an_ended_worker_are_informed(lose: Callable[[Desk], object]) -> None:
+    """By the driver, or by the limit; a silent worker may come back. A worker that leaves closes its connections."""
     desk = started()
     desk.heartbeat("c", EXCHANGING)
     desk.pass_by(20, "ab")
@@ -443,7 +443,7 @@ def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Calla
 
 
 def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchanging") -> tuple[float, list[str]]:
-    """An hour passes, or less, in which workers sit in a collective until they are told to abort it.
+    """Up to an hour passes, in which workers wait in a collective until they have to abort it.
 
     Returns:
         When none of them was in it any more; and what the driver said.
@@ -470,8 +470,8 @@ def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> 
     desk = started()
     seconds, said = drive(desk, "abc")
     assert 600 < seconds <= 602
-    assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): what they "
-                    "exchange is aborted, and they form a new group"]
+    assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): they "
+                    "abort the exchange and form a new group"]
     assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False)
 
 
@@ -488,7 +488,7 @@ def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> 
     seconds, said = drive(desk, "bc")
     assert 30 < seconds <= 32
     assert said == ["2 of 3 workers have waited for worker 0 on node7 (process 42), which left, for 31 s (exchanging, "
-                    "after step 3): what they exchange is aborted, and they form a new group"]
+                    "after step 3): they abort the exchange and form a new group"]
     assert desk.coordinator.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
 
 
@@ -518,15 +518,15 @@ def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -
     desk = started()
     heartbeat = Heartbeat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
     desk.heartbeat("abc", heartbeat)
-    told: list[str | None] = []
+    messages: list[str | None] = []
     for _ in range(12):
         desk.pass_by(1, "ac", Heartbeat("joining", 0, 1.0, 80.0, heartbeat_limit=8.0))
-        told += [
+        messages += [
             desk.coordinator.describe_stall(),
             *(found.text for found in [desk.coordinator.find_hung_worker()] if found),
         ]
-    waited, ended = filter(None, told)
-    assert waited == ("nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), "
+    waited, ended = filter(None, messages)
+    assert waited == ("training stalls: 2 of 3 workers wait for worker 1 on node7 (process 42), "
                       "without a heartbeat for 8 s after step 0")
     assert ended == f"worker 1 on node7 (process 42) has not moved for 12 s ({phase}, after step 0)"
     assert desk.coordinator.heartbeat("a", heartbeat).peer_lost
@@ -541,7 +541,7 @@ def test_one_who_is_silent_is_shown_as_that() -> None:
 
 
 def restarted(desk: Desk) -> dict[str, Quorum]:
-    """Have the roster's process die. Returns what its members had been told."""
+    """Restart the coordinator. Returns the quorum of each member."""
     quorum = {name: found for name in "abc" if isinstance(found := desk.coordinator.quorum(name), Quorum)}
     desk.coordinator = Coordinator(3, lambda: desk.now, restarted=True)
     return quorum
@@ -553,7 +553,7 @@ def introduce(desk: Desk, name: str, quorum: Quorum) -> bool:
     return desk.coordinator.introduce(name, arrival, quorum)
 
 
-def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_newcomer_begins_anew() -> None:
+def test_members_introduce_themselves_to_a_restarted_coordinator_before_newcomers_form_a_group() -> None:
     desk = started()
     desk.register("abc", 4)
     quorum = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}
@@ -568,7 +568,7 @@ def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_ne
     assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
-def test_those_who_waited_at_a_roster_that_was_restarted_arrive_again() -> None:
+def test_workers_that_waited_at_a_restarted_coordinator_register_again() -> None:
     desk = started()
     desk.register("ab", 4)
     restarted(desk)
@@ -602,7 +602,7 @@ def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
     assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
-def test_who_is_of_a_generation_that_is_over_is_told_so() -> None:
+def test_a_member_of_an_ended_generation_is_informed() -> None:
     desk = started()
     quorum = desk.coordinator.quorum("b")
     assert isinstance(quorum, Quorum)

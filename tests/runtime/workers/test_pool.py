@@ -30,19 +30,19 @@ def test_a_range_of_workers_has_places(num_workers: Any, strategy: Any, expected
     assert uses_pool(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("given", "line"), [
     ({"num_workers": 0}, "this process, without Ray"),
     ({"num_workers": 2, "cpus_per_worker": 1.5, "gpus_per_worker": 1.0, "accelerator_type": "A100"},
      "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
     ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "SPREAD"},
-     "Ray: 2 to 4 workers each in a place of its own, placed by SPREAD; each has its part of a node's CPUs, 0 GPU"),
+     "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
     ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "STRICT_SPREAD"},
-     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its part of a node's CPUs, 0 GPU"),
+     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
     ({"num_workers": 1, "cpus_per_worker": 2.0, "address": "10.0.0.1:6379"},
      "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
 ])
-def test_a_dry_run_tells_what_a_training_runs_on(given: dict[str, Any], told: str) -> None:
-    assert workers_line(Placement.model_validate(given)) == told
+def test_a_dry_run_describes_the_workers(given: dict[str, Any], line: str) -> None:
+    assert workers_line(Placement.model_validate(given)) == line
 
 
 def work(config: dict[str, Any], number: int) -> Any:
@@ -77,12 +77,12 @@ def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
         while not found.wait(1.0):
             assert time.monotonic() < deadline
         assert found.ended(1.0) == ({3: (42, "1")}, {})
-    with pytest.raises(LostWorkersError, match="taken away"):
+    with pytest.raises(LostWorkersError, match="was removed"):
         found.launch(0)
 
 
 class Desk:
-    """A keeper whose places, roster, nodes and judge are lists of the test's."""
+    """A supervisor whose pool, coordinator, nodes and failure policy are the test's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.filled: list[int] = []
@@ -105,8 +105,8 @@ class Desk:
             """Takes down what it is asked."""
 
             def notify(self, text: str) -> None: ...
-            def decide(self, failures: dict[int, Exception], *, others_go_on: bool) -> None:
-                desk.judged.append((failures, others_go_on))
+            def decide(self, failures: dict[int, Exception], *, others_continue: bool) -> None:
+                desk.judged.append((failures, others_continue))
 
         monkeypatch.setattr(pool, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
@@ -159,7 +159,7 @@ def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_else
     desk.draining, desk.on_nodes = set(), {}
     desk.keeper.poll()
     assert desk.filled == [2, 1]
-    desk.outcome = ({0: None}, {})  # told to leave by somebody else
+    desk.outcome = ({0: None}, {})  # it was drained
     desk.keeper.poll()
     assert desk.filled == [2, 1, 0]
     assert len(desk.judged) == 1
@@ -171,7 +171,7 @@ def test_the_first_summary_is_the_end(desk: Desk) -> None:
     assert not desk.judged
 
 
-def test_while_somebody_is_missing_places_of_lost_nodes_are_asked_for_anew_and_filled(desk: Desk) -> None:
+def test_while_workers_are_missing_groups_of_lost_nodes_are_replaced_and_launched(desk: Desk) -> None:
     desk.keeper.poll()
     assert desk.renewed == 0
     desk.here, desk.emptied = 1, [1]
@@ -194,7 +194,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
         monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Group] = []
     freed: list[str] = []
-    told: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
 
     def ask(bundles: list[dict[str, float]], strategy: str = "PACK") -> Group:
         made.append(Group(bundles, f"g{len(made)}"))
@@ -208,7 +208,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
     monkeypatch.setattr(cluster, "free", freed.extend)
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
-    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: told.append((group, instead_of)))
+    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: messages.append((group, instead_of)))
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
     assert found.replace_lost_groups() == []
     made[0].state, made[0].nodes = "RESCHEDULING", ["", "left"]  # place 1 has a worker
@@ -216,12 +216,12 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
     made[0].nodes = ["", ""]
     assert found.replace_lost_groups() == [0, 1]
     assert (freed, found._running) == (["g0"], {"elsewhere": 2})
-    assert told == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
-    assert [room for room, _ in found._rooms] == [made[2], made[3], made[1]]
+    assert messages == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
+    assert [group for group, _ in found._bundles] == [made[2], made[3], made[1]]
     assert found.replace_lost_groups() == []
 
 
-def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:
+def test_without_workers_and_without_room_for_any_training_ends(desk: Desk) -> None:
     desk.lacking = "1 workers need 1 CPU, the cluster has 0"
     desk.keeper.poll()
     time.sleep(0.3)
@@ -229,5 +229,5 @@ def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:
     desk.here = 0
     desk.keeper.poll()
     time.sleep(0.3)
-    with pytest.raises(ResourcesError, match=r"nobody trains any more: 1 workers need 1 CPU, .*the same command"):
+    with pytest.raises(ResourcesError, match=r"no workers left: 1 workers need 1 CPU, .*the same command"):
         desk.keeper.poll()

@@ -1,0 +1,57 @@
+"""One call that trains on Ray workers: TorchTrainer for a fixed number, a pool for a range and for a sweep's trials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ray_yolo.config.placement import Placement
+from ray_yolo.core.events import PlacementEvent, Summary
+from ray_yolo.engine.build import TrainSpec
+from ray_yolo.runtime.workers import worker
+from ray_yolo.runtime.workers.coordinator import Coordinator
+from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
+from ray_yolo.runtime.workers.pool import train_on_pool, uses_pool
+from ray_yolo.runtime.workers.pool_jobs import JobCoordinator, QueueHandle, train_on_queue
+from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
+
+if TYPE_CHECKING:
+    from ray_yolo.runs.remote_run import RemoteRun
+    from ray_yolo.sinks.run_logger import RunLogger
+
+
+def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
+                 stored: RemoteRun | None) -> Summary:
+    """Train on Ray workers. Returns how training ended.
+
+    | workers | trained by | a lost worker |
+    |---|---|---|
+    | of a `queue` | the sweep's standing pool | is replaced by another one of the pool |
+    | a range | a pool of its own | is replaced in its bundle |
+    | a fixed number | Ray's TorchTrainer | is replaced where Ray can, otherwise all restart |
+
+    Raises:
+        RayYoloError: by the failure policy.
+        ResourcesError: if there is room for no worker.
+    """
+    on_pool = queue is not None or uses_pool(placement)
+    if not on_pool:
+        from ray_yolo.runtime.workers import torch_trainer  # here: Ray Train takes seconds, the pool does not need it
+    coordinator: Any = None
+    if queue:
+        coordinator = JobCoordinator(queue, placement.min_workers)
+    elif on_pool or torch_trainer.replaces_in_place(placement):
+        coordinator = start_here(Coordinator, placement.min_workers)
+    payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
+               "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
+               "stored": stored and stored.payload}
+    policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.recorder)
+    with watchdog(coordinator, spec.run_dir, run_logger.warn):
+        if queue:
+            return train_on_queue(payload, placement, spec, policy)
+        if on_pool:
+            return run_gracefully(
+                lambda: train_on_pool(worker.train_on_pool_worker, payload, placement, gpus, policy,
+                                      lambda group, instead_of: run_logger.emit(
+                                          PlacementEvent(group=group, instead_of=instead_of))),
+                spec.run_dir, policy.notify)
+        return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
