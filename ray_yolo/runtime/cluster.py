@@ -20,17 +20,24 @@ import ray
 import ray.exceptions
 import torch
 from ray.autoscaler.sdk import request_resources
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
+from ray_yolo.core.redact import redact
 from ray_yolo.core.system import SPINS, cores
 from ray_yolo.engine.build import local_device
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
-from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, available_resources, draining_nodes, local_head
+from ray_yolo.runtime.ray_internals import (
+    DRIVER_ENVIRONMENT,
+    available_resources,
+    draining_nodes,
+    local_head,
+    other_jobs,
+)
 
 # Large blocks are reused instead of returned to the system after each layer, and huge pages save page faults. glibc
 # reads this when a process starts, so Ray's workers get it. Measured gain on CPU: tests/benchmarks/README.md.
@@ -38,6 +45,7 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
           "glibc.malloc.top_pad=268435456")
 
 _CONNECT_SECONDS = 10.0
+_LONGEST_JOB = 100  # characters of another job's command
 _DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
@@ -78,10 +86,10 @@ def connect(placement: Placement, *, start: bool = True) -> float:
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
-def connect_and_wait(placement: Placement) -> float:
+def connect_and_wait(placement: Placement, notify: Callable[[str], None] | None = None) -> float:
     """`connect`, then `wait_for_room`. Returns the GPUs that each worker gets."""
     gpus = connect(placement)
-    wait_for_room(placement, gpus)
+    wait_for_room(placement, gpus, *([notify] if notify else []))
     return gpus
 
 
@@ -104,6 +112,17 @@ def described(placement: Placement, gpus: float) -> str:
     free = ray.available_resources()
     return ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)"
                      for kind, amount in resources_of(placement, gpus).items())
+
+
+def describe_wait(placement: Placement, gpus: float) -> str:
+    """For which reserved resources the minimum number of workers waits, and which other jobs run; '': it does not."""
+    needed = resources_of(placement, gpus).items()
+    if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
+               for group in placement_group_table().values() if group["state"] == "PENDING"):
+        return ""
+    others = "; ".join(redact(job)[:_LONGEST_JOB] for job in other_jobs())
+    return (f"waiting for {placement.min_workers} workers of {described(placement, gpus)}, until they are free; other "
+            f"jobs on this cluster: {others or 'none'}")
 
 
 def planned_gpus(placement: Placement) -> float | None:
@@ -168,11 +187,14 @@ def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
 
-def wait_for_room(placement: Placement, gpus: float) -> None:
-    """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
+def wait_for_room(placement: Placement, gpus: float,
+                  notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> None:
+    """Wait until the cluster could hold the minimum number of workers, assuming it is otherwise idle.
 
-    Where nodes are added as they are needed, they are asked for. After `wait_for_resources` seconds a ResourcesError
-    says what is missing.
+    An autoscaler is asked for the nodes.
+
+    Raises:
+        ResourcesError: what is missing after `wait_for_resources` seconds.
     """
     deadline, asked = time.monotonic() + placement.wait_for_resources, False
     try:
@@ -186,12 +208,12 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
             if not asked:
                 asked = True
                 request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
-                print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
-                      f"{lacking}", file=sys.stderr)
+                notify(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
+                       f"{lacking}")
             time.sleep(0.5)
     finally:
         if asked:
-            request_resources(bundles=[])  # the workers will ask themselves
+            request_resources(bundles=[])  # the workers request theirs themselves
 
 
 def missing_resources(placement: Placement, workers: int, gpus: float = 0.0) -> str:

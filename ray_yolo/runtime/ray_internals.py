@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from ray_yolo.core.internals import internal
@@ -43,6 +44,13 @@ def available_resources() -> Mapping[str, Mapping[str, float]]:
 def draining_nodes() -> set[str]:
     """The ids of draining nodes."""
     return set(internal("ray._private.state", "state").get_draining_nodes())
+
+
+def other_jobs() -> list[str]:
+    """The commands of the cluster's other running jobs, each with its driver's node."""
+    own = ray.get_runtime_context().get_job_id()
+    return [f"{job['Entrypoint']} (on {job['DriverIPAddress']})" for job in internal("ray._private.state", "jobs")()
+            if not job["IsDead"] and job["JobID"] != own and "_ray_internal" not in job["Entrypoint"]]
 
 
 def local_head() -> str:

@@ -40,8 +40,9 @@ from ray_yolo.runtime.preflight import (
     spec_of,
     with_workers,
 )
+from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
-from ray_yolo.sinks.callbacks import Callbacks
+from ray_yolo.sinks.callbacks import Callbacks, Hooks
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -80,42 +81,52 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     hooks = check_early(config)
     run = _find(config)
     try:
-        _, train, val = read_dataset(_read_by(config, run))
-        config, workers_reason = with_workers(config, run, train)
-        placement, local = config.placement, config.placement.num_workers == 0
-        gpus = _connect(placement, run, queue, train, val)
-        if run and (slower := slower_precision(run, gpus)):
-            _print_error(f"warning: {slower}")
-        run = run or begin_run(placement, first_record(config, train, gpus, command))  # first write to storage
-        spec = spec_of(run, placement.max_workers, train, val)
-        resources = _share_out(placement, gpus, spec)
-        if workers_reason:
-            resources = replace(resources, reasons=(workers_reason, *resources.reasons))
-        placement = resources.placement
-        callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
-        sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
-        own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, _print_error)
-        try:
-            with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link or {}) as run_logger:
-                run_logger.emit(resources.event)
-                if local:
-                    summary = _train_here(spec, placement, gpus, run_logger, run.stored)
-                else:
-                    from ray_yolo.runtime.workers.run import train_on_ray
-
-                    summary = train_on_ray(spec, placement, gpus, run_logger, queue, run.stored)
-                if summary.stopped:  # on the request of a caller that runs this in a thread
-                    raise KeyboardInterrupt
-                if run.stored:
-                    run.stored.download_result()
-                _complete_weights(run.folder, summary.step, run_logger.warn)
-            run.finish()  # last: until then the same command finds the run again after a crash
-            callbacks.result = result = _result(run, summary)
-        finally:
-            own_sinks.finish()
+        with StartupStatus(sys.stderr, quiet=quiet) as status:
+            status.phase("reading the data set")
+            _, train, val = read_dataset(_read_by(config, run))
+            config, workers_reason = with_workers(config, run, train)
+            gpus = _connect(config.placement, run, queue, status, train, val)
+            if run and (slower := slower_precision(run, gpus)):
+                status.print(f"warning: {slower}")
+            status.phase("building the model")
+            run = run or begin_run(config.placement, first_record(config, train, gpus, command))
+            spec = spec_of(run, config.placement.max_workers, train, val)
+            resources = _share_out(config.placement, gpus, spec)
+            if workers_reason:
+                resources = replace(resources, reasons=(workers_reason, *resources.reasons))
+            status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers)
+            result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue)
     finally:
         if run:
             run.release()
+    return result
+
+
+def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
+           link: Mapping[str, Any], queue: QueueHandle | None) -> TrainResult:
+    """Train a run to its end, with its sinks."""
+    placement, local = resources.placement, resources.placement.num_workers == 0
+    callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
+    sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
+    own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, _print_error)
+    try:
+        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
+            run_logger.emit(resources.event)
+            if local:
+                summary = _train_here(spec, placement, gpus, run_logger, run.stored)
+            else:
+                from ray_yolo.runtime.workers.run import train_on_ray
+
+                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run.stored)
+            if summary.stopped:  # on the request of a caller that runs this in a thread
+                raise KeyboardInterrupt
+            if run.stored:
+                run.stored.download_result()
+            _complete_weights(run.folder, summary.step, run_logger.warn)
+        run.finish()  # last: until then the same command finds the run again after a crash
+        callbacks.result = result = _result(run, summary)
+    finally:
+        own_sinks.finish()
     return result
 
 
@@ -153,15 +164,18 @@ def _read_by(config: RunConfig, run: Run | None) -> Recipe:
     return run.training.recipe.model_copy(update=moved)
 
 
-def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, *indices: AnnotationIndex) -> float:
+def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, status: StartupStatus,
+             *indices: AnnotationIndex) -> float:
     """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds
 
-    gpus = cluster.connect_and_wait(placement)
+    status.phase("connecting to Ray" if cluster_asked_for(placement) else "starting Ray")
+    gpus = cluster.connect_and_wait(placement, status.print)
+    status.phase("checking the cluster's nodes")
     for warning in [] if queue else check_cluster(placement, run, *indices):  # the pool's nodes were checked before
-        _print_error(f"warning: {warning}")
+        status.print(f"warning: {warning}")
     return gpus
 
 

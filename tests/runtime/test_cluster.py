@@ -182,3 +182,19 @@ def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
             time.sleep(0.2)
     finally:
         ray.util.remove_placement_group(group)
+
+
+PENDING = {"state": "PENDING", "bundles": {0: {"CPU": 2.0, "GPU": 1.0}}}
+
+
+@pytest.mark.parametrize(("groups", "waits"), [
+    ({}, False), ({"a": PENDING}, True), ({"a": {**PENDING, "state": "CREATED"}}, False),
+    ({"a": {**PENDING, "bundles": {0: {"CPU": 3.0}}}}, False)])
+def test_a_wait_for_reserved_resources_names_them_and_the_other_jobs(
+        monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any], waits: bool) -> None:
+    monkeypatch.setattr(cluster, "placement_group_table", lambda: groups)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(cluster, "other_jobs", lambda: ["python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)"])
+    assert cluster.describe_wait(Placement(num_workers=2, cpus_per_worker=2.0), 1.0) == (
+        "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
+        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1)" if waits else "")

@@ -33,7 +33,6 @@ from ray_yolo.runtime.workers.rendezvous import answer
 _POLL_SECONDS = 1.0
 _TOGETHER_SECONDS = 1.0  # workers that are lost within it count as one failure
 _END_SECONDS = 15.0  # for the other workers, after the first has finished
-_QUIET_SECONDS = 10.0  # before a warning that resources are missing
 
 Work = Callable[[dict[str, Any], int], Any]
 
@@ -173,8 +172,6 @@ def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placeme
         for number in range(len(pool)):
             pool.launch(number)
         supervisor = Supervisor(pool, coordinator, placement, gpus, policy)
-        if not pool.groups[0].wait(_QUIET_SECONDS):
-            policy.notify(f"waiting for {placement.min_workers} workers of {cluster.described(placement, gpus)}")
         while (summary := supervisor.poll()) is None:
             pass
         supervisor.wait_for_the_others()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import ray.exceptions
+
 from ray_yolo.config.placement import Placement
-from ray_yolo.core.events import PlacementEvent, Summary
+from ray_yolo.core.events import PlacementEvent, Summary, WorkerEvent
 from ray_yolo.engine.build import TrainSpec
+from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runtime import cluster
 from ray_yolo.runtime.workers import worker
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, run_gracefully
@@ -17,6 +26,8 @@ from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
 if TYPE_CHECKING:
     from ray_yolo.runs.remote_run import RemoteRun
     from ray_yolo.sinks.run_logger import RunLogger
+
+_QUIET_SECONDS = 10.0  # before a warning that resources are reserved by other jobs
 
 
 def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
@@ -48,6 +59,8 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
         if queue:
             return train_on_queue(payload, placement, spec, policy)
+        threading.Thread(target=_warn_of_wait, args=(placement, gpus, spec.run_dir, run_logger.warn),
+                         name="ray_yolo wait", daemon=True).start()
         if on_pool:
             return run_gracefully(
                 lambda: train_on_pool(worker.train_on_pool_worker, payload, placement, gpus, policy,
@@ -55,3 +68,14 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
                                           PlacementEvent(group=group, instead_of=instead_of))),
                 spec.run_dir, policy.notify)
         return cast(Summary, torch_trainer.run_torch_trainer(worker.train_worker, payload, placement, gpus, policy))
+
+
+def _warn_of_wait(placement: Placement, gpus: float, run_dir: Path, notify: Callable[[str], None]) -> None:
+    """Warn once if no worker has started because other jobs hold the resources."""
+    log = follow(run_dir / EVENTS_FILE)
+    next(log)
+    time.sleep(_QUIET_SECONDS)
+    if not any(isinstance(event, WorkerEvent) for event in next(log)):
+        with contextlib.suppress(ray.exceptions.RayError):
+            if text := cluster.describe_wait(placement, gpus):
+                notify(text)
