@@ -60,7 +60,7 @@ def test_one_that_is_killed_is_started_again_and_no_step_is_lost(
     assert left_over() == ""
 
 
-def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+def test_the_controller_is_killed_and_all_restart_from_the_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
     """It takes its workers along."""
     training = Training(tmp_path, 2)
     training.wait_for_workers(2)

@@ -24,7 +24,7 @@ from ray_yolo.runtime.node_checks import least_room_for_images
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that Ray is asked for, on a machine where nothing is known of any cluster."""
+    """The addresses that `ray.init` gets, on a machine without any known cluster."""
     addresses: list[str] = []
 
     def init(address: str, **_: Any) -> None:
@@ -60,7 +60,8 @@ def test_a_head_on_this_machine_is_used_as_long_as_it_lives(asked: list[str], tm
     assert asked == ["auto", "local"]  # by its address Ray would not use this user's token
 
 
-def test_the_environment_is_taken_at_its_word(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_environment_is_used_without_a_fallback(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -70,7 +71,7 @@ def test_the_environment_is_taken_at_its_word(asked: list[str], monkeypatch: pyt
         cluster.connect(Placement(gpus_per_worker=0.0))
 
 
-def test_each_cluster_of_our_own_has_a_token_of_its_own(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_local_cluster_has_its_own_token(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = []
     for _ in range(2):
         monkeypatch.setenv("RAY_AUTH_TOKEN", "")
@@ -82,7 +83,7 @@ def test_each_cluster_of_our_own_has_a_token_of_its_own(asked: list[str], monkey
 
 
 @pytest.mark.parametrize("given", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "file"])
-def test_a_token_of_the_user_is_used(given: str, asked: list[str], tmp_path: Path,
+def test_the_users_token_is_used(given: str, asked: list[str], tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     if given == "file":
         (tmp_path / ".ray").mkdir()
@@ -94,7 +95,7 @@ def test_a_token_of_the_user_is_used(given: str, asked: list[str], tmp_path: Pat
     assert os.environ["RAY_AUTH_TOKEN"] == ("mine" if given == "RAY_AUTH_TOKEN" else "")
 
 
-def test_a_cluster_of_others_is_shown_no_token_of_ours(asked: list[str], tmp_path: Path) -> None:
+def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         leave_word(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
         cluster.connect(Placement(gpus_per_worker=0.0))
@@ -143,7 +144,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "message"), REFUSALS, ids=str)
-def test_whatever_keeps_ray_from_starting_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
+def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
                                                       fault: Exception, kind: type[Exception], message: str) -> None:
     def init(**_: Any) -> None:
         raise fault

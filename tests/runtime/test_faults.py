@@ -51,7 +51,7 @@ def nodes() -> Iterator[Cluster]:
 
 
 def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
-    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
+    """A drained node's workers leave in order; neither that nor a lost node is a failure; the end does not wait."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, "2-3", max_failures=0)
     training.wait_for_workers(3)
@@ -226,7 +226,7 @@ def test_two_that_are_killed_in_one_moment(training: Training, uninterrupted: Pa
     check(training, uninterrupted)
 
 
-def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, uninterrupted: Path) -> None:
+def test_all_that_are_killed_restart_from_the_checkpoint(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     for number in range(3):
         fault = training.hit(number)

@@ -1,4 +1,4 @@
-"""A signal takes effect after the step in hand, which is saved; a second one, or a step without end, at once."""
+"""A signal takes effect after the current step, which is saved; a second one, or an endless step, at once."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
 
 
 def stop_when_asked(folder: Path, log: EventLog) -> None:
-    """Stands for a training: half a second after it is asked to, it has stopped."""
+    """Stands for a training: it stops half a second after the request."""
     def work() -> None:
         while not (folder / STOP_REQUEST).exists():
             time.sleep(0.01)

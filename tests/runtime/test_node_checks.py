@@ -1,4 +1,4 @@
-"""What a node of a cluster is refused for, before anything begins there."""
+"""Checks of a cluster's nodes before training starts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monk
     assert "pip install" in report("s3://bucket/x", ()).refuses
 
 
-def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_makes_its_snapshot_of_the_drivers_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     index = read_index(read_description(f"file://{make_dataset(tmp_path / 'set', 5)}"), "train")
     assert index.snapshot
@@ -124,7 +124,7 @@ def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_other_node_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = make_index(tmp_path, 5)
     assert check_nodes(tmp_path / "gone", index) == []  # one node: its own disk will do
     monkeypatch.setattr(node_checks, "other_nodes", lambda: {ray.get_runtime_context().get_node_id(): "n1"})

@@ -78,7 +78,7 @@ def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
         assert [float(word) for word in row] == pytest.approx(numbers, rel=1e-5)
 
 
-def test_files_are_written_only_if_asked_for(weights: Path, source: Path, tmp_path: Path) -> None:
+def test_files_are_written_only_on_request(weights: Path, source: Path, tmp_path: Path) -> None:
     off: dict[str, Any] = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
     result = run(weights, source, tmp_path, "x", **off)
     assert contents(result.folder) == {}

@@ -141,7 +141,7 @@ def test_auto_workers_are_chosen_once_and_printed_with_the_reason(
 
 
 @pytest.mark.parametrize(("asked", "trained"), [("auto", 2), (1, 1)])
-def test_a_run_goes_on_with_the_workers_of_its_first_start_unless_others_are_asked_for(
+def test_a_run_keeps_the_workers_of_its_first_start_unless_others_are_requested(
         tmp_path: Path, asked: Any, trained: int) -> None:
     begun = make_config(tmp_path, 2, epochs=1)
     _, train, _ = read_dataset(begun.recipe)
@@ -469,7 +469,7 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
+def test_a_run_continues_on_a_data_set_that_has_moved(tmp_path: Path, named: bool) -> None:
     """By the same command with its new place, and by `--resume` with it."""
     config = make_config(tmp_path, 0, {"name": "mine"} if named else {}, epochs=2)
     first = fit(config, quiet=True)
@@ -487,7 +487,7 @@ def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
     assert [event.epoch for event in run_log.told(first.run_dir, StartEvent)] == [0, 2, 2]
 
 
-def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reads_its_own_nodes_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     description = read_description(f"file://{make_dataset(tmp_path / 'set', 4)}")
     train, val = (read_index(description, split) for split in ("train", "val"))
@@ -514,7 +514,7 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     assert prepared == [(loader, {"move_to_device": False})]
 
 
-def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(
+def test_the_record_of_a_run_has_the_request_and_the_decisions(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
     result = fit(make_config(tmp_path, 0, epochs=1, precision="auto"), quiet=True)

@@ -155,7 +155,7 @@ def found_in(folder: Path, **settings: Any) -> ValResult:
         "placement": {"project": str(folder / "val"), **settings.get("placement", {})}}), quiet=True)
 
 
-def test_validation_leaves_what_training_draws_and_the_files_that_are_asked_for(
+def test_validation_writes_the_pictures_of_training_and_the_requested_files(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = validate(settings(trained, tmp_path, save_txt=True, save_conf=True, save_json=True))
     written = {path.name for path in result.folder.iterdir()}

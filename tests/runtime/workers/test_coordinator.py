@@ -38,7 +38,7 @@ class Desk:
         return [self.coordinator.heartbeat(name, heartbeat).must_regroup for name in names]
 
     def pass_by(self, seconds: int, alive: str = "", heartbeat: Heartbeat = EXCHANGING) -> None:
-        """Seconds pass, in each of which those who are alive send a beat."""
+        """Seconds pass, in each of which living workers send a heartbeat."""
         for _ in range(seconds):
             self.now += 1.0
             self.heartbeat(alive, heartbeat)
@@ -83,7 +83,7 @@ def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_h
     assert desk.coordinator.mark_lost([1]) == [1]
 
 
-def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() -> None:
+def test_after_all_were_lost_the_first_new_worker_starts_and_the_others_join() -> None:
     desk = started()
     desk.coordinator.mark_lost([0, 1, 2])
     desk.register("d", 4)
@@ -92,7 +92,7 @@ def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() ->
     assert desk.heartbeat("d") == [True]
 
 
-def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthest() -> None:
+def test_survivors_continue_without_a_silent_worker_from_the_furthest_state() -> None:
     desk = started()
     desk.register("a", 5)
     desk.register("c", 6)
@@ -170,7 +170,7 @@ def test_a_newcomer_that_dies_while_it_waits_disturbs_no_member() -> None:
     assert desk.coordinator.quorum("a").num_workers == 3
 
 
-def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
+def test_a_silent_worker_that_returns_is_a_newcomer() -> None:
     desk = started()
     desk.register("ac", 5)
     desk.pass_by(4, "ac")
@@ -228,7 +228,7 @@ def test_all_workers_of_a_draining_node_leave() -> None:
     assert desk.coordinator.drain_nodes({"right"}) == {}
 
 
-def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
+def test_a_lost_worker_is_neither_waited_for_nor_hung() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 40.0, 30.0))
     desk.coordinator.mark_lost([1])
@@ -237,8 +237,8 @@ def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
     assert desk.members("ac") == [0, 1]
 
 
-def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
-    """Another one has its place by now: a node that was cut off and is healed, a process that was frozen."""
+def test_a_lost_worker_that_returns_is_refused() -> None:
+    """Another one has replaced it: after a network partition, or of a frozen process."""
     desk = started()
     desk.coordinator.mark_lost([1])
     desk.register("ac", 5)
@@ -251,7 +251,7 @@ def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
     assert [each.worker for each in desk.coordinator.worker_statuses()] == [0, 2]
 
 
-def test_present_is_who_has_come_and_not_gone() -> None:
+def test_present_workers_have_registered_and_not_left() -> None:
     desk = started()
     assert desk.coordinator.present() == 3
     desk.register("d", None)
@@ -303,7 +303,7 @@ def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str,
     assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
 
 
-def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() -> None:
+def test_a_worker_in_an_exchange_that_the_others_have_left_is_hung() -> None:
     desk = started()
     for seconds in range(20, 31):
         desk.now += 1.0
@@ -324,7 +324,7 @@ def test_no_worker_is_hung_while_no_worker_waits() -> None:
     assert desk.coordinator.find_hung_worker() is None
 
 
-def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
+def test_a_worker_without_heartbeats_after_it_has_joined_is_hung() -> None:
     desk = started()
     desk.pass_by(30, "ac")
     assert desk.coordinator.find_hung_worker() is None
@@ -334,21 +334,21 @@ def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
     assert "(process 42) has not moved for 34 s (joining, after step 0)" in text
 
 
-def test_all_who_wait_for_each_other_are_left_alone() -> None:
+def test_workers_that_wait_for_one_another_are_not_hung() -> None:
     desk = started()
     desk.pass_by(200, "abc")
     assert desk.coordinator.find_hung_worker() is None
 
 
 @pytest.mark.parametrize("phase", ["loading", "exchanging"])
-def test_one_who_trains_alone_is_named_for_the_user_waits(phase: str) -> None:
+def test_a_worker_that_trains_alone_can_be_hung(phase: str) -> None:
     """In any phase: it has no peer to exchange with."""
     desk = started("a")
     desk.heartbeat("a", Heartbeat(phase, 3, 31.0, 30.0))
     assert accused(desk, "") is not None
 
 
-def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit_later() -> None:
+def test_a_worker_that_stays_in_an_aborted_exchange_is_hung_a_limit_later() -> None:
     """Its own end of the exchange may take a while."""
     desk = started()
     stuck = EXCHANGING._replace(seconds=600.0)
@@ -363,7 +363,7 @@ def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit
     assert desk.members("ac") == [0, 1]
 
 
-def test_a_newcomer_that_is_silent_for_a_moment_is_taken_in_when_it_is_heard_of_again() -> None:
+def test_a_newcomer_that_is_silent_for_a_moment_joins_after_its_next_heartbeat() -> None:
     desk = started()
     desk.register("d", None)
     desk.pass_by(4, "abc")
@@ -465,7 +465,7 @@ def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchang
     return desk.now - began, said
 
 
-def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> None:
+def test_workers_that_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> None:
     """A fabric that fails while all hosts live."""
     desk = started()
     seconds, said = drive(desk, "abc")
@@ -480,7 +480,7 @@ def test_a_validation_that_takes_long_is_not_aborted() -> None:
     assert drive(desk, "abc", phase="validating") == (3600.0, [])
 
 
-def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
+def test_two_that_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
     """Its own collective failed; theirs, a kernel, does not notice."""
     desk = started()
     desk.pass_by(3, "abc")
@@ -492,7 +492,7 @@ def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> 
     assert desk.coordinator.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
 
 
-def test_those_who_cannot_abort_when_a_peer_has_died_are_ended() -> None:
+def test_workers_that_cannot_abort_after_a_peers_death_are_killed() -> None:
     """While the communicator is made there is nothing yet to abort."""
     desk = started()
     desk.pass_by(1, "abc")
@@ -513,7 +513,7 @@ def test_a_peer_that_freezes_while_the_communicator_is_made_is_lost() -> None:
 
 
 @pytest.mark.parametrize("phase", ["starting", "joining", "validating", "saving", "exchanging", "loading"])
-def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -> None:
+def test_a_worker_without_heartbeats_is_lost_in_any_phase(phase: str) -> None:
     """As with `--stall-seconds 8`; the others, who are in the same phase, may wait for it."""
     desk = started()
     heartbeat = Heartbeat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
@@ -532,7 +532,7 @@ def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -
     assert desk.coordinator.heartbeat("a", heartbeat).peer_lost
 
 
-def test_one_who_is_silent_is_shown_as_that() -> None:
+def test_a_silent_worker_is_shown_as_silent() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 9.0, 30.0))
     desk.pass_by(5, "ac")
@@ -584,7 +584,7 @@ def test_workers_that_waited_at_a_restarted_coordinator_register_again() -> None
 
 
 def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
-    """Its members could not be heard in time: the newcomers' steps are given up, and all go on together."""
+    """The older one's members were late: the newcomers' steps are dropped, and all continue together."""
     desk = started()
     desk.register("abc", 8)
     desk.members("abc")
@@ -637,7 +637,7 @@ def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> N
 
 
 def seconds_of_a_generation(num_workers: int) -> float:
-    """CPU seconds for each of so many workers, who form a group, beat for some seconds, and regroup without one."""
+    """CPU seconds for each of many workers that form a group, send heartbeats, and regroup without two."""
     now, coordinator = 0.0, Coordinator(num_workers, lambda: now)
     names, began = [f"worker-{number}" for number in range(num_workers)], time.process_time()
     for generation in range(2):

@@ -57,7 +57,7 @@ class Desk:
             self.queue.ended(name, self.place(name), self.at.pop(name), outcome)
 
     def pass_by(self, seconds: float, busy: str = "", jobs: str = "") -> None:
-        """Seconds pass, in each of which those who are busy send a beat, and jobs are asked for."""
+        """Seconds pass, in each of which busy workers send a heartbeat, and jobs are polled."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.heartbeat(busy)

@@ -30,7 +30,7 @@ def test_a_process_that_is_frozen_can_be_ended() -> None:
 
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node is asked, and every node of that name; the process ids of those mean others."""
+    """All nodes of that name are asked; on others the process id means another process."""
     process, own = subprocess.Popen(["sleep", "60"]), own_process()
     node = {"NodeID": "ab" * 28, "Alive": True, "NodeManagerHostname": own.node}
     asked: list[Any] = []
@@ -93,7 +93,8 @@ class Beside:
             time.sleep(0.01)
 
 
-def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_started_alone_trains_on_until_it_has_loaded_what_a_group_needs(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
     assert isinstance(beside.members.join(None), Generation)
     time.sleep(0.3)  # many beats
@@ -104,7 +105,7 @@ def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: 
     beside.members.close()
 
 
-def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_joins_others_has_loaded_what_a_group_needs_before(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=False)
     beside.ready.set()
     assert isinstance(beside.members.join(None), Generation)
@@ -115,7 +116,7 @@ def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeyp
 
 
 @pytest.mark.parametrize("regroups", [False, True])
-def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
+def test_a_group_is_aborted_for_a_reply_about_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
     """Not for a reply about the previous group, which this worker has left meanwhile."""
     beside, asked, cuts = Beside(monkeypatch, alone=True), threading.Event(), []
     beside.ready.set()

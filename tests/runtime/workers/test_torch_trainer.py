@@ -147,7 +147,7 @@ class Trainer:
         return SimpleNamespace(return_value=self.outcome)
 
 
-def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
+def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's controller waits for it; the coordinator's outcome counts, and the workers' resources are freed."""
     stopped: list[Path] = []
@@ -216,7 +216,7 @@ def check(folder: Path, uninterrupted: Path, epochs: int) -> list[Event]:
 
 @pytest.mark.ray
 @pytest.mark.faults
-def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: Path) -> None:
+def test_when_a_worker_is_killed_the_other_continues_with_the_next_step(tmp_path: Path) -> None:
     process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
     finish(process)
@@ -246,7 +246,7 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_continue(tmp
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.parametrize("num_workers", [1, "2-3"])
-def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
+def test_where_none_can_be_replaced_alone_all_restart_from_the_newest_checkpoint(
         tmp_path: Path, num_workers: int | str) -> None:
     """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
     process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
