@@ -79,7 +79,7 @@ def test_checks_shows_versions_devices_cluster_and_storage(
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
         assert cli.checks([]) == 4
-    assert "cluster      address: nobody answers at 127.0.0.1:" in capsys.readouterr().out
+    assert "cluster      address: no answer from 127.0.0.1:" in capsys.readouterr().out
 
 
 def test_serve_hands_its_settings_to_ray_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

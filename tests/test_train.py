@@ -45,7 +45,7 @@ def test_a_dry_run_prints_everything_and_trains_nothing(
     output = capsys.readouterr().out
     assert output == (f"{describe(config, origins, decided)}\n# batch 32, microbatch 16, accumulation 2 (64 images per "
                     "step), precision fp32, learning rate 0.01 (SGD)\n# Ray: 2 workers of Ray Train, placed by PACK; "
-                    "each has its part of a node's CPUs, 0 GPU\n")
+                    "each has its share of a node's CPUs, 0 GPU\n")
     assert "\nbatch_size: 32                            # default; decided at the start\n" in output
     assert calls == []
 

@@ -1,4 +1,4 @@
-"""What a bug report needs on one page: versions, devices, cluster and storage, each looked at now."""
+"""The page for a bug report: versions, devices, cluster and storage, each checked now."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ LIBRARIES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pydantic", "open
 
 
 def describe(placement: Placement) -> tuple[list[str], list[str]]:
-    """The page, line by line, and what is wrong: with the cluster that was asked for, or with storage."""
+    """The page's lines, and the errors found in the requested cluster and in storage."""
     cluster, storage = _cluster(placement), _storage(placement)
     lines = [*_versions(), *_devices(), *cluster[0], *storage[0]]
     return lines, [*cluster[1], *storage[1]]
 
 
 def _versions() -> Iterator[str]:
-    found = []
+    versions = []
     for name in LIBRARIES:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"{name} -")
+            versions.append(f"{name} -")
     yield f"ray_yolo     {ray_yolo.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield f"libraries    {', '.join(found)}"
+    yield f"libraries    {', '.join(versions)}"
     for each in plugins():
         yield f"plug-in      {each.package} {each.version}: {', '.join(each.plugin.models)}"
 
@@ -53,7 +53,7 @@ def _devices() -> Iterator[str]:
 
 def _cluster(placement: Placement) -> tuple[list[str], list[str]]:
     if not cluster_asked_for(placement):
-        return ["cluster      none was asked for (--address, RAY_ADDRESS)"], []
+        return ["cluster      none requested (--address, RAY_ADDRESS)"], []
     from ray_yolo.runtime.node_checks import describe_cluster
 
     try:

@@ -1,4 +1,4 @@
-"""Ray itself: connecting to a cluster or starting one, and what workers are given there."""
+"""Connects to a Ray cluster or starts one, and computes and awaits the resources of workers."""
 
 from __future__ import annotations
 
@@ -20,27 +20,33 @@ import ray
 import ray.exceptions
 import torch
 from ray.autoscaler.sdk import request_resources
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_yolo.config.placement import NodeResources, Placement
 from ray_yolo.core.errors import InputError, ResourcesError
 from ray_yolo.core.events import PlacementEvent
+from ray_yolo.core.redact import redact
 from ray_yolo.core.system import SPINS, cores
 from ray_yolo.engine.build import local_device
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.runtime.local_ray import in_own_groups, session_folder
-from ray_yolo.runtime.ray_internals import DRIVER_ENVIRONMENT, available_resources, draining_nodes, local_head
+from ray_yolo.runtime.ray_internals import (
+    DRIVER_ENVIRONMENT,
+    available_resources,
+    draining_nodes,
+    local_head,
+    other_jobs,
+)
 
-# Large blocks are reused instead of returned to the system after each layer, and huge pages spare page faults. glibc
-# reads this when a process starts, so Ray's workers are given it. Measured gain on CPU: tests/benchmarks/README.md.
+# Large blocks are reused instead of returned to the system after each layer, and huge pages save page faults. glibc
+# reads this when a process starts, so Ray's workers get it. Measured gain on CPU: tests/benchmarks/README.md.
 MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.malloc.trim_threshold=17179869184:"
           "glibc.malloc.top_pad=268435456")
 
-_ANSWER_SECONDS = 10.0
-_DYING_SECONDS = 1.0  # from the loss of its placement group to a worker's end, and some more
-
-
+_CONNECT_SECONDS = 10.0
+_LONGEST_JOB = 100  # characters of another job's command
+_DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
 
@@ -48,15 +54,15 @@ def connect(placement: Placement, *, start: bool = True) -> float:
     """Connect to the cluster, or start one on this machine. Returns the GPUs that each worker gets.
 
     Raises:
-        InputError: for an address that is none.
-        ResourcesError: if there is no cluster at the address, or it does not let us in; without `start` also if there
-            is none here.
+        InputError: for a malformed address.
+        ResourcesError: if there is no cluster at the address, or it denies access; without `start` also if none runs
+            on this machine.
     """
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement)
-        if fault := _silence(address):
-            raise ResourcesError(f"address: nobody answers at {address} ({fault}); check --address or RAY_ADDRESS, and "
+        if fault := _connection_fault(address):
+            raise ResourcesError(f"address: no answer from {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
         if address == "local" and not start:
             raise ResourcesError("address: no cluster runs here; give --address or RAY_ADDRESS, or `ray start --head`")
@@ -65,52 +71,62 @@ def connect(placement: Placement, *, start: bool = True) -> float:
             own_token()
             os.environ[LOCAL] = "1"  # its workers inherit it
             own = {"num_cpus": cores(), "include_dashboard": False,  # a dashboard would be eleven processes more
-                   "_temp_dir": str(session_folder())}  # in Ray's own every user of the machine may write
+                   "_temp_dir": str(session_folder())}  # Ray's own folder is writable by all users
         try:
             with in_own_groups():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-        except Exception as error:  # Ray has many kinds, and bare ones, such as for a node that did not start in time
+        except Exception as error:  # Ray raises many kinds, even bare ones, as for a node that did not start in time
             raise _refusal(address, error) from None
         finally:
             os.environ.pop(LOCAL, None)
-        if threading.current_thread() is threading.main_thread():  # Ray's core has put one in its place that aborts
+        if threading.current_thread() is threading.main_thread():  # Ray's core has set a handler that aborts
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     if placement.gpus_per_worker != "auto":
         return float(placement.gpus_per_worker)
     return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
-def connect_and_wait(placement: Placement) -> float:
+def connect_and_wait(placement: Placement, notify: Callable[[str], None] | None = None) -> float:
     """`connect`, then `wait_for_room`. Returns the GPUs that each worker gets."""
     gpus = connect(placement)
-    wait_for_room(placement, gpus)
+    wait_for_room(placement, gpus, *([notify] if notify else []))
     return gpus
 
 
 def free_nodes(placement: Placement) -> list[NodeResources]:
-    """What the nodes that workers may be placed on have free."""
+    """The free resources of the nodes that workers may be placed on."""
     kind = f"accelerator_type:{placement.accelerator_type}"
-    free = available_resources().values()
-    return [NodeResources(there.get("CPU", 0.0), there.get("GPU", 0.0)) for there in free
-            if not placement.accelerator_type or kind in there]
+    return [NodeResources(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in available_resources().values()
+            if not placement.accelerator_type or kind in node]
 
 
 def room(placement: Placement, gpus: float) -> int:
-    """How many workers the nodes have room for that are there and stay, if everything else left them."""
+    """Workers that fit on live, non-draining nodes, assuming they are otherwise idle."""
     draining, needed = draining_nodes(), resources_of(placement, gpus).items()
     return sum(min(int(node["Resources"].get(kind, 0.0) / amount + 1e-9) for kind, amount in needed)
                for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining)
 
 
 def described(placement: Placement, gpus: float) -> str:
-    """What a worker needs, and how much of it nobody has."""
+    """A worker's resources, and how much of each is free, as text."""
     free = ray.available_resources()
     return ", ".join(f"{amount:g} {kind} ({free.get(kind, 0.0):g} are free)"
                      for kind, amount in resources_of(placement, gpus).items())
 
 
+def describe_wait(placement: Placement, gpus: float) -> str:
+    """For which reserved resources the minimum number of workers waits, and which other jobs run; '': it does not."""
+    needed = resources_of(placement, gpus).items()
+    if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
+               for group in placement_group_table().values() if group["state"] == "PENDING"):
+        return ""
+    others = "; ".join(redact(job)[:_LONGEST_JOB] for job in other_jobs())
+    return (f"waiting for {placement.min_workers} workers of {described(placement, gpus)}, until they are free; other "
+            f"jobs on this cluster: {others or 'none'}")
+
+
 def planned_gpus(placement: Placement) -> float | None:
-    """The GPUs that each worker would get, told without Ray; None where a running cluster decides."""
+    """The GPUs that each worker would get, without asking Ray; None where a running cluster decides."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
     if placement.gpus_per_worker != "auto":
@@ -119,9 +135,9 @@ def planned_gpus(placement: Placement) -> float | None:
 
 
 def own_token() -> None:
-    """Give the cluster that is about to be started a token, unless this user has one.
+    """Set a new token for the cluster that is about to start, unless this user has one.
 
-    Ray would leave one in ~/.ray, and from then on each `ray start --head` of this user would ask for it.
+    Otherwise Ray would write one to ~/.ray, and each later `ray start --head` of this user would require it.
     """
     given = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if not given and not (Path.home() / ".ray" / "auth_token").exists():
@@ -129,53 +145,56 @@ def own_token() -> None:
 
 
 def _refusal(address: str, error: Exception) -> InputError | ResourcesError:
-    """Says in one line why Ray cannot be reached, or be started (address `local`)."""
+    """The one-line error for a Ray that cannot be reached, or started (address `local`)."""
     reason = re.split(r"\n|\. ", f"{error}\n")[0].rstrip(".") or type(error).__name__
     if isinstance(error, ValueError):
-        return InputError(f"address: {address} is none of a cluster ({reason}); give HOST:PORT of its head, as `ray "
-                          "start --head` prints it, with --address or RAY_ADDRESS")
+        return InputError(f"address: {address} is not a cluster's address ({reason}); give HOST:PORT of its head, as "
+                          "`ray start --head` prints it, with --address or RAY_ADDRESS")
     advice = ("check that the head runs (ray status), and that this user has its token (ray get-auth-token, "
               "RAY_AUTH_MODE=token)")
     if isinstance(error, ray.exceptions.AuthenticationError):
         advice = "give this user the cluster's token (RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH with its file)"
     elif address == "local":
-        advice = "try again; `ray start --head` leaves logs that say more, in /tmp/ray/session_latest/logs"
+        advice = "try again; `ray start --head` writes detailed logs to /tmp/ray/session_latest/logs"
     return ResourcesError(f"address: {address}: {reason}; {advice}")
 
 
 def _address(placement: Placement) -> str:
-    """Where Ray is asked for, or `auto`: the cluster that `ray start` has left word of here, or `local`: a new one.
+    """The requested address; or `auto`: the cluster that `ray start` noted on this machine; or `local`: a new one.
 
-    A head that was killed leaves word too, which Ray would believe for many minutes. One that lives is not given by its
-    address: only where Ray has found it itself does it use this user's token.
+    A killed head leaves its note too, which Ray would believe for many minutes, so the address is tried. A live head is
+    returned as `auto`: only where Ray has found it itself does it use this user's token.
     """
-    if asked := placement.address or os.environ.get("RAY_ADDRESS"):
-        return asked
+    if requested := placement.address or os.environ.get("RAY_ADDRESS"):
+        return requested
     address = local_head()
-    return "local" if not address or _silence(address) else "auto"
+    return "local" if not address or _connection_fault(address) else "auto"
 
 
-def _silence(address: str) -> str | None:
-    """Why nobody answers at host:port; None if somebody does, and for other kinds of addresses."""
+def _connection_fault(address: str) -> str | None:
+    """Why host:port cannot be connected to; None if it can, and for other kinds of addresses."""
     match = re.fullmatch(r"(?:ray://)?([^/:]+):(\d+)", address)
     try:
         if match:
-            socket.create_connection((match[1], int(match[2])), timeout=_ANSWER_SECONDS).close()
+            socket.create_connection((match[1], int(match[2])), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:  # the latter: a port beyond 65535
         return str(error)
     return None
 
 
 def resources_of(placement: Placement, gpus: float = 0.0) -> dict[str, float]:
-    """What one worker is given."""
+    """The resources of one worker."""
     return {"CPU": placement.cpus, **({"GPU": gpus} if gpus else {})}
 
 
-def wait_for_room(placement: Placement, gpus: float) -> None:
-    """Wait until the cluster could hold the fewest workers that were asked for, if everything else left it.
+def wait_for_room(placement: Placement, gpus: float,
+                  notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr)) -> None:
+    """Wait until the cluster could hold the minimum number of workers, assuming it is otherwise idle.
 
-    Where nodes are added as they are needed, they are asked for. After `wait_for_resources` seconds a ResourcesError
-    says what is missing.
+    An autoscaler is asked for the nodes.
+
+    Raises:
+        ResourcesError: what is missing after `wait_for_resources` seconds.
     """
     deadline, asked = time.monotonic() + placement.wait_for_resources, False
     try:
@@ -189,56 +208,57 @@ def wait_for_room(placement: Placement, gpus: float) -> None:
             if not asked:
                 asked = True
                 request_resources(bundles=[resources_of(placement, gpus)] * placement.min_workers)
-                print(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
-                      f"{lacking}", file=sys.stderr)
+                notify(f"waiting for nodes, at most {placement.wait_for_resources:g} s (--wait-for-resources): "
+                       f"{lacking}")
             time.sleep(0.5)
     finally:
         if asked:
-            request_resources(bundles=[])  # the workers will ask themselves
+            request_resources(bundles=[])  # the workers request theirs themselves
 
 
 def missing_resources(placement: Placement, workers: int, gpus: float = 0.0) -> str:
-    """What the cluster has too little of for so many workers, if everything else left it; '': nothing."""
-    there = ray.cluster_resources()
+    """The resources that an idle cluster lacks for a number of workers, as text; '': none."""
+    total = ray.cluster_resources()
     needed = {kind: amount * workers for kind, amount in resources_of(placement, gpus).items()}
-    return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}"
-                     for kind, amount in needed.items() if amount > there.get(kind, 0) + 1e-9)
+    return "; ".join(f"{workers} workers need {amount:g} {kind}, the cluster has {total.get(kind, 0):g}"
+                     for kind, amount in needed.items() if amount > total.get(kind, 0) + 1e-9)
 
 
 def held_by(run_dir: Path) -> list[str]:
-    """The placement groups that a training's workers were given; none if it has ended by itself, or never began."""
+    """The placement groups of a training's workers, by its log; none if it has finished or never started."""
     groups = [event.group for event in read_events(run_dir / EVENTS_FILE) if isinstance(event, PlacementEvent)]
     return [] if (run_dir / "finished").exists() else groups
 
 
 def free(groups: Sequence[str]) -> None:
-    """Give back what placement groups hold; nothing happens where one is gone already."""
+    """Remove placement groups by id; ids of groups that are gone are ignored."""
     for group in groups:
         remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
 
 
 def stop_workers(run_dir: Path) -> None:
-    """End a training's workers, whatever they do, while its log can still take down what they have done."""
+    """Kill a training's workers, while its log can still record what they have done."""
     if groups := held_by(run_dir):
         free(groups)
         time.sleep(_DYING_SECONDS)
 
 
 def leave_notice(node: str) -> str:
-    """What is said of a node, by its id, that is drained."""
-    return f"node {name_of(node)} will be taken away: its workers leave after the step"
+    """The warning for a draining node, by its id."""
+    return f"node {name_of(node)} will be taken away: its workers leave after the current step"
 
 
 def name_of(node: str) -> str:
     """The host name of a node, by its id."""
-    return next((there["NodeManagerHostname"] for there in ray.nodes() if there["NodeID"] == node), node)
+    return next((each["NodeManagerHostname"] for each in ray.nodes() if each["NodeID"] == node), node)
 
 
 def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...], placement: Placement,
-                     gpus: float) -> list[Any]:
-    """What a function returns in the place of each of the most workers: with their CPUs and GPUs, all at the same time.
+                        gpus: float) -> list[Any]:
+    """What a function returns on each of the most workers, with their CPUs and GPUs, all at the same time.
 
-    A ResourcesError says that they were not free, or did not answer, for the placement's `timeout_seconds`.
+    Raises:
+        ResourcesError: if they were not free, or did not answer, within `timeout_seconds`.
     """
     group = placement_group([resources_of(placement, gpus)] * placement.max_workers,
                             strategy=placement.placement_strategy)
@@ -252,7 +272,7 @@ def run_on_every_worker(function: Callable[..., Any], arguments: tuple[Any, ...]
         return ray.get([remote.remote(*arguments) for _ in range(placement.max_workers)],
                        timeout=placement.timeout_seconds)
     except ray.exceptions.GetTimeoutError:
-        raise ResourcesError(f"{placement.max_workers} workers have not all answered for {placement.timeout_seconds:g} "
+        raise ResourcesError(f"{placement.max_workers} workers did not all answer within {placement.timeout_seconds:g} "
                              "seconds; use --timeout-seconds to wait longer") from None
     finally:
         remove_placement_group(group)

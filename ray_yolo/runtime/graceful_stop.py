@@ -1,7 +1,7 @@
-"""A training that is told to stop saves the step in hand first, so that nothing is trained twice.
+"""Graceful stop: a training that is interrupted saves the current step first, so that no step is repeated.
 
-All workers stop after the same step (`engine.loop.train`) and end in order, which gives back what they hold. A second
-signal does not wait for that, and `SAVE_SECONDS` are the longest that a first one waits.
+All workers stop after the same step (`engine.loop.train`) and exit in order, which frees their resources. A second
+signal stops at once. A first one waits for at most `SAVE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_yolo.core.events import EndEvent, Event, PlacementEvent, StartEvent
+from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
 from ray_yolo.runs.recorder import STOP_REQUEST
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ray_yolo.runs.recorder import Recorder
 
 SAVE_SECONDS = 15.0
-MESSAGE = "told to stop: the step in hand is finished and saved first (a second signal stops at once)"
+MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
 _POLL_SECONDS = 0.2
 
 StopRequested = Callable[[], bool]
@@ -35,65 +36,57 @@ T = TypeVar("T")
 
 
 def run_in_background(work: Callable[[], T], before_end: Callable[[Future[T]], None] = lambda outcome: None) -> T:
-    """What `work` returns or raises; it runs in a thread of its own, which ends with the process at the latest.
+    """What `work` returns or raises; it runs in another thread.
 
-    In the main thread Ray Train and Ray Tune take Ctrl-C for themselves, and what a signal handler raises inside of
-    `ray.get` arrives as an exit with status 1. Here the main thread only waits, and a signal interrupts it at once;
-    `before_end` is called with the outcome to be before that goes on upwards.
+    In the main thread Ray Train and Ray Tune handle Ctrl-C themselves, and an exception that a signal handler raises
+    inside `ray.get` becomes an exit with status 1. Here the main thread only waits, so a signal interrupts it at once.
+    `before_end` gets the pending result before the interruption propagates.
     """
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="ray_yolo aside", daemon=True).start()
+    result = run_in_thread(work, "background")
     try:
-        return outcome.result()
+        return result.result()
     except (KeyboardInterrupt, SystemExit):
-        before_end(outcome)
+        before_end(result)
         raise
 
 
 @contextlib.contextmanager
 def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
-    """For a training in this thread: SIGINT and SIGTERM ask it to stop, and do what they always do when it has.
+    """Context of a training in this thread: SIGINT and SIGTERM request a stop, and take their usual effect at its end.
 
-    Handlers can be set in the main thread only; in another one signals stay as they are.
+    Handlers can be set in the main thread only; in another thread signals stay as they are.
     """
-    told: list[tuple[int, threading.Timer]] = []
-    here = threading.current_thread() is threading.main_thread()
+    received: list[tuple[int, threading.Timer]] = []
+    is_main = threading.current_thread() is threading.main_thread()
     handlers = {int(number): handler for number in (signal.SIGINT, signal.SIGTERM)
-                if here and callable(handler := signal.getsignal(number))}
+                if is_main and callable(handler := signal.getsignal(number))}
 
     def handle(number: int, frame: Any) -> None:
-        if told:
+        if received:
             handlers[number](number, frame)
-        told.append((number, threading.Timer(SAVE_SECONDS, os.kill, (os.getpid(), number))))
-        told[0][1].start()
+        received.append((number, threading.Timer(SAVE_SECONDS, os.kill, (os.getpid(), number))))
+        received[0][1].start()
         notify(MESSAGE)
 
     for number in handlers:
         signal.signal(number, handle)
     try:
-        yield lambda: bool(told)
+        yield lambda: bool(received)
     finally:
-        for _, again in told:
+        for _, again in received:
             again.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if told:
-        handlers[told[0][0]](told[0][0], None)
+    if received:
+        handlers[received[0][0]](received[0][0], None)
 
 
 def poll_stop_request(recorder: ActorHandle[Recorder], worker: int, workers: int) -> StopRequested:
-    """For a worker on Ray: the workers take turns in asking the recorder every moment, without waiting for its answer.
+    """For a worker on Ray: the workers poll the recorder in turns, without waiting for its answer.
 
-    A recorder that has gone for good leaves nobody to train for.
+    If the recorder is gone for good, training stops.
     """
-    import ray.exceptions  # here: a training without Ray stops, too
+    import ray.exceptions  # here: a training without Ray uses this module, too
 
     answer: ray.ObjectRef[bool] | None = None
     due = time.monotonic() + worker * _POLL_SECONDS
@@ -117,17 +110,17 @@ def poll_stop_request(recorder: ActorHandle[Recorder], worker: int, workers: int
 
 def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended: Callable[[], bool] = lambda: False
                 ) -> None:
-    """For a driver: ask trainings whose workers have begun to stop, and wait for that, at most for `SAVE_SECONDS`:
-    until their logs, or `ended`, say that all have.
+    """For a driver: have running trainings stop, and wait until their logs, or `ended`, say that all have; at most for
+    `SAVE_SECONDS`.
     """
     logs = {folder: follow(folder / EVENTS_FILE) for folder in run_dirs}
-    training = {folder for folder, log in logs.items() if _has_begun(next(log))}
+    training = {folder for folder, log in logs.items() if _is_training(next(log))}
     if not training:
         return
     notify(MESSAGE)
     deadline = time.monotonic() + SAVE_SECONDS
     requests = [folder / STOP_REQUEST for folder in training]
-    with contextlib.suppress(OSError):  # storage that fails now is no reason to end otherwise
+    with contextlib.suppress(OSError):  # failing storage must not keep the process from exiting as it would
         for request in requests:
             request.touch()
         try:
@@ -140,8 +133,8 @@ def request_stop(run_dirs: Iterable[Path], notify: Callable[[str], None], ended:
                 request.unlink(missing_ok=True)
 
 
-def _has_begun(events: Iterable[Event]) -> bool:
-    """Whether workers train, by a log: those that were given a place last have started, or others go on meanwhile."""
-    told = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))
-            and not getattr(event, "instead_of", "")]
-    return bool(told) and isinstance(told[-1], StartEvent)
+def _is_training(events: Iterable[Event]) -> bool:
+    """Whether workers train, by a log: those placed last have started, or others continue meanwhile."""
+    states = [event for event in events if isinstance(event, (PlacementEvent, StartEvent, EndEvent))
+              and not getattr(event, "instead_of", "")]
+    return bool(states) and isinstance(states[-1], StartEvent)

@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: in a folder that nobody else can enter, and beyond the signals of a terminal."""
+"""A private Ray on this machine: its session folder is closed to other users, and terminal signals do not reach it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ray_yolo.storage.lease import try_lock
 
 _PREFIX = "ray_yolo-"
 _LOCK = "lock"
-_LONGEST = 40  # characters of a folder, of the 107 that the address of a socket in it may have
+_LONGEST = 40  # characters of a folder, of the 107 that a socket's path may have
 
 _starting = threading.Event()
 
 
 def session_folder() -> Path:
-    """Where Ray may make a folder for its sessions (logs, sockets), which it opens to everyone: in a new one of mode
-    0700. That is removed when this process ends; if it was killed, by this user's next call on this machine.
+    """The folder in which Ray makes its session folders (logs, sockets), which all users could enter: a new one of mode
+    0700. It is removed when this process exits; if that was killed, by this user's next command on this machine.
     """
     base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     if len(str(base)) + len(_PREFIX) + 8 > _LONGEST or not base.is_dir():
@@ -33,9 +33,9 @@ def session_folder() -> Path:
         with suppress(OSError):
             _remove_stale(stale)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    new = folder / f"{_LOCK}.new"
-    try_lock(os.open(new, os.O_CREAT | os.O_WRONLY))  # until this process ends
-    new.rename(folder / _LOCK)  # `_remove_stale` never finds it unlocked before
+    unlocked = folder / f"{_LOCK}.new"
+    try_lock(os.open(unlocked, os.O_CREAT | os.O_WRONLY))  # held until this process exits
+    unlocked.rename(folder / _LOCK)  # so `_remove_stale` never finds it unlocked
     atexit.register(_remove, folder)
     return folder / "r"
 
@@ -46,7 +46,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove a folder of this user whose process has ended."""
+    """Remove a folder of this user whose process has exited."""
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return
     with (folder / _LOCK).open("r+") as lock:
@@ -56,8 +56,9 @@ def _remove_stale(folder: Path) -> None:
 
 @contextmanager
 def in_own_groups() -> Iterator[None]:
-    """Context in which what this process starts by a `preexec_fn`, as Ray does, gets a process group of its own: what a
-    terminal or `timeout` sends to the whole group is for this process, which needs Ray to save the step in hand.
+    """Context in which child processes with a `preexec_fn`, such as Ray's, get a process group of their own.
+
+    A terminal or `timeout` signals the whole group of this process, which still needs Ray to save the current step.
     """
     _starting.set()
     try:

@@ -1,6 +1,6 @@
-"""What every node of a cluster is asked before anything begins there: the same code and libraries, storage, data, time.
+"""Checks every node of a cluster before training starts: same code and libraries, storage, data set, clock.
 
-`report` runs on the node and `faults` judges what it says; both are plain. A cluster of one node is not asked.
+`report` runs on the node, `node_errors` and `node_warnings` judge its result. A cluster of one node is not checked.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from ray_yolo.runtime.ray_internals import available_resources
 from ray_yolo.storage.lease import store_time
 from ray_yolo.storage.store import is_address, open_store
 
-SAMPLE = 32  # images that every node is asked for
-ANSWER_SECONDS = 60.0  # in which a node starts a process and answers
+SAMPLE = 32  # images that every node is checked for
+ANSWER_SECONDS = 60.0  # for a node to start a process and answer
 SKEW_SECONDS = 5.0
-LEAST_BYTES = 2 * 1024**3  # free for what Ray and torch put aside
-SHARED = "/dev/shm"  # loader processes hand images over through it; containers have 64 MB of it unless told otherwise
+LEAST_BYTES = 2 * 1024**3  # free for temporary files of Ray and torch
+SHARED = "/dev/shm"  # loader processes pass images through it; by default containers have 64 MB of it
 LEAST_SHARED = 512 * 1024**2
 LIBRARIES = ("torch", "torchvision", "numpy", "opencv-python-headless", "opencv-python", "ray")
 
@@ -52,47 +52,50 @@ Files = tuple[tuple[str, int], ...]
 
 
 class Report(NamedTuple):
-    """What a node says of itself."""
+    """A node's report on itself."""
 
     versions: dict[str, str]
-    unseen: bool  # of the storage folder
-    refuses: str  # why it cannot be written to; ''
-    lacks: tuple[str, ...]  # files that are not there, or of another size
+    unseen: bool  # the storage folder does not exist there
+    refuses: str  # why storage cannot be written; ''
+    lacks: tuple[str, ...]  # files that are missing or have another size
     clock: float  # seconds since 1970
-    free: int  # bytes where temporary files are put
-    shared: int  # bytes of memory that processes can share
+    free: int  # bytes for temporary files
+    shared: int  # bytes of shared memory
 
 
 def versions() -> dict[str, str]:
-    """What results depend on, by name: Python, libraries, and a digest of our own code."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    """Versions that results depend on: Python, libraries, and a digest of our own code."""
+    versions_here = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in (*LIBRARIES, *(each.package for each in plugins())):
         try:
-            found[name] = version(name)
+            versions_here[name] = version(name)
         except PackageNotFoundError:
             continue
     code = hashlib.sha256()
     for path in sorted(Path(ray_yolo.__file__).parent.rglob("*.py")):
         code.update(path.read_bytes())
-    return {**found, "ray_yolo": f"{ray_yolo.__version__} ({code.hexdigest()[:8]})"}
+    return {**versions_here, "ray_yolo": f"{ray_yolo.__version__} ({code.hexdigest()[:8]})"}
 
 
 def sample(*indices: AnnotationIndex) -> Files:
-    """(path, bytes) of some images of each index, at equal distances, that are here; of none that was mirrored."""
+    """(path, bytes) of some images of each index, at equal distances, that exist here; none of a snapshot."""
     paths = [index.paths[int(number * len(index) / SAMPLE)] for index in indices if not index.snapshot
              for number in range(min(SAMPLE, len(index)))]
     return tuple((path, os.path.getsize(path)) for path in dict.fromkeys(paths) if os.path.isfile(path))
 
 
 def report(folder: str, files: Files) -> Report:
-    """What this node finds: `folder` of storage, or a file in it, can be seen and written beside, or as a store written
-    to; `files` are there.
+    """This node's report.
+
+    Args:
+        folder: of storage, or a file in it; or a store's address.
+        files: that should exist here.
     """
     unseen, refuses = not (is_address(folder) or os.path.exists(folder)), ""
     if is_address(folder):
         try:
             store_time(open_store(folder), "")
-            folder = str(cache_folder())  # where workers put what they bring there
+            folder = str(cache_folder())  # for the workers' local copies
             os.makedirs(folder, exist_ok=True)
         except (OSError, InputError) as error:
             refuses = str(error)
@@ -111,110 +114,116 @@ def report(folder: str, files: Files) -> Report:
     return Report(versions(), unseen, refuses, lacks, time.time(), shutil.disk_usage(temporary).free, shared)
 
 
-def bring(data: DatasetSnapshot) -> tuple[str, list[str]]:
-    """Make this node's mirror of a data set. Why there is none, and what was fetched."""
-    told: list[str] = []
+def make_snapshot(data: DatasetSnapshot) -> tuple[str, list[str]]:
+    """Make this node's snapshot of a data set. Returns why that failed ('': it did not), and lines about the download.
+    """
+    lines: list[str] = []
     try:
-        snapshot(data.address, data.version, told.append)
+        snapshot(data.address, data.version, lines.append)
     except InputError as error:
-        return str(error), told
-    return "", told
+        return str(error), lines
+    return "", lines
 
 
-def faults(node: str, told: Report, here: dict[str, str], folder: str, looked_at: int) -> Iterator[RayYoloError]:
-    """What makes a node unfit, the worst first. `here` are the driver's versions."""
-    for name, ours in sorted(here.items(), key=lambda item: item[0] != "ray_yolo"):
-        if told.versions.get(name) != ours:
+def node_errors(node: str, report: Report, driver: dict[str, str], folder: str, num_files: int
+                ) -> Iterator[RayYoloError]:
+    """Errors that make a node unusable, the worst first. `driver` has the driver's versions."""
+    for name, ours in sorted(driver.items(), key=lambda item: item[0] != "ray_yolo"):
+        if report.versions.get(name) != ours:
             yield ResourcesError(
-                f"node {node} has {name} {told.versions.get(name, '(none)')}, the driver {ours}: results would differ; "
-                "give all nodes one environment (a container image, or `ray job submit` with a runtime environment)")
-    if told.unseen:
+                f"node {node} has {name} {report.versions.get(name, '(none)')}, the driver {ours}: results would "
+                "differ; give all nodes one environment (a container image, or `ray job submit` with a runtime "
+                "environment)")
+    if report.unseen:
         yield InputError(f"storage_path: node {node} does not see {folder}; give a folder that every node mounts under "
                          "the same path (NFS, Lustre, a bucket through its driver)")
-    if told.refuses:
-        yield InputError(f"storage_path: node {node} cannot write to {folder}: {told.refuses}; workers write their "
+    if report.refuses:
+        yield InputError(f"storage_path: node {node} cannot write to {folder}: {report.refuses}; workers write their "
                          "checkpoints there")
-    if told.lacks:
-        yield InputError(f"data: node {node} lacks {told.lacks[0]}, or has another file there ({len(told.lacks)} of "
-                         f"{looked_at} looked at); put the data set where every node has it under the same path")
+    if report.lacks:
+        yield InputError(f"data: node {node} lacks {report.lacks[0]}, or has another file there ({len(report.lacks)} "
+                         f"of {num_files} checked); put the data set where every node has it under the same path")
 
 
-def concerns(node: str, told: Report, skew: float) -> Iterator[str]:
-    """What is told of a node that may be used all the same; `skew` is its clock's from the driver's, in seconds."""
+def node_warnings(node: str, report: Report, skew: float) -> Iterator[str]:
+    """Warnings about a usable node; `skew` is its clock's offset from the driver's, in seconds."""
     if abs(skew) > SKEW_SECONDS:
-        yield f"node {node}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: times in logs will be"
-    if told.free < LEAST_BYTES:
-        yield f"node {node}: only {format_size(told.free)} free for temporary files"
-    if told.shared < LEAST_SHARED:
-        yield (f"node {node}: only {format_size(told.shared)} free in {SHARED}, through which loader processes hand "
-               "over images: give it more (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)")
+        yield f"node {node}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}; so are times in logs"
+    if report.free < LEAST_BYTES:
+        yield f"node {node}: only {format_size(report.free)} free for temporary files"
+    if report.shared < LEAST_SHARED:
+        yield (f"node {node}: only {format_size(report.shared)} free in {SHARED}, through which loader processes pass "
+               "images: increase it (`--shm-size` of a container, in Kubernetes an emptyDir of medium Memory)")
 
 
 def check_nodes(folder: Path | str, *indices: AnnotationIndex) -> list[str]:
-    """Refuse a node on which workers could not train as on the others. Returns what else there is to say of them.
+    """Raise if a node could not train like the others. Returns warnings about the nodes.
 
-    A data set that lies in a store is mirrored on each.
+    A data set in a store is copied to each node as a snapshot.
 
     Args:
         folder: of storage, or a file in it; or a store's address.
 
     Raises:
-        InputError: storage or data are not what they are here.
-        ResourcesError: it has other code or libraries, or does not answer.
+        InputError: a node has other storage or data than the driver.
+        ResourcesError: a node has other code or libraries, or does not answer.
     """
     nodes = other_nodes()
     if not nodes:
         return []
     files, ours = sample(*indices), versions()
-    answers = _ask(nodes, report, str(folder), files)
-    for name, (told, _) in answers.items():
-        for fault in faults(name, told, ours, str(folder), len(files)):
-            raise fault
-    bring_everywhere(*indices)
-    return [text for name, (told, now) in answers.items() for text in concerns(name, told, told.clock - now)]
+    answers = _run_on(nodes, report, str(folder), files)
+    for name, (node_report, _) in answers.items():
+        for error in node_errors(name, node_report, ours, str(folder), len(files)):
+            raise error
+    make_snapshots(*indices)
+    return [text for name, (node_report, now) in answers.items()
+            for text in node_warnings(name, node_report, node_report.clock - now)]
 
 
-def bring_everywhere(*indices: AnnotationIndex) -> None:
-    """Make the mirrors of data sets that lie in a store on the other nodes, so that none waits there for another.
+def make_snapshots(*indices: AnnotationIndex) -> None:
+    """Make snapshots of data sets in a store on the other nodes at the same time, so that no worker waits for another.
 
     Raises:
-        InputError: if one cannot be made.
+        InputError: if a snapshot cannot be made.
         ResourcesError: if a node does not answer.
     """
     for data in {index.snapshot for index in indices if index.snapshot}:
-        for name, ((refused, lines), _) in _ask(other_nodes(), bring, data, seconds=WAIT_SECONDS).items():
-            if refused:
-                raise InputError(f"node {name}: {refused}")
+        replies = _run_on(other_nodes(), make_snapshot, data, seconds=WAIT_SECONDS)
+        for name, ((error, lines), _) in replies.items():
+            if error:
+                raise InputError(f"node {name}: {error}")
             for line in lines:
                 _log.warning("node %s: %s", name, line)
 
 
 def all_multiply_bf16() -> bool:
     """Whether the processors of the other nodes multiply bf16."""
-    return all(does for does, _ in _ask(other_nodes(), multiplies_bf16).values())
+    return all(supported for supported, _ in _run_on(other_nodes(), multiplies_bf16).values())
 
 
 def describe_cluster(address: str) -> tuple[list[str], bool]:
-    """What each node has and whether it could train, line by line, and whether all that have CPUs could.
+    """Lines about each node's resources and fitness, and whether all nodes with CPUs are fit for training.
 
     Raises:
-        RayYoloError: as `cluster.connect` does.
+        RayYoloError: from `cluster.connect`.
     """
     cluster.connect(Placement(address=address), start=False)
     free, ours = available_resources(), versions()
     others = other_nodes()
-    answers = _ask(others, report, tempfile.gettempdir(), ())
-    lines, fit = [f"driver: {', '.join(f'{name} {found}' for name, found in ours.items())}"], True
+    answers = _run_on(others, report, tempfile.gettempdir(), ())
+    lines, fit = [f"driver: {', '.join(f'{name} {each}' for name, each in ours.items())}"], True
     for node in filter(lambda node: node["Alive"], ray.nodes()):
         name, has = _name(node), {kind: node["Resources"].get(kind, 0) for kind in ("CPU", "GPU")}
         amounts = ", ".join(f"{free.get(node['NodeID'], {}).get(kind, 0):g} of {amount:g} {kind} free"
                             for kind, amount in has.items() if amount)
         lines.append(f"node {name}: {amounts or 'takes no workers'}")
         if node["NodeID"] in others:
-            told, now = answers[name]
-            wrong = [str(fault) for fault in faults(name, told, ours, tempfile.gettempdir(), 0)]
-            lines += [f"  {text}" for text in (*wrong, *concerns(name, told, told.clock - now))]
-            fit = fit and not wrong
+            node_report, now = answers[name]
+            errors = [str(error) for error in node_errors(name, node_report, ours, tempfile.gettempdir(), 0)]
+            warnings = node_warnings(name, node_report, node_report.clock - now)
+            lines += [f"  {text}" for text in (*errors, *warnings)]
+            fit = fit and not errors
     return lines, fit
 
 
@@ -223,42 +232,42 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def other_nodes() -> dict[str, str]:
-    """{id: name} of the nodes but this one that have CPUs for workers."""
+    """{id: name} of the nodes with CPUs for workers, without this one."""
     here = ray.get_runtime_context().get_node_id()
     return {node["NodeID"]: _name(node) for node in ray.nodes()
             if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")}
 
 
 def least_room_for_images() -> int:
-    """Bytes of memory that each node with CPUs has for images, at least."""
+    """The least memory, in bytes, that any node with CPUs has for images."""
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
-    away = {number: _name(node) for number, node in nodes.items()
-            if node["NodeManagerHostname"] != socket.gethostname()}  # those of one machine share its memory
-    rooms = [room for room, _ in _ask(away, room_for_images).values()]
-    return min(rooms if rooms and len(away) == len(nodes) else [*rooms, room_for_images()])
+    remote = {number: _name(node) for number, node in nodes.items()
+              if node["NodeManagerHostname"] != socket.gethostname()}  # nodes of one machine share its memory
+    rooms = [room for room, _ in _run_on(remote, room_for_images).values()]
+    return min(rooms if rooms and len(remote) == len(nodes) else [*rooms, room_for_images()])
 
 
-def _ask(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS
-         ) -> dict[str, tuple[T, float]]:
-    """What a function returns on each node, by the node's name, and the moment at which it was there.
+def _run_on(nodes: Mapping[str, str], function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS
+            ) -> dict[str, tuple[T, float]]:
+    """A function's result on each node, by the node's name, and the time at which it arrived.
 
     Raises:
-        ResourcesError: if one does not answer, or cannot run it.
+        ResourcesError: if a node does not answer, or cannot run it.
     """
-    ask = ray.remote(num_cpus=0, max_retries=0)(function)
-    asked = {ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments): name
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    names = {task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments): name
              for node, name in nodes.items()}
-    pending, found, deadline = list(asked), {}, time.monotonic() + seconds
+    pending, results, deadline = list(names), {}, time.monotonic() + seconds
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         now = time.time()
         if not ready:
-            raise ResourcesError(f"node {asked[pending[0]]} has not answered for {seconds:g} s; check it with "
-                                 "`ray status`, or take it out of the cluster")
+            raise ResourcesError(f"node {names[pending[0]]} has not answered for {seconds:g} s; check it with "
+                                 "`ray status`, or remove it from the cluster")
         try:
-            found[asked[ready[0]]] = cast(T, ray.get(ready[0])), now
+            results[names[ready[0]]] = cast(T, ray.get(ready[0])), now
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise ResourcesError(f"node {asked[ready[0]]} cannot run ray_yolo {ray_yolo.__version__}: {reason}; "
+            raise ResourcesError(f"node {names[ready[0]]} cannot run ray_yolo {ray_yolo.__version__}: {reason}; "
                                  "give all nodes one environment") from None
-    return {name: found[name] for name in nodes.values()}
+    return {name: results[name] for name in nodes.values()}

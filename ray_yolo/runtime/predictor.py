@@ -1,7 +1,7 @@
-"""Prediction with trained weights: in this process, or by a pool of Ray Data actors, with the same files as a result.
+"""Prediction with trained weights: in this process, or on a pool of Ray Data actors, with the same result.
 
-Paths go out to the actors, predictions come back, and pictures are written by the actors: sources and the output folder
-lie on storage that every node sees, as the runs of a training do. Ray is imported where it is used: it takes seconds.
+The driver sends paths, actors return predictions and write pictures: every node must see the sources and the output
+folder, as in training. Ray is imported where it is used: that takes seconds.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
 
-_PARTS_PER_WORKER = 32  # files go out in so many parts, so that a worker with long videos does not keep the others
+_PARTS_PER_WORKER = 32  # so many blocks of files, so that a worker with long videos does not delay the others
 
 
 @dataclass(frozen=True)
 class PredictResult:
-    """What was found, and where its files are."""
+    """Predictions, and the folder of their files."""
 
     folder: Path  # on this machine
-    names: tuple[str, ...]  # of the classes
+    names: tuple[str, ...]  # of classes
     predictions: tuple[Prediction, ...]  # of pictures and frames, by path
 
 
 def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
-    """Detect in everything that the source names; what is found does not depend on the number of workers.
+    """Detect objects in all files of the source; the result does not depend on the number of workers.
 
     Raises:
-        InputError: if the source names nothing, or the weights cannot be used (CheckpointError).
+        InputError: if the source has no files, or the weights cannot be used (CheckpointError).
         ResourcesError: if the cluster can never hold the workers.
     """
     config, trained, media = check(config)
@@ -58,24 +58,24 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         keep_freed_memory()
         predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
                                     device=local_device(placement.gpus_per_worker))
-        alive = any(one.is_stream for one in media)
-        detect = partial(detect_files, predictor, media, threads=0 if alive else len(os.sched_getaffinity(0)))
+        has_stream = any(each.is_stream for each in media)
+        detect = partial(detect_files, predictor, media, threads=0 if has_stream else len(os.sched_getaffinity(0)))
     else:
         from ray_yolo.runtime import cluster
 
         gpus = cluster.connect_and_wait(placement)
-        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
-        detect = partial(_detect_on_ray, config.model_copy(update={"placement": given}), media, gpus=gpus)
+        shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        detect = partial(_detect_on_ray, config.model_copy(update={"placement": shared}), media, gpus=gpus)
     folder = output_folder(placement, (anywhere(config.weights), *(one.path for one in media)))
     output, address = Output(folder, config), address_of(folder)
     try:
-        with closing(detect(output=output)) as found:
-            predictions = _collect(found, media, trained.names, quiet=quiet)
+        with closing(detect(output=output)) as results:
+            predictions = _collect(results, media, trained.names, quiet=quiet)
         write_tables(output, predictions, trained.names)
         if all(one.error for one in predictions):
             raise InputError(f"source: none of {len(media)} files could be read; the first, {media[0].name}, "
                              f"{predictions[0].error}")
-    finally:  # what an interrupted one has left, too
+    finally:  # also the results of an interrupted prediction
         put_results(folder, address)
     if not quiet:
         print(f"results in {address or folder}")
@@ -83,9 +83,9 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
 
 
 def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
-    """The configuration with what the weights decide, the weights and the files; nothing is started or made.
+    """The configuration with the weights' settings, the weights, and the files. Starts and writes nothing.
 
-    What cannot be used is refused as by `predict`.
+    Raises the same errors as `predict`.
     """
     media = find_media(config.source)
     if config.placement.num_workers and any(one.is_stream for one in media):
@@ -97,11 +97,11 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
     return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
 
 
-def _collect(found: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Media], names: Sequence[str], *,
+def _collect(results: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Media], names: Sequence[str], *,
              quiet: bool) -> list[Prediction]:
-    """All predictions in the order of the files, whoever was first."""
+    """All predictions in the order of the files; results come in any order."""
     of_file: dict[str, list[Prediction]] = {}
-    for done, (one, predictions) in enumerate(found, 1):
+    for done, (one, predictions) in enumerate(results, 1):
         of_file[one.path] = predictions
         if not quiet and done * 100 // len(media) > (done - 1) * 100 // len(media):  # every file, or every percent
             print(printable(f"{done}/{len(media)} {one.name}: {summary(predictions, names)}"))
@@ -109,7 +109,7 @@ def _collect(found: Iterable[tuple[Media, list[Prediction]]], media: Sequence[Me
 
 
 def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    """One line for a file: how many of each class, over all frames; or why it was left out."""
+    """One line for a file: the number of objects of each class, over all frames; or why the file was skipped."""
     if predictions[0].error:
         return f"left out, it {predictions[0].error}"
     counts = Counter(int(row[5]) for prediction in predictions for row in prediction.detections)
@@ -119,9 +119,10 @@ def summary(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output, gpus: float
                    ) -> Generator[tuple[Media, list[Prediction]]]:
-    """`detect_files` shared out over actors with so many GPUs each; files come in any order, each one whole.
+    """`detect_files` on Ray Data actors with so many GPUs each; files come in any order, each one complete.
 
-    A RayYoloError says why an actor has failed for good.
+    Raises:
+        RayYoloError: why an actor has failed for good.
     """
     import ray.data
     import ray.exceptions
@@ -132,20 +133,20 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))
-        found = files.map_batches(
+        results = files.map_batches(
             _Actor, batch_size=None,
             fn_constructor_args=(absolute.model_dump(mode="json"), str(output.folder), address_of(output.folder)),
             num_cpus=placement.cpus, num_gpus=gpus,
             compute=ray.data.ActorPoolStrategy(min_size=low, max_size=placement.max_workers))
         try:
-            for row in found.iter_rows():
+            for row in results.iter_rows():
                 yield media[row["number"]], from_payload(row["found"])
-        except ray.exceptions.RayError as error:  # of an actor that could not be made it holds the text alone
+        except ray.exceptions.RayError as error:  # for an actor that could not start it has only the text
             raise RayYoloError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 class _Actor:
-    """Detects in the files of one part after the other."""
+    """Detects objects in one block of files after another."""
 
     def __init__(self, config: dict[str, Any], folder: str, address: str) -> None:
         import ray
@@ -160,15 +161,15 @@ class _Actor:
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]
         with tempfile.TemporaryDirectory() if self._address else nullcontext(self._folder) as folder:
-            found = [to_payload(predictions) for _, predictions in detect_files(
+            payloads = [to_payload(predictions) for _, predictions in detect_files(
                 self._predictor, media, Output(Path(folder), self._settings), threads=self._settings.placement.threads)]
-            put_results(Path(folder), self._address)  # of a folder that no other node sees
-        return {"number": list(part["number"]), "found": found}
+            put_results(Path(folder), self._address)  # no other node sees this folder
+        return {"number": list(part["number"]), "found": payloads}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray Data without its progress bars and its story of each execution."""
+    """Context in which Ray Data prints no progress bars and no execution messages."""
     import ray.data
 
     context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")

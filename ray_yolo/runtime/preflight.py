@@ -1,7 +1,7 @@
-"""Everything a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
+"""What a start decides before any worker exists: data set, run folder, resolved recipe, anchors.
 
-Bad input ends here, before any cluster work. What is decided at a run's first start is written down and read back at
-every later one, so that a start with another placement trains the same recipe.
+Bad input is refused here, before any cluster work. The decisions of a run's first start are recorded and read back at
+every later one, so a start with another placement trains the same recipe.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from ray_yolo.sinks.callbacks import Hooks, load_callbacks
 
 
 def check_early(config: RunConfig) -> Hooks:
-    """Refuse what does not fit together, before anything is started: GPUs that this process has not, batch sizes and
-    workers, model, callbacks. Returns the functions of the callbacks.
+    """Refuse inconsistent settings before anything starts: missing GPUs, batch sizes and workers, model, callbacks.
+    Returns the functions of the callbacks.
     """
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -68,10 +68,10 @@ def check_early(config: RunConfig) -> Hooks:
 
 
 def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, AnnotationIndex]:
-    """The data set of a recipe, checked: its description, training and validation labels.
+    """The checked data set of a recipe: its description, training and validation labels.
 
-    What there was to say about the description is among the findings of the training labels. A DatasetError says that
-    it cannot be read as described, or holds nothing to train on.
+    Findings about the description are among those of the training labels. Raises a DatasetError if the data set cannot
+    be read as described, or has nothing to train on.
     """
     description = read_description(recipe.data)
     train, val = (read_index(description, split, single_cls=recipe.single_cls, strict=recipe.strict)
@@ -89,8 +89,9 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse an unknown model, a model file that makes none, weights that cannot be read, and freezing layers that are
-    not there, or all that are: a ConfigError names the line of the file or the layers, a CheckpointError the weights.
+    """Refuse an unknown model, an invalid model file, unreadable weights, and freezing of missing layers or of all.
+
+    A ConfigError names the line of the file or the layers, a CheckpointError the weights.
     """
     name, architecture = read_model(recipe.model)
     if recipe.weights:
@@ -100,15 +101,15 @@ def check_model(recipe: Recipe) -> None:
     if not recipe.freeze:
         return
     layers = build_model(architecture or name, 1).model
-    there = f"{recipe.model} has layers 0 to {len(layers) - 1}"
+    range_text = f"{recipe.model} has layers 0 to {len(layers) - 1}"
     if missing := [number for number in recipe.freeze if number >= len(layers)]:
-        raise ConfigError(f"freeze: there is no layer {missing[0]}; {there}")
+        raise ConfigError(f"freeze: there is no layer {missing[0]}; {range_text}")
     if not any(list(layer.parameters()) for number, layer in enumerate(layers) if number not in recipe.freeze):
-        raise ConfigError(f"freeze: no layer would be trained; {there}")
+        raise ConfigError(f"freeze: no layer would be trained; {range_text}")
 
 
 def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) -> None:
-    """Build it once, so that what is wrong with it is told with its place."""
+    """Build the model once, so that an error names its place in the file."""
     rows = read_architecture(architecture, load_yaml(path).where)
     try:
         grid = rows.build(1).grid
@@ -119,11 +120,11 @@ def _check_model_file(path: str, architecture: Mapping[str, Any], imgsz: int) ->
 
 
 def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float) -> Recipe:
-    """The recipe with everything decided that the user left open, for a first start on these workers.
+    """The recipe with all open settings decided, for a first start on these workers.
 
-    Under AutoBatch the workers are asked what fits, and the smallest answer counts.
+    AutoBatch takes the smallest result of all workers.
     """
-    if asked.weights:  # workers have working folders of their own
+    if asked.weights:  # workers have other working directories
         asked = asked.model_copy(update={"weights": anywhere(asked.weights)})
     bf16 = asked.precision == "auto" and not gpus and _all_multiply_bf16(placement)
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
@@ -139,9 +140,10 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
 
 
 def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> tuple[RunConfig, str]:
-    """The configuration with a number of workers, and why where that was open; a cluster that was asked for decides.
+    """The configuration with a fixed number of workers, and the reason for an automatic one.
 
-    A run goes on with the number of its first start. No more are chosen than a step of the recipe has parts.
+    A run keeps the number of its first start. A requested cluster decides; at most as many workers are chosen as a step
+    of the recipe has parts.
     """
     placement = config.placement
     if placement.num_workers != "auto":
@@ -159,12 +161,12 @@ def with_workers(config: RunConfig, run: Run | None, train: AnnotationIndex) -> 
             number, why = workers_here(torch.cuda.device_count(), placement.gpus_per_worker)
         recipe = run.training.recipe if run else config.recipe
         number = next((few for few in range(number, 1, -1) if _can_share(recipe, few, len(train))), min(number, 1))
-    given = placement.model_copy(update={"num_workers": number})
-    return config.model_copy(update={"placement": given}), f"--num-workers auto: {number}, {why}"
+    fixed = placement.model_copy(update={"num_workers": number})
+    return config.model_copy(update={"placement": fixed}), f"--num-workers auto: {number}, {why}"
 
 
 def cluster_asked_for(placement: Placement) -> bool:
-    """Whether there is a cluster to train on: by flag, by environment (as in a job), or by connection."""
+    """Whether a cluster was requested: by flag, by environment (as in a job), or by an existing connection."""
     ray = sys.modules.get("ray")
     return bool(placement.address or os.environ.get("RAY_ADDRESS") or (ray and ray.is_initialized()))
 
@@ -178,7 +180,7 @@ def _can_share(recipe: Recipe, num_workers: int, num_images: int) -> bool:
 
 
 def _all_multiply_bf16(placement: Placement) -> bool:
-    """Whether the processors of this machine and of all nodes do."""
+    """Whether the processors of this machine and of all nodes multiply bf16."""
     if placement.num_workers == 0 or not multiplies_bf16():
         return multiplies_bf16()
     from ray_yolo.runtime import node_checks
@@ -187,7 +189,7 @@ def _all_multiply_bf16(placement: Placement) -> bool:
 
 
 def slower_precision(run: Run, gpus: float) -> str:
-    """What to say of a run whose precision this machine's processor does not multiply; '': nothing."""
+    """A warning if this machine's processor does not multiply the run's precision; '': none."""
     if run.training.recipe.precision != "bf16" or gpus or multiplies_bf16():
         return ""
     return (f"{run.folder} trains in bf16, which this processor does not multiply: its steps are slower and round "
@@ -195,9 +197,9 @@ def slower_precision(run: Run, gpus: float) -> str:
 
 
 def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, gpus: float | None) -> Recipe:
-    """What `decide` would return, without asking any worker: what its GPUs decide stays as it was asked for.
+    """What `resolve_recipe` would return, without asking any worker: settings that depend on GPUs stay open.
 
-    `gpus` of each worker are None where that is not known yet. With `auto` workers the batch stays open, too.
+    `gpus` of each worker are None if unknown. With `auto` workers the batch stays open, too.
     """
     recipe = resolve(asked, placement.max_workers, gpu=bool(gpus), bf16=multiplies_bf16(), num_images=len(train))
     measured = asked.batch_size == AUTO_BATCH and not asked.microbatch and gpus != 0
@@ -209,13 +211,13 @@ def planned_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
 
 
 def _room_here(recipe: Recipe, num_classes: int, gpu: bool) -> int:
-    """Images of one microbatch that this process's GPU holds."""
+    """The largest microbatch, in images, that fits on this process's GPU."""
     name, architecture = read_model(recipe.model)
     return auto_batch(recipe, architecture or name, num_classes, torch.device("cuda" if gpu else "cpu"))
 
 
 def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationIndex) -> list[str]:
-    """`node_checks.check_nodes` of a run, or of where a new one would lie."""
+    """`node_checks.check_nodes` for the storage of a run, or of a new one."""
     from ray_yolo.runtime import node_checks
 
     at = run and run.location
@@ -224,12 +226,12 @@ def check_cluster(placement: Placement, run: Run | None, *indices: AnnotationInd
 
 
 def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command: Sequence[str]) -> RunRecord:
-    """The record of a new run: what was asked for, and what is decided that the user left open."""
+    """The record of a new run: the requested settings, and the decisions about open ones."""
     asked = config.recipe
     name, architecture = read_model(asked.model)
     resolved = resolve_recipe(asked, config.placement, train, gpus).model_copy(update={"model": name})
     model, family = build_model(architecture or name, len(train.names)), find_family(architecture or name)
-    if resolved.weights:  # whose anchors count, where the head has room for them
+    if resolved.weights:  # its anchors are used, if the head has as many
         load_weights(model, read_weights(local_file(resolved.weights)).tensors)
     sizes = label_sizes(train, resolved.imgsz)
     anchors = family.fit(model.head, sizes, resolved.loss, resolved.seed) if resolved.autoanchor else None
@@ -241,10 +243,10 @@ def first_record(config: RunConfig, train: AnnotationIndex, gpus: float, command
 
 
 def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationIndex) -> TrainSpec:
-    """The job of a recorded run, checked against today's data set and worker count.
+    """The training of a recorded run, checked against today's data set and worker count.
 
     Raises:
-        ConfigError: if the recipe cannot be shared out over so many workers.
+        ConfigError: if the recipe cannot be divided among so many workers.
         DatasetError: if the data set has changed since the first start.
     """
     record = run.training
@@ -258,8 +260,8 @@ def spec_of(run: Run, num_workers: int, train: AnnotationIndex, val: AnnotationI
 
 
 def provenance(model: str = "") -> dict[str, Any]:
-    """Versions that a result depends on, with that of the package that brings the model, and the commit of the folder
-    that the command was run in, if it is one."""
+    """Versions that a result depends on, with the package of the model, and the commit of the current folder, if it is
+    a git repository."""
     command = [shutil.which("git") or "true", "rev-parse", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {"python": platform.python_version(), "ray_yolo": __version__, "git_commit": commit,
@@ -268,7 +270,7 @@ def provenance(model: str = "") -> dict[str, Any]:
 
 
 def read_model(model: str) -> tuple[str, dict[str, Any] | None]:
-    """The model's name, and the contents of its YAML file if it is one (a missing yolov5s.yaml means yolov5s)."""
+    """The model's name, and the contents of its YAML file, if it is one (a missing yolov5s.yaml means yolov5s)."""
     path = Path(model)
     if path.suffix not in (".yaml", ".yml"):
         find_family(model)

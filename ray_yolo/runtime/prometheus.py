@@ -1,7 +1,7 @@
-"""A training as Ray's metrics, which Prometheus collects from every node of a cluster: a projection of its event log.
+"""A sink that exports a training's event log as Ray metrics, which Prometheus collects from every node.
 
-Ray puts `ray_` before each name, and forgets a series some seconds after it was told last: what has ended is not shown.
-All are gauges, what the log counts too: it goes on counting in the next driver, where a counter would begin anew.
+Ray prefixes each name with `ray_` and drops a series some seconds after its last update, so an ended training is not
+shown. All are gauges, even counts: they continue in the next driver, where a counter would restart at zero.
 `cluster/grafana.json` draws them.
 """
 
@@ -20,25 +20,25 @@ from ray_yolo.sinks.base import Sink
 RUN_METRICS = {
     "yolo_workers": "Workers that train together",
     "yolo_step": "Newest optimiser step",
-    "yolo_epochs": "Epochs that were trained whole",
-    "yolo_images_per_second": "Images that all workers train in a second",
+    "yolo_epochs": "Completed epochs",
+    "yolo_images_per_second": "Images that all workers train per second",
     "yolo_data_wait_share": "Share of a step in which its first worker waits for images",
     "yolo_best_fitness": "Fitness of the best epoch",
-    "yolo_restarts": "RestartBudget of all workers from a checkpoint, since the run began",
-    "yolo_regroupings": "Workers lost, replaced or added while the others went on, since the run began",
-    "yolo_goodput": "Seconds of training over those and the ones that interruptions have cost",
+    "yolo_restarts": "Restarts of all workers from a checkpoint, since the run began",
+    "yolo_regroupings": "Workers lost, replaced or added while the others continued, since the run began",
+    "yolo_goodput": "Training time over training time plus the time lost to interruptions",
 }
 WORKER_METRICS = {
     "yolo_worker_step": "Newest step of a worker",
-    "yolo_worker_phase_seconds": "Seconds that a worker has been in its phase: a stall, if it grows",
-    "yolo_worker_images_per_second": "Images that a worker has trained in a second of its last epoch",
-    "yolo_worker_data_wait_share": "Share of its last epoch in which a worker has waited for images",
+    "yolo_worker_phase_seconds": "Seconds that a worker has been in its phase; a growing value is a stall",
+    "yolo_worker_images_per_second": "Images that a worker trained per second of its last epoch",
+    "yolo_worker_data_wait_share": "Share of its last epoch in which a worker waited for images",
 }
 _RUN_TAGS, _WORKER_TAGS = ("run",), ("run", "worker", "node")
 
 
 class RayMetrics(Sink):
-    """The metrics of the run in a folder, told by a process that Ray knows."""
+    """The metrics of a run; the process has to be connected to Ray."""
 
     name, needs = "Ray metrics", (DatasetEvent, StartEvent, StepEvent, EpochEvent)
 
@@ -50,13 +50,13 @@ class RayMetrics(Sink):
             (RUN_METRICS, _RUN_TAGS), (WORKER_METRICS, _WORKER_TAGS)) for name, text in metrics.items()}
 
     def event(self, event: Event) -> None:
-        """Take note of an event."""
+        """Add an event."""
         super().event(event)
         if isinstance(event, ShardEvent):
             self._shards[event.worker] = event
 
     def update(self, last: bool = False) -> None:
-        """Tell all of them, again where they are as they were."""
+        """Set all metrics, including unchanged ones."""
         self._set(run_numbers(self.history), {"run": self._run})
         start = next((event for event in reversed(self.history) if isinstance(event, StartEvent)), None)
         for worker, shard in self._shards.items():
@@ -86,7 +86,7 @@ def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
 
 
 def shard_numbers(shard: ShardEvent) -> dict[str, Number]:
-    """What a worker's part of an epoch says of it."""
+    """The metrics of a worker's share of an epoch."""
     return {"yolo_worker_images_per_second": _share(shard.images, shard.seconds),
             "yolo_worker_data_wait_share": _share(shard.wait_seconds, shard.seconds)}
 

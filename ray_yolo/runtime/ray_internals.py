@@ -1,4 +1,4 @@
-"""Ray's private names: modules, keys of its tables, and environment variables. WorkerStatus with Ray 2.60.0."""
+"""Ray's private names: modules, keys of its tables, and environment variables. Written for Ray 2.60.0."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from ray_yolo.core.internals import internal
 
-# Read by the driver before Ray starts; what the user has set stands.
+# Read by the driver before Ray starts; variables that the user has set take precedence.
 DRIVER_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a report or a dead worker is seen (Ray: 2 s)
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",  # a frozen worker counts as dead (Ray: 600 s)
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "180",  # many workers import torch at the same time on a small node
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",  # for workers that hang while others have failed (Ray: 30 s)
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process and one error line less at each start
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # saves one process and one error line at each start
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of workers that end with their places, when training has ended
-    "RAY_AIR_NEW_OUTPUT": "0",  # the new one announces experiments even when told to be silent
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of workers that are killed with their bundles after training
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new output announces experiments even in silent mode
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the report of a failed trial has no fitness
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display tells them
-    # Our searcher itself says how many. One at a time, as Tune would have it, each waits for the start of the process
-    # before, and a process that is starting is given up for one that another trial leaves: short trials get no third
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # the sweep's display prints them
+    # Our searcher limits the number of pending trials. With Tune's limit of one, each trial waits for the start of the
+    # previous process, and a starting process is dropped for one that another trial leaves: short trials get no third
     "TUNE_MAX_PENDING_TRIALS_PG": "200",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES where no GPU is asked for
 }
@@ -41,12 +42,19 @@ def available_resources() -> Mapping[str, Mapping[str, float]]:
 
 
 def draining_nodes() -> set[str]:
-    """The ids of the nodes that are about to be taken away, as Ray was told."""
+    """The ids of draining nodes."""
     return set(internal("ray._private.state", "state").get_draining_nodes())
 
 
+def other_jobs() -> list[str]:
+    """The commands of the cluster's other running jobs, each with its driver's node."""
+    own = ray.get_runtime_context().get_job_id()
+    return [f"{job['Entrypoint']} (on {job['DriverIPAddress']})" for job in internal("ray._private.state", "jobs")()
+            if not job["IsDead"] and job["JobID"] != own and "_ray_internal" not in job["Entrypoint"]]
+
+
 def local_head() -> str:
-    """The address that `ray start` has left on this machine; '' if there is none."""
+    """The address that `ray start` has noted on this machine; '' if there is none."""
     note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     return note.read_text().strip() if note.is_file() else ""
 
@@ -57,24 +65,24 @@ def on_node(node: str) -> dict[str, str]:
 
 
 def is_removed(group: PlacementGroup) -> bool:
-    """Whether a placement group was given back."""
+    """Whether a placement group was removed."""
     return bool(placement_group_table(group)["state"] == "REMOVED")
 
 
 def has_lost_all_nodes(group: PlacementGroup) -> bool:
-    """Whether Ray looks for other nodes for all bundles of a placement group."""
+    """Whether Ray reschedules all bundles of a placement group."""
     table = placement_group_table(group)
     return table["state"] == "RESCHEDULING" and not any(table["bundles_to_node_id"].values())
 
 
 def can_replace_in_place() -> bool:
-    """Whether Ray Train replaces a lost worker while the others go on."""
+    """Whether this Ray Train can replace a lost worker while the others continue."""
     return hasattr(internal("ray.train.torch.config", "_TorchBackend"), "has_replica_groups")
 
 
 @cache
 def in_place_backend(prepare: Callable[[], None]) -> Any:
-    """A backend of Ray Train whose workers form their process groups themselves, so that Ray may replace one alone.
+    """A Ray Train backend whose workers form their process groups themselves, so that Ray may replace one alone.
 
     Each worker, and each replacement, calls `prepare` in its main thread: the train function runs in another one.
     """

@@ -3,10 +3,10 @@
     serve run ray_yolo.serve:app weights=runs/train/exp/weights/best.pt
     curl --data-binary @picture.jpg http://127.0.0.1:8000/predict
 
-A `Door` reads requests and refuses what is too large or no picture; `Model` replicas detect, several images at a time.
-The door keeps a request until it is answered: one whose replica is lost goes to another one, alone, which the client
-does not see. A picture that ends a second replica is refused from then on. Settings are those of `ServeConfig`, as
-arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
+`Ingress` reads requests and refuses bodies that are too large or no picture. `Model` replicas detect, several images at
+a time. `Ingress` keeps a request until it is answered: if its replica is lost, another replica gets the request, alone,
+and the client does not notice. A picture that crashes a second replica is refused from then on. Settings are those of
+`ServeConfig`, as arguments or in the environment (RAY_YOLO_WEIGHTS, RAY_YOLO_IOU, ...).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from ray_yolo.inference.predictor import build_predictor, check_classes, load_tr
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 VARIABLE = "RAY_YOLO_"
-MOST_HELD = 1 << 30  # bytes of request bodies that are in memory at once
+MOST_HELD = 1 << 30  # bytes of request bodies in memory at once
 
 _logger = logging.getLogger("ray.serve")
 
 
 class RefusedError(Exception):
-    """A request that is not answered; the status and what to do about it."""
+    """A refused request, with its status and a message for the client."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -54,34 +54,35 @@ class RefusedError(Exception):
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """The application of these settings; those left out are taken from the environment, then from `ServeConfig`.
+    """The application with these settings; others come from the environment, then from the defaults of `ServeConfig`.
 
     Raises:
-        ConfigError: naming the settings that cannot be used.
+        ConfigError: for invalid settings, by name.
     """
     known = ServeConfig.model_fields
-    given = {name: os.environ[VARIABLE + name.upper()] for name in known if VARIABLE + name.upper() in os.environ}
+    from_environment = {name: os.environ[VARIABLE + name.upper()] for name in known
+                        if VARIABLE + name.upper() in os.environ}
     try:
-        config = ServeConfig.model_validate(given | dict(args))
+        config = ServeConfig.model_validate(from_environment | dict(args))
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(f"ray_yolo.serve: {told} (settings: {', '.join(known)})") from None
-    # Made here: a class that is a deployment by its decorator would travel by value, with everything that it names.
+        reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"ray_yolo.serve: {reasons} (settings: {', '.join(known)})") from None
+    # Made here: a class with the deployment decorator would be pickled by value, with everything that it names.
     model = serve.deployment(
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
-    door = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
-    return door.bind(config.model_dump(), model.bind(config.model_dump()))
+    ingress = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
+    return ingress.bind(config.model_dump(), model.bind(config.model_dump()))
 
 
 def run(config: ServeConfig) -> None:
-    """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on one of its own."""
+    """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one."""
     serve.run(app(config.model_dump()), blocking=True)
 
 
 class Model:
-    """A replica: the weights, ready to be used.
+    """A replica with loaded weights.
 
     Args:
         settings: of `ServeConfig`.
@@ -100,28 +101,28 @@ class Model:
         _logger.info("%s is ready on %s", config.weights, self._predictor.device)
 
     async def detect_alone(self, content: bytes) -> dict[str, Any] | str:
-        """`look`, at one picture that no other one is to suffer from."""
+        """`detect_batch` of one suspect picture, which no other request shares."""
         return (await asyncio.to_thread(self.detect_batch, [content]))[0]
 
     @serve.batch
     async def detect(self, files: list[bytes]) -> list[dict[str, Any] | str]:
-        """`look`, at pictures that requests have brought one by one."""
+        """`detect_batch` of the pictures of several requests."""
         return await asyncio.to_thread(self.detect_batch, files)
 
     def detect_batch(self, files: Sequence[bytes]) -> list[dict[str, Any] | str]:
-        """What is in each picture, or why it cannot be read."""
+        """The detections of each picture, or why it cannot be read."""
         try:
             answers = [read_picture(content) for content in files]
             pictures = [one for one in answers if not isinstance(one, str)]
-            found = iter(self._predictor.detect(pictures) if pictures else ())
-        except Exception as error:  # of the device or the model: whoever comes next would meet it too
+            results = iter(self._predictor.detect(pictures) if pictures else ())
+        except Exception as error:  # of the device or the model: the next request would meet it too
             self._broken = f"{type(error).__name__}: {error}"
             raise
-        return [one if isinstance(one, str) else self._answer(one.shape, next(found).detections.tolist())
+        return [one if isinstance(one, str) else self._answer(one.shape, next(results).detections.tolist())
                 for one in answers]
 
     def check_health(self) -> None:
-        """FailureCallback by Serve every few seconds: a replica that has failed once is replaced."""
+        """Called by Serve every few seconds: a replica that has failed once is replaced."""
         if self._broken:
             raise RuntimeError(self._broken)
 
@@ -139,12 +140,12 @@ class Ingress:
         at_replicas = 2 * self._config.batch_size * self._config.num_replicas
         self._most_requests = self._config.max_waiting + at_replicas
         self._most_bytes = max(MOST_HELD, self._config.max_bytes)
-        self._requests = self._bytes = 0  # that are read or wait for their answers
+        self._requests = self._bytes = 0  # being read or waiting for a replica
         self._suspects = asyncio.Lock()
-        self._deadly: deque[bytes] = deque(maxlen=1000)  # digests of pictures that have ended two replicas
+        self._deadly: deque[bytes] = deque(maxlen=1000)  # digests of pictures that have crashed two replicas
 
     async def __call__(self, request: Request) -> Response:
-        """The answer to a request, or JSON with `error`: 4xx is the request's fault, 503 may be tried again."""
+        """The response to a request; errors are JSON with `error`: 4xx for a bad request, 503 if it may be retried."""
         try:
             match request.method, request.url.path.rstrip("/").rpartition("/")[2]:
                 case "GET", "health":
@@ -159,7 +160,7 @@ class Ingress:
             return JSONResponse({"error": str(error)}, error.status, again)
 
     async def _predict(self, request: Request) -> dict[str, Any]:
-        """What is in the picture of a request, whose body is read only if there is room for it."""
+        """The detections of a request's picture. The body is read only if there is room for it."""
         size = int(request.headers.get("content-length", self._config.max_bytes))
         self._check_size(size)
         if self._requests >= self._most_requests or self._bytes + size > self._most_bytes:
@@ -176,7 +177,7 @@ class Ingress:
                                f"the file has more than {self._config.max_bytes:,} bytes")
 
     async def _read(self, request: Request) -> bytes:
-        """The body, which is read no further than it may be long."""
+        """The body; reading stops at the size limit."""
         content = bytearray()
         async for part in request.stream():
             content += part
@@ -185,31 +186,31 @@ class Ingress:
         return bytes(content)
 
     async def _ask(self, content: bytes) -> dict[str, Any]:
-        """What a replica finds.
+        """A replica's detections.
 
-        With a replica all pictures are lost that it was looking at, of which one may be the cause. Each is looked at
-        once more, alone and one after the other: the cause ends one more replica, and the others are answered.
+        With a replica all pictures of its batch are lost, one of which may be the cause. Each is retried alone, one
+        after the other: the cause crashes one more replica, and the others are answered.
         """
         if self._deadly and hashlib.sha256(content).digest() in self._deadly:
-            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas before")
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has crashed two replicas before")
         try:
             try:
-                found = await self._model.detect.remote(content)
+                reply = await self._model.detect.remote(content)
             except RayActorError:
                 async with self._suspects:
-                    found = await self._model.detect_alone.remote(content)
+                    reply = await self._model.detect_alone.remote(content)
         except RayActorError:
             self._deadly.append(hashlib.sha256(content).digest())
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "the picture has ended two replicas") from None
         except BackPressureError:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many pictures wait already") from None
-        if isinstance(found, str):
-            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {found}")
-        return found
+        if isinstance(reply, str):
+            raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"the picture {reply}")
+        return reply
 
 
 def check_header(content: bytes | bytearray, max_pixels: int) -> None:
-    """Refuse what is no picture, or too large a one, before anything is decoded: a RefusedError says why."""
+    """Refuse a body that is no picture, or too large a one, before anything is decoded, with a RefusedError."""
     if not content:
         raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is empty; send a picture file as it is")
     try:
@@ -217,7 +218,7 @@ def check_header(content: bytes | bytearray, max_pixels: int) -> None:
             width, height = file.size
     except Image.DecompressionBombError:
         width = height = 1 << 16
-    except Exception:  # Pillow's plugins raise many kinds for what others sent
+    except Exception:  # Pillow's plugins raise many kinds for bad input
         raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                            f"the body is none of {', '.join(FORMATS)}; send a picture file as it is") from None
     if width * height > max_pixels:
@@ -225,7 +226,7 @@ def check_header(content: bytes | bytearray, max_pixels: int) -> None:
 
 
 def read_picture(content: bytes) -> Any:
-    """The pixels of a picture file, checked and decoded as `predict` does; or, as text, why there are none."""
+    """The pixels of a picture file, checked and decoded as in `predict`; or, as text, why it cannot be read."""
     try:
         check_image(content)
         return read_image(content)

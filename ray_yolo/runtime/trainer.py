@@ -1,7 +1,7 @@
-"""One training from start to end: Placement -> Ray -> workers, with the run's records kept on the driver.
+"""One training from start to end: checks, resources, workers, and the run's records, which the driver keeps.
 
-`fit` is what `python -m ray_yolo.train` and `YOLO.train` call. With `num_workers` 0 the same session runs in this
-process, without Ray, and keeps the same records and checkpoints.
+`python -m ray_yolo.train` and `YOLO.train` call `fit`. With `num_workers` 0 the same session runs in this process,
+without Ray, and keeps the same records and checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from ray_yolo.checkpoints.local import check_weights, slim_weights
 from ray_yolo.config.placement import Images, NodeResources, Placement, Resources, RunConfig, share_out
 from ray_yolo.config.recipe import Recipe
-from ray_yolo.core.events import PlacementEvent, Summary, WarningEvent
+from ray_yolo.core.events import Summary, WarningEvent
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import cores, keep_freed_memory
 from ray_yolo.data.image_cache import decoded_bytes, room_for_images
@@ -39,8 +39,9 @@ from ray_yolo.runtime.preflight import (
     spec_of,
     with_workers,
 )
+from ray_yolo.runtime.startup import StartupStatus
 from ray_yolo.sinks.base import Sink, Sinks
-from ray_yolo.sinks.callbacks import Callbacks
+from ray_yolo.sinks.callbacks import Callbacks, Hooks
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training leaves behind."""
+    """The results of a training."""
 
     run_dir: Path
     best: Path  #: weights of the best epoch
@@ -62,61 +63,75 @@ class TrainResult:
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
         command: Sequence[str] = tuple(sys.orig_argv), queue: QueueHandle | None = None) -> TrainResult:
-    """Train as configured, or continue the run that the same configuration began.
+    """Train as configured, or continue the run of the same configuration.
 
     Args:
         quiet: print nothing.
         link: `parent_run_id` and `tags` for MLflow, for the trial of a sweep.
-        command: what is recorded as the command that trains this.
-        crew: workers that stand ready; None: it starts its own.
+        command: recorded as the command of this training.
+        queue: of a standing worker pool; None: start workers for this training.
 
     Raises:
-        InputError: for anything the user can get wrong, before any cluster work (exit 2).
+        InputError: for all user errors, before any cluster work (exit 2).
         ResourcesError: if the cluster can never hold the workers (exit 4).
         TrainingError: if training fails for good (exit 3).
-        KeyboardInterrupt: if it was told to stop.
+        KeyboardInterrupt: if a stop was requested.
     """
     hooks = check_early(config)
     run = _find(config)
     try:
-        _, train, val = read_dataset(_read_by(config, run))
-        config, why = with_workers(config, run, train)
-        placement, local = config.placement, config.placement.num_workers == 0
-        gpus = _join(placement, run, queue, train, val)
-        if run and (slower := slower_precision(run, gpus)):
-            _complain(f"warning: {slower}")
-        run = run or begin_run(placement, first_record(config, train, gpus, command))  # nothing was made before
-        spec = spec_of(run, placement.max_workers, train, val)
-        resources = _share_out(placement, gpus, spec)
-        if why:
-            resources = replace(resources, reasons=(why, *resources.reasons))
-        placement = resources.placement
-        callbacks = Callbacks(hooks, run.folder, spec.recipe, _complain)
-        told = [*([callbacks] if hooks else []), *_metrics(run, local)]
-        calls = Sinks(run.folder / EVENTS_FILE, told, _complain)
-        try:
-            with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link or {}) as run_logger:
-                run_logger.emit(resources.event)
-                summary = (_fit_here(spec, placement, gpus, run_logger, run) if local else
-                           _fit_on_ray(spec, placement, gpus, run_logger, queue, run))
-                if summary.stopped:  # by whoever has called this in a thread of his
-                    raise KeyboardInterrupt
-                run.download_result()
-                _complete_weights(run.folder, summary.step, run_logger.warn)
-            run.finish()  # all is told: whoever dies before this finds the run again, and nothing left to train
-            callbacks.result = result = _result(run, summary)
-        finally:
-            calls.finish()
+        with StartupStatus(sys.stderr, quiet=quiet) as status:
+            status.phase("reading the data set")
+            _, train, val = read_dataset(_read_by(config, run))
+            config, workers_reason = with_workers(config, run, train)
+            gpus = _connect(config.placement, run, queue, status, train, val)
+            if run and (slower := slower_precision(run, gpus)):
+                status.print(f"warning: {slower}")
+            status.phase("building the model")
+            run = run or begin_run(config.placement, first_record(config, train, gpus, command))
+            spec = spec_of(run, config.placement.max_workers, train, val)
+            resources = _share_out(config.placement, gpus, spec)
+            if workers_reason:
+                resources = replace(resources, reasons=(workers_reason, *resources.reasons))
+            status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers)
+            result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue)
     finally:
         if run:
             run.release()
     return result
 
 
-def dry_run(config: RunConfig) -> RunConfig:
-    """What a start would train, and on how many workers, after all its checks. It starts nothing and changes no run.
+def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
+           link: Mapping[str, Any], queue: QueueHandle | None) -> TrainResult:
+    """Train a run to its end, with its sinks."""
+    placement, local = resources.placement, resources.placement.num_workers == 0
+    callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
+    sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
+    own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, _print_error)
+    try:
+        with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
+            run_logger.emit(resources.event)
+            if local:
+                summary = _train_here(spec, placement, gpus, run_logger, run)
+            else:
+                from ray_yolo.runtime.workers.run import train_on_ray
 
-    What only a running cluster decides stays open. What cannot be used is refused as by `fit`.
+                summary = train_on_ray(spec, placement, gpus, run_logger, queue, run)
+            if summary.stopped:  # on the request of a caller that runs this in a thread
+                raise KeyboardInterrupt
+            run.download_result()
+            _complete_weights(run.folder, summary.step, run_logger.warn)
+        run.finish()  # last: until then the same command finds the run again after a crash
+        callbacks.result = result = _result(run, summary)
+    finally:
+        own_sinks.finish()
+    return result
+
+
+def dry_run(config: RunConfig) -> RunConfig:
+    """The configuration that a start would train, after all its checks. It starts nothing and changes no run.
+
+    What only a running cluster decides stays open. Raises the same errors as `fit`.
     """
     check_early(config)
     if run := _find(config):
@@ -140,27 +155,30 @@ def _find(config: RunConfig) -> Run | None:
 
 
 def _read_by(config: RunConfig, run: Run | None) -> Recipe:
-    """The recipe by which the data set is read: of `--resume` the run's, whose data may lie elsewhere by now."""
+    """The recipe for reading the data set: of `--resume` the run's, possibly with a new path of the data."""
     if run is None or not config.placement.resume:
         return config.recipe
     moved = {"data": config.recipe.data} if "data" in config.recipe.model_fields_set else {}
     return run.training.recipe.model_copy(update=moved)
 
 
-def _join(placement: Placement, run: Run | None, queue: QueueHandle | None, *indices: AnnotationIndex) -> float:
-    """The GPUs of each worker, once there are as many as were asked for, and all can train `run` on this data."""
+def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, status: StartupStatus,
+             *indices: AnnotationIndex) -> float:
+    """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:
         return float(local_device(placement.gpus_per_worker).type == "cuda")
-    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds, and a training without it needs none
+    from ray_yolo.runtime import cluster  # here, as below: Ray takes seconds
 
-    gpus = cluster.connect_and_wait(placement)
-    for concern in [] if queue else check_cluster(placement, run, *indices):  # a crew's nodes were looked at before
-        _complain(f"warning: {concern}")
+    status.phase("connecting to Ray" if cluster_asked_for(placement) else "starting Ray")
+    gpus = cluster.connect_and_wait(placement, status.print)
+    status.phase("checking the cluster's nodes")
+    for warning in [] if queue else check_cluster(placement, run, *indices):  # the pool's nodes were checked before
+        status.print(f"warning: {warning}")
     return gpus
 
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
-    """What each worker is given."""
+    """The resources of each worker."""
     num_bytes = sum(decoded_bytes(index, spec.recipe.imgsz) for index in (spec.train, spec.val))
     if placement.num_workers == 0:
         nodes, room = [NodeResources(cores(), torch.cuda.device_count())], room_for_images()
@@ -175,14 +193,12 @@ def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:
 
 
 def _runs_a_script() -> bool:
-    """Whether this process runs a file of the user's: loader processes would run it again, unless it has a guard."""
+    """Whether this process runs a user's script: loader processes would run it again, unless it has a guard."""
     main = sys.modules["__main__"]
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _fit_here(
-    spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, run: Run
-) -> Summary:
+def _train_here(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, run: Run) -> Summary:
     """The session in this process."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
@@ -208,42 +224,8 @@ def _fit_here(
             stop_requested=lambda: stop_requested() or run.is_lost))
 
 
-def _fit_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, queue: QueueHandle | None,
-                run: Run) -> Summary:
-    """The session on workers of Ray: those of a crew, or its own."""
-    from ray_yolo.runtime.workers import pool_jobs
-    from ray_yolo.runtime.workers.coordinator import Coordinator
-    from ray_yolo.runtime.workers.failures import FailurePolicy, in_order
-    from ray_yolo.runtime.workers.pool import train_on_pool, uses_pool
-    from ray_yolo.runtime.workers.rendezvous import start_here, watchdog
-    from ray_yolo.runtime.workers.worker import to_payload, train_on_pool_worker, train_worker
-
-    on_pool = queue is not None or uses_pool(placement)
-    if not on_pool:
-        from ray_yolo.runtime.workers import torch_trainer  # here: it takes seconds, and the others need none of it
-    coordinator: Any = None
-    if queue:
-        coordinator = pool_jobs.JobCoordinator(queue, placement.min_workers)
-    elif on_pool or torch_trainer.replaces_in_place(placement):
-        coordinator = start_here(Coordinator, placement.min_workers)
-    config = {"spec": to_payload(spec), "placement": placement.model_dump(mode="json"), "recorder": run_logger.recorder,
-              "coordinator": coordinator, "on_pool": on_pool, "stored": run.remote_payload}
-    with watchdog(coordinator, spec.run_dir, run_logger.warn):
-        if queue:
-            return pool_jobs.train(config, placement, spec)
-        if on_pool:
-            policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.recorder)
-            return in_order(lambda: train_on_pool(
-                train_on_pool_worker, config, placement, gpus, policy,
-                lambda group, instead_of: run_logger.emit(PlacementEvent(group=group, instead_of=instead_of))),
-                spec.run_dir, policy.notify)
-        summary: Summary = torch_trainer.run_workers(train_worker, config, placement, gpus, spec.run_dir, "training",
-                                                 run_logger.recorder)
-    return summary
-
-
-def _metrics(run: Run, local: bool) -> list[Sink]:
-    """What Ray is told, if it is there."""
+def _ray_metrics(run: Run, local: bool) -> list[Sink]:
+    """The sink of Ray's metrics, unless training runs without Ray."""
     if local:
         return []
     from ray_yolo.runtime.prometheus import RayMetrics
@@ -252,7 +234,7 @@ def _metrics(run: Run, local: bool) -> list[Sink]:
 
 
 def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Leave the weights of an ended training as they are used: verified, and without what only training needs."""
+    """Verify the final weights and drop what only training needs from them."""
     check_weights(run_dir, step)
     try:
         slim_weights(run_dir, TRAINED)
@@ -260,7 +242,7 @@ def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> 
         warn(f"weights/ still holds whole checkpoints: {error}")
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     print(text, file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Validation of trained weights: in this process, or shared out over Ray workers, with the same numbers."""
+"""Validation of trained weights: in this process, or divided among Ray workers, with the same numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
@@ -36,8 +36,9 @@ from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
 from ray_yolo.runtime import cluster
-from ray_yolo.runtime.node_checks import bring_everywhere
-from ray_yolo.runtime.workers.torch_trainer import run_workers
+from ray_yolo.runtime.node_checks import make_snapshots
+from ray_yolo.runtime.workers.failures import FailurePolicy
+from ray_yolo.runtime.workers.torch_trainer import run_torch_trainer
 from ray_yolo.sinks.mlflow_client import tracking_uri
 from ray_yolo.sinks.mlflow_plan import plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery
@@ -48,14 +49,14 @@ from ray_yolo.sinks.run_logger import write_findings
 
 @dataclass(frozen=True)
 class ValResult:
-    """What a validation found."""
+    """The results of a validation."""
 
     folder: Path  #: on this machine
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95
     losses: dict[str, float]  #: by term
     per_class: list[dict[str, Any]]
-    coco: dict[str, float]  #: the twelve numbers of the COCO protocol, where asked for
-    speed: dict[str, float]  #: ms of an image, the mean: preprocess (reading included), inference, postprocess
+    coco: dict[str, float]  #: the twelve numbers of the COCO protocol, if requested
+    speed: dict[str, float]  #: mean ms per image: preprocess (reading included), inference, postprocess
 
 
 def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
@@ -63,7 +64,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
 
     Raises:
         CheckpointError: if the weights cannot be used.
-        DatasetError: if the data set cannot be read, or names other classes than the weights know.
+        DatasetError: if the data set cannot be read, or has other classes than the weights.
         ResourcesError: if there is no such GPU, or the cluster can never hold the workers.
         TrainingError: if a worker fails.
     """
@@ -71,53 +72,54 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
     placement, gpus = config.placement, 0.0
     if placement.num_workers:
         gpus = cluster.connect_and_wait(placement)
-        bring_everywhere(index)
-        given = share_out(placement, gpus, cluster.free_nodes(placement)).placement
-        config = config.model_copy(update={"placement": given})
+        make_snapshots(index)
+        shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
+        config = config.model_copy(update={"placement": shared})
     folder = output_folder(placement, (anywhere(config.weights), *index.paths))
-    say: Callable[[str], None] = (lambda text: None) if quiet else print
-    say("\n".join(dataset_table({config.split: survey(index)}, index.names)))
+    report: Callable[[str], None] = (lambda text: None) if quiet else print
+    report("\n".join(dataset_table({config.split: survey(index)}, index.names)))
     if findings := write_findings({config.split: index}, folder):
-        say(f"WARNING: {findings}")
-    found = (_on_ray(config, index, folder, gpus) if placement.num_workers else
-             _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
+        report(f"WARNING: {findings}")
+    evaluation = (_on_ray(config, index, folder, gpus) if placement.num_workers else
+                  _evaluate(trained, config, index, ALONE, local_device(placement.gpus_per_worker)))
     if config.classes is not None:
-        found = replace(found, detections=found.detections[np.isin(found.detections[:, 6], config.classes)])
-    told = outcome(found, index)
-    result = ValResult(folder, told["metrics"], told["val"], [row.model_dump() for row in told["per_class"]],
-                       twelve_numbers(found, index) if config.coco else {}, found.speed)
-    if failed := _write(config, found, description, index, folder):
-        say(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
+        kept = np.isin(evaluation.detections[:, 6], config.classes)
+        evaluation = replace(evaluation, detections=evaluation.detections[kept])
+    numbers = outcome(evaluation, index)
+    result = ValResult(folder, numbers["metrics"], numbers["val"],
+                       [row.model_dump() for row in numbers["per_class"]],
+                       twelve_numbers(evaluation, index) if config.coco else {}, evaluation.speed)
+    if failed := _write(config, evaluation, description, index, folder):
+        report(f"WARNING: pictures that could not be drawn: {', '.join(failed)}")
     where = location(folder)
-    about = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
-    atomic_write(folder / "results.json", json.dumps(about, indent=1))
+    record = {**result.__dict__, "folder": where, "weights": config.weights, "data": config.data}
+    atomic_write(folder / "results.json", json.dumps(record, indent=1))
     publish(folder)
-    say("\n".join([*class_table(result.metrics, told["per_class"], len(index)), *_rest(result, where)]))
+    report("\n".join([*class_table(result.metrics, numbers["per_class"], len(index)), *_rest(result, where)]))
     if uri := tracking_uri(placement.mlflow_uri, storage_folder(placement), os.environ):
-        say(_track(config, result, uri))
+        report(_track(config, result, uri))
     return result
 
 
-def _write(config: ValConfig, found: Evaluation, description: DatasetDescription, index: AnnotationIndex, folder: Path
-           ) -> list[str]:
-    """Write the files that are asked for and, as training does, the pictures; gives those that could not be drawn."""
+def _write(config: ValConfig, evaluation: Evaluation, description: DatasetDescription, index: AnnotationIndex,
+           folder: Path) -> list[str]:
+    """Write the requested files and, as in training, the pictures. Returns the pictures that could not be drawn."""
     failed: Failed = {}
     if config.save_txt:
-        write_label_files(found.detections, index, folder, scores=config.save_conf)
+        write_label_files(evaluation.detections, index, folder, scores=config.save_conf)
     if config.save_json:
-        rows = coco_results(found.detections, index, description, config.split)
+        rows = coco_results(evaluation.detections, index, description, config.split)
         atomic_write(folder / "detections.json", json.dumps(rows))
     if not config.placement.noplots:
         assert config.imgsz, "the configuration is decided"
-        draw_detections(found.detections, index, config.imgsz, folder, failed)
+        draw_detections(evaluation.detections, index, config.imgsz, folder, failed)
     return [f"{name} ({reason})" for name, reason in failed.items()]
 
 
 def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, AnnotationIndex]:
-    """The configuration with what the weights decide, the weights, the data set and its labels; nothing is started or
-    made.
+    """The configuration with the weights' settings, the weights, the data set and its labels. Starts nothing.
 
-    What cannot be used is refused as by `validate`.
+    Raises the same errors as `validate`.
     """
     trained = load_trained(local_file(config.weights))
     recipe = trained.recipe
@@ -133,7 +135,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
     if not config.allow_empty:
         require_boxes(index, description, config.split)
     if len(index.names) != trained.model.num_classes and not config.single_cls:
-        raise DatasetError(f"{decided.data}: names {len(index.names)} classes, but {config.weights} was trained on "
+        raise DatasetError(f"{decided.data}: has {len(index.names)} classes, but {config.weights} was trained on "
                            f"{trained.model.num_classes} ({', '.join(trained.names)})")
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
@@ -141,27 +143,27 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
 
 
 def _rest(result: ValResult, where: str) -> list[str]:
-    """What is told under the table of classes: the COCO numbers, the time, and where it all is."""
+    """The lines below the table of classes: the COCO numbers, the time, and the results' folder."""
     speed = ", ".join(f"{name} {each:.2f}" for name, each in result.speed.items())
     return [*(f"{name:>22}{value:11.4f}" for name, value in result.coco.items()), f"ms per image: {speed}",
             f"results in {where}"]
 
 
 def _track(config: ValConfig, result: ValResult, uri: str) -> str:
-    """Make an MLflow run of it; a server that is away takes nothing from a validation that is done."""
+    """Log the result to MLflow; an unreachable server is a warning, since the validation is done."""
     settings = {name: str(value) for name, value in config.model_dump(exclude={"placement"}).items()}
     try:
         plan = plan_validation(result.folder, settings, {
             "metrics": result.metrics, "losses": result.losses, "coco": result.coco, "ms_per_image": result.speed})
         run_id = Delivery(result.folder, uri, fresh=True).deliver(plan)
-    except Exception as error:  # whatever MLflow raises
-        return f"WARNING: MLflow has not got it: {reason_of(error)}"
+    except Exception as error:  # MLflow raises many kinds
+        return f"WARNING: not logged to MLflow: {reason_of(error)}"
     return f"mlflow run {run_id} at {redact(uri)}"
 
 
 def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, collectives: Collectives,
               device: torch.device) -> Evaluation:
-    """One worker's part of a decided validation, combined with the others'. Collective."""
+    """One worker's share of a validation, combined with the others'. Collective."""
     keep_freed_memory()
     imgsz = config.imgsz or trained.recipe.imgsz
     context = WorkerContext(collectives=collectives, device=device, loader_processes=config.placement.loader_processes)
@@ -175,10 +177,11 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, colle
 
 
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
-    """The same, shared out over Ray Train workers."""
+    """The validation on Ray Train workers."""
     payload = {"config": config.model_dump(mode="json"), "weights": anywhere(config.weights),
             "index": ray.put(index)}
-    return run_workers(_worker, payload, config.placement, gpus, folder, "validation")
+    policy = FailurePolicy(folder, config.placement.max_failures, None)
+    return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
 
 
 def _worker(payload: dict[str, Any]) -> Evaluation:

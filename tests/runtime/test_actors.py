@@ -1,6 +1,6 @@
 """The actors beside a training, each killed in the middle of it: `python -m pytest -m faults`.
 
-The roster alone, on a clock: test_roster.py; the crew alone: test_crew.py.
+The coordinator alone: test_coordinator.py; the job queue alone: test_job_queue.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_one_that_is_killed_is_started_again_and_no_step_is_lost(
     assert left_over() == ""
 
 
-def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+def test_the_controller_is_killed_and_all_restart_from_the_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
     """It takes its workers along."""
     training = Training(tmp_path, 2)
     training.wait_for_workers(2)
@@ -71,7 +71,7 @@ def test_the_controller_is_killed_and_all_go_on_from_the_checkpoint(uninterrupte
     check(training, uninterrupted)
 
 
-def test_the_crew_is_killed_and_its_trials_go_on(tmp_path: Path) -> None:
+def test_the_job_queue_is_killed_and_its_trials_continue(tmp_path: Path) -> None:
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     uninterrupted = pool_sweep(tmp_path / "calm", trials=3)
     with ThreadPoolExecutor(1) as pool:

@@ -24,7 +24,7 @@ from ray_yolo.runtime.node_checks import least_room_for_images
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that Ray is asked for, on a machine where nothing is known of any cluster."""
+    """The addresses that `ray.init` gets, on a machine without any known cluster."""
     addresses: list[str] = []
 
     def init(address: str, **_: Any) -> None:
@@ -60,17 +60,18 @@ def test_a_head_on_this_machine_is_used_as_long_as_it_lives(asked: list[str], tm
     assert asked == ["auto", "local"]  # by its address Ray would not use this user's token
 
 
-def test_the_environment_is_taken_at_its_word(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_environment_is_used_without_a_fallback(
+        asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert asked == [address]
-    with pytest.raises(ResourcesError, match=f"nobody answers at {address}"):
+    with pytest.raises(ResourcesError, match=f"no answer from {address}"):
         cluster.connect(Placement(gpus_per_worker=0.0))
 
 
-def test_each_cluster_of_our_own_has_a_token_of_its_own(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_local_cluster_has_its_own_token(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = []
     for _ in range(2):
         monkeypatch.setenv("RAY_AUTH_TOKEN", "")
@@ -82,7 +83,7 @@ def test_each_cluster_of_our_own_has_a_token_of_its_own(asked: list[str], monkey
 
 
 @pytest.mark.parametrize("given", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "file"])
-def test_a_token_of_the_user_is_used(given: str, asked: list[str], tmp_path: Path,
+def test_the_users_token_is_used(given: str, asked: list[str], tmp_path: Path,
                                      monkeypatch: pytest.MonkeyPatch) -> None:
     if given == "file":
         (tmp_path / ".ray").mkdir()
@@ -94,7 +95,7 @@ def test_a_token_of_the_user_is_used(given: str, asked: list[str], tmp_path: Pat
     assert os.environ["RAY_AUTH_TOKEN"] == ("mine" if given == "RAY_AUTH_TOKEN" else "")
 
 
-def test_a_cluster_of_others_is_shown_no_token_of_ours(asked: list[str], tmp_path: Path) -> None:
+def test_another_cluster_gets_no_generated_token(asked: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         leave_word(tmp_path, f"127.0.0.1:{head.getsockname()[1]}")
         cluster.connect(Placement(gpus_per_worker=0.0))
@@ -122,7 +123,7 @@ for token in (os.environ["RAY_AUTH_TOKEN"], "0" * 64):
 
 
 @pytest.mark.ray
-def test_a_cluster_of_our_own_lets_nobody_in_and_leaves_no_token(tmp_path: Path) -> None:
+def test_a_local_cluster_denies_access_and_leaves_no_token(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", KNOCK], cwd=Path(__file__).parents[2], env=environment,
                           capture_output=True, text=True, timeout=300)
@@ -142,14 +143,14 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "kind", "told"), REFUSALS, ids=str)
-def test_whatever_keeps_ray_from_starting_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
-                                                      fault: Exception, kind: type[Exception], told: str) -> None:
+@pytest.mark.parametrize(("fault", "kind", "message"), REFUSALS, ids=str)
+def test_each_error_of_ray_at_its_start_is_one_line(asked: list[str], monkeypatch: pytest.MonkeyPatch,
+                                                      fault: Exception, kind: type[Exception], message: str) -> None:
     def init(**_: Any) -> None:
         raise fault
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(kind, match=told) as refused:
+    with pytest.raises(kind, match=message) as refused:
         cluster.connect(Placement(gpus_per_worker=0.0))
     assert len(str(refused.value).splitlines()) == 1
 
@@ -167,7 +168,7 @@ def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, ad
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_nodes_have_free_what_nobody_has_taken() -> None:
+def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
     deadline = time.monotonic() + 30
     while cluster.free_nodes(Placement()) != [NodeResources(4, 0)]:  # what earlier tests held comes back in a moment
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())
@@ -182,3 +183,19 @@ def test_nodes_have_free_what_nobody_has_taken() -> None:
             time.sleep(0.2)
     finally:
         ray.util.remove_placement_group(group)
+
+
+PENDING = {"state": "PENDING", "bundles": {0: {"CPU": 2.0, "GPU": 1.0}}}
+
+
+@pytest.mark.parametrize(("groups", "waits"), [
+    ({}, False), ({"a": PENDING}, True), ({"a": {**PENDING, "state": "CREATED"}}, False),
+    ({"a": {**PENDING, "bundles": {0: {"CPU": 3.0}}}}, False)])
+def test_a_wait_for_reserved_resources_names_them_and_the_other_jobs(
+        monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any], waits: bool) -> None:
+    monkeypatch.setattr(cluster, "placement_group_table", lambda: groups)
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
+    monkeypatch.setattr(cluster, "other_jobs", lambda: ["python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)"])
+    assert cluster.describe_wait(Placement(num_workers=2, cpus_per_worker=2.0), 1.0) == (
+        "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
+        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1)" if waits else "")

@@ -51,7 +51,7 @@ def nodes() -> Iterator[Cluster]:
 
 
 def test_nodes_that_are_taken_away_lost_and_added(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
-    """A drained node's workers leave in order, and neither that nor a lost node counts; the end waits for no place."""
+    """A drained node's workers leave in order; neither that nor a lost node is a failure; the end does not wait."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, "2-3", max_failures=0)
     training.wait_for_workers(3)
@@ -94,7 +94,7 @@ def test_a_fixed_number_leaves_in_order_as_well(nodes: Cluster, uninterrupted: P
 
 
 def test_the_only_node_is_taken_away(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
-    """There is nobody to take the state over: the worker trains on and saves inside an epoch, and the next one goes on
+    """No worker could take the state over: this one trains on and saves inside an epoch, and the next one continues
     from there."""
     held = placement_group([{"CPU": 1}] * 2)  # all room elsewhere
     assert held.wait(60)
@@ -124,7 +124,7 @@ def head_seconds(nodes: Cluster) -> float:
 
 
 def test_a_node_that_is_lost_for_good(nodes: Cluster, uninterrupted: Path, tmp_path: Path) -> None:
-    """And another worker after that: the others go on, it is replaced, and the end waits for nobody."""
+    """And another worker after that: the others continue, it is replaced, and the end does not wait for it."""
     node = nodes.add_node(num_cpus=1)
     training = Training(tmp_path, "2-3")
     training.wait_for_workers(3)
@@ -185,7 +185,7 @@ def trainings(nodes: Cluster) -> Iterator[list[Training]]:
 
 @pytest.fixture
 def training(uninterrupted: Path, trainings: list[Training], tmp_path: Path) -> Training:
-    """It, as long as the calm one has been where it is; and not after a test that it has failed."""
+    """It, unless it is ahead of the uninterrupted one, or has failed a test before."""
     if trainings and (trainings[0].error or trainings[0].step > UNINTERRUPTED_STEPS - 80):
         trainings.pop().stop()
     if not trainings:
@@ -228,7 +228,7 @@ def test_two_that_are_killed_in_one_moment(training: Training, uninterrupted: Pa
     check(training, uninterrupted)
 
 
-def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, uninterrupted: Path) -> None:
+def test_all_that_are_killed_restart_from_the_checkpoint(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     for number in range(3):
         fault = training.hit(number)
@@ -239,7 +239,7 @@ def test_all_that_are_killed_go_on_from_the_checkpoint(training: Training, unint
     check(training, uninterrupted)
 
 
-def test_a_worker_that_is_told_to_end_leaves_after_the_step(training: Training, uninterrupted: Path) -> None:
+def test_a_worker_that_gets_sigterm_leaves_after_the_step(training: Training, uninterrupted: Path) -> None:
     training.wait_for_workers(3)
     fault = training.hit(2, signal.SIGTERM)
     training.wait_for_workers(2, steps=1)

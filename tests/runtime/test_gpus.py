@@ -38,7 +38,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("num_workers", [2, "1-2"])
 def test_a_lost_worker_is_left_behind_and_replaced(
         uninterrupted: Path, tmp_path: Path, num_workers: Any, signum: signal.Signals) -> None:
-    """NCCL's exchanges are aborted; no finished step is lost, and the bits are those of the calm training."""
+    """NCCL's exchanges are aborted; no finished step is lost, and the weights equal those of an uninterrupted run."""
     training = Training(tmp_path, num_workers, gpus_per_worker=1)
     training.wait_for_workers(2)
     fault = training.hit(1, signum)
@@ -49,8 +49,8 @@ def test_a_lost_worker_is_left_behind_and_replaced(
     check(training, uninterrupted)
 
 
-def test_one_crew_trains_all_trials(tmp_path: Path) -> None:
+def test_one_pool_trains_all_trials(tmp_path: Path) -> None:
     first, second = (pool_sweep(tmp_path / name, trials=3, epochs=2) for name in ("first", "second"))
     assert_equal_rows(first, second)
-    told = [event for log in first.glob(f"trials/*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))]
-    assert len({event.pid for event in told}) <= GPUS
+    messages = [event for log in first.glob(f"trials/*/{EVENTS_FILE}") for event in only(WorkerEvent, read_events(log))]
+    assert len({event.pid for event in messages}) <= GPUS

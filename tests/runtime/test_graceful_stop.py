@@ -1,4 +1,4 @@
-"""A signal takes effect after the step in hand, which is saved; a second one, or a step without end, at once."""
+"""A signal takes effect after the current step, which is saved; a second one, or an endless step, at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def terminate(number: int, frame: object) -> None:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Handlers as a command has them, whoever started the tests."""
+    """Handlers as a command has them, however the tests were started."""
     before = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: terminate}
     before = {number: signal.signal(number, handler) for number, handler in before.items()}
     yield
@@ -50,7 +50,7 @@ def train(work: Callable[[StopRequested], None], notify: Callable[[str], None] =
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
 def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
         number: int, raised: type[BaseException]) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     asked: list[bool] = []
 
     def work(stop_requested: StopRequested) -> None:
@@ -59,9 +59,9 @@ def test_a_signal_asks_and_does_what_it_always_does_when_training_has_stopped(
         asked.append(stop_requested())
 
     with pytest.raises(raised):
-        train(work, told.append)
+        train(work, messages.append)
     assert asked == [False, True]
-    assert told == [MESSAGE]
+    assert messages == [MESSAGE]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == [
         signal.default_int_handler, terminate]
 
@@ -107,7 +107,7 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
 
 
 def stop_when_asked(folder: Path, log: EventLog) -> None:
-    """Stands for a training: half a second after it is asked to, it has stopped."""
+    """Stands for a training: it stops half a second after the request."""
     def work() -> None:
         while not (folder / STOP_REQUEST).exists():
             time.sleep(0.01)
@@ -133,10 +133,10 @@ def test_the_driver_waits_for_trainings_to_stop_but_not_for_ever(
         log.append(event)
     if stops:
         stop_when_asked(tmp_path, log)
-    told: list[str] = []
+    messages: list[str] = []
     began = time.monotonic()
-    request_stop([tmp_path, uninterrupted.path.parent, tmp_path / "none"], told.append)
-    assert told == [MESSAGE] * asked
+    request_stop([tmp_path, uninterrupted.path.parent, tmp_path / "none"], messages.append)
+    assert messages == [MESSAGE] * asked
     assert seconds <= time.monotonic() - began < seconds + 1.0
     assert not list(tmp_path.rglob(STOP_REQUEST))
 
@@ -169,7 +169,7 @@ def test_it_gives_back_what_the_work_returns_or_raises() -> None:
 
 
 @pytest.fixture
-def _told_to_stop() -> Iterator[None]:
+def _stop_requested() -> Iterator[None]:
     """SIGUSR1 raises in the main thread, as the commands' SIGTERM does."""
     def stop(*_: object) -> None:
         raise SystemExit(15)
@@ -179,7 +179,7 @@ def _told_to_stop() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.usefixtures("_told_to_stop")
+@pytest.mark.usefixtures("_stop_requested")
 def test_a_signal_interrupts_the_wait_at_once() -> None:
     began, released = time.monotonic(), threading.Event()
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()

@@ -157,6 +157,6 @@ def test_ctrl_c_at_a_terminal_loses_no_step(uninterrupted: tuple[Path, Path], tm
 @pytest.mark.parametrize("loaders", [0, 1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_training_that_is_told_to_stop_says_so_and_goes_on_at_the_next_step(
+def test_a_stopped_training_says_so_and_continues_at_the_next_step(
         uninterrupted: tuple[Path, Path], tmp_path: Path, signum: int, status: int, workers: int, loaders: int) -> None:
     stop_and_go_on(uninterrupted[0], tmp_path, signum, status, workers, loaders)

@@ -26,7 +26,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_each_session_has_a_folder_that_nobody_else_can_enter(base: Path) -> None:
+def test_each_session_has_a_folder_that_no_other_user_can_enter(base: Path) -> None:
     folders = {session_folder().parent for _ in range(2)}
     assert {folder.parent for folder in folders} == {base}
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 2
@@ -82,13 +82,13 @@ def test_another_user_cannot_enter_the_session_of_a_training(tmp_path: Path, bas
 
 
 def look_in(process: subprocess.Popen[bytes], storage: Path, base: Path) -> None:
-    """As the user nobody, while a training runs."""
+    """As another user, while a training runs."""
     while 2 not in steps(storage):
         assert process.poll() is None, process.stderr.read().decode()
         time.sleep(0.05)
     [folder] = base.glob("ray_yolo-*/r")
     assert list(folder.glob("session_*/sockets/plasma_store"))
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    other_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     for words in (["ls", folder], ["mv", folder / "session_latest", folder / "mine"], ["mv", folder, base / "mine"],
                   ["touch", folder / "session_latest" / "sockets" / "mine"]):
-        assert subprocess.run([*nobody, *words], capture_output=True, check=False).returncode != 0, words
+        assert subprocess.run([*other_user, *words], capture_output=True, check=False).returncode != 0, words

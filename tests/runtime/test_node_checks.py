@@ -1,4 +1,4 @@
-"""What a node of a cluster is refused for, before anything begins there."""
+"""Checks of a cluster's nodes before training starts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ray_yolo.data.index import read_index
 from ray_yolo.runtime import node_checks
 from ray_yolo.runtime.node_checks import (
     Report,
-    bring,
     check_nodes,
-    concerns,
     describe_cluster,
-    faults,
+    make_snapshot,
+    node_errors,
+    node_warnings,
     report,
     sample,
     versions,
@@ -39,19 +39,19 @@ SOUND = Report(OURS, unseen=False, refuses="", lacks=(), clock=0.0, free=10**12,
     ({"versions": {**OURS, "ray_yolo": "0.2.0 (bbbbbbbb)"}}, ResourcesError, r"has ray_yolo 0.2.0 \(bbbbbbbb\)"),
     ({"unseen": True}, InputError, "storage_path: node n1 does not see /runs"),
     ({"refuses": "Read-only file system"}, InputError, "n1 cannot write to /runs: Read-only file system"),
-    ({"lacks": ("/data/1.jpg",)}, InputError, r"data: node n1 lacks /data/1.jpg, .* \(1 of 32 looked at\)"),
+    ({"lacks": ("/data/1.jpg",)}, InputError, r"data: node n1 lacks /data/1.jpg, .* \(1 of 32 checked\)"),
 ])
 def test_a_node_is_refused_with_its_name_and_what_to_do(
         change: dict[str, object], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        raise next(faults("n1", SOUND._replace(**change), OURS, "/runs", 32))
+        raise next(node_errors("n1", SOUND._replace(**change), OURS, "/runs", 32))
 
 
-def test_a_sound_node_is_not_and_small_things_are_told() -> None:
-    assert list(faults("n1", SOUND, OURS, "/runs", 32)) == []
-    assert list(concerns("n1", SOUND, 1.0)) == []
-    *others, shared = concerns("n1", SOUND._replace(free=10**9, shared=67_108_864), -9.4)
-    assert others == ["node n1: its clock is 9 s behind: times in logs will be",
+def test_a_sound_node_has_no_errors_and_small_faults_are_warnings() -> None:
+    assert list(node_errors("n1", SOUND, OURS, "/runs", 32)) == []
+    assert list(node_warnings("n1", SOUND, 1.0)) == []
+    *others, shared = node_warnings("n1", SOUND._replace(free=10**9, shared=67_108_864), -9.4)
+    assert others == ["node n1: its clock is 9 s behind; so are times in logs",
                       "node n1: only 1.0 GB free for temporary files"]
     assert shared.startswith("node n1: only 67 MB free in /dev/shm, through which loader processes")
 
@@ -96,19 +96,19 @@ def test_a_store_is_written_to_and_one_that_refuses_is_seen(tmp_path: Path, monk
     assert "pip install" in report("s3://bucket/x", ()).refuses
 
 
-def test_a_node_makes_its_mirror_of_what_the_driver_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_makes_its_snapshot_of_the_drivers_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     index = read_index(read_description(f"file://{make_dataset(tmp_path / 'set', 5)}"), "train")
     assert index.snapshot
     assert sample(index) == ()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "node"))
-    refused, [told] = bring(index.snapshot)
-    assert not refused
-    assert f"downloading 33 files (0.1 MB) into {tmp_path}/node/" in told
-    assert bring(index.snapshot) == ("", [])
+    error, [line] = make_snapshot(index.snapshot)
+    assert not error
+    assert f"downloading 33 files (0.1 MB) into {tmp_path}/node/" in line
+    assert make_snapshot(index.snapshot) == ("", [])
     (tmp_path / "set" / "images" / "train" / "000.png").unlink()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "late"))
-    assert "has changed since" in bring(index.snapshot)[0]
+    assert "has changed since" in make_snapshot(index.snapshot)[0]
 
 
 def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_other_code_is_another_version(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_every_other_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_other_node_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = make_index(tmp_path, 5)
     assert check_nodes(tmp_path / "gone", index) == []  # one node: its own disk will do
     monkeypatch.setattr(node_checks, "other_nodes", lambda: {ray.get_runtime_context().get_node_id(): "n1"})

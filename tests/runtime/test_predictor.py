@@ -78,7 +78,7 @@ def test_text_and_json_say_what_was_found(local: PredictResult) -> None:
         assert [float(word) for word in row] == pytest.approx(numbers, rel=1e-5)
 
 
-def test_files_are_written_only_if_asked_for(weights: Path, source: Path, tmp_path: Path) -> None:
+def test_files_are_written_only_on_request(weights: Path, source: Path, tmp_path: Path) -> None:
     off: dict[str, Any] = {"save_txt": False, "save_json": False, "placement": {"nosave": True}}
     result = run(weights, source, tmp_path, "x", **off)
     assert contents(result.folder) == {}
@@ -111,9 +111,9 @@ def test_a_file_may_be_called_anything_and_has_one_line(
         picture = write_image(tmp_path / "plain.png", smooth_picture(48, 64))
         picture.rename(tmp_path / "in" / os.fsdecode(name))
     result = run(weights, tmp_path / "in", tmp_path, "x", quiet=False)
-    told = capsys.readouterr().out
-    assert len(told.splitlines()) == 6
-    assert "\x1b" not in told.encode().decode()
+    messages = capsys.readouterr().out
+    assert len(messages.splitlines()) == 6
+    assert "\x1b" not in messages.encode().decode()
     assert len(list((result.folder / "labels").iterdir())) == len(list(result.folder.glob("*.jpg"))) == 5
 
 

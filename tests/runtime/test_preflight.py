@@ -65,7 +65,7 @@ def test_auto_is_bf16_where_every_workers_processor_multiplies_it(
     assert first_record(config, train, gpus, ["train"]).recipe.precision == decided
 
 
-def test_a_run_in_bf16_on_a_processor_that_lacks_it_is_told(
+def test_a_run_in_bf16_on_a_processor_without_it_is_a_warning(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(preflight, "multiplies_bf16", lambda: True)
     config = make_config(tmp_path, 0, precision="auto", epochs=1)
@@ -84,7 +84,7 @@ def test_autobatch_is_decided_by_the_smallest_worker(tmp_path: Path, monkeypatch
     assert (decided.batch_size, decided.microbatch) == (15, 5)
 
 
-def test_what_autobatch_decided_stays_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_decision_of_autobatch_is_kept_on_resume(tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "auto"}, batch_size=-1, microbatch=None, epochs=1)
     record = json.loads((fit(config, quiet=True).run_dir / "run.json").read_text())
     assert record["asked"]["batch_size"] == -1

@@ -31,7 +31,7 @@ def test_what_a_log_says() -> None:
     assert (again["yolo_workers"], again["yolo_regroupings"], again["yolo_restarts"]) == (2, 1, 1)
 
 
-def test_what_a_log_does_not_say_yet_is_not_told() -> None:
+def test_what_a_log_does_not_have_yet_is_not_exported() -> None:
     numbers = run_numbers([run_log.run()])
     assert [name for name, number in numbers.items() if number is None] == [
         "yolo_workers", "yolo_step", "yolo_images_per_second", "yolo_data_wait_share", "yolo_best_fitness"]

@@ -44,7 +44,7 @@ def test_ray_reads_the_variables_that_are_set_for_it(name: str, sources: str) ->
         assert re.search(rf"\b{name}\b", sources) or re.search(rf"\b{name.removeprefix('RAY_')}\b", sources)
 
 
-def test_failures_have_the_attributes_that_are_asked_for(sources: str) -> None:
+def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
     for name in ("controller_failure", "health_check_failure", "preempted"):
         assert re.search(rf"self\.{name}\b|\b{name}:", sources), name
 
@@ -56,7 +56,7 @@ def test_failures_have_the_attributes_that_are_asked_for(sources: str) -> None:
     ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
     ("ray.train.torch.config", "_TorchBackend", ray_internals.in_place_backend.__wrapped__),
 ])
-def test_a_ray_without_one_is_told_in_plain_words(module: str, name: str, use: Callable[[], Any],
+def test_a_ray_without_one_is_a_plain_error(module: str, name: str, use: Callable[[], Any],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(import_module(module), name)
     with pytest.raises(InputError, match=rf"ray {ray.__version__} has no {module}.{name}; this needs Ray 2\.60: "):
@@ -75,7 +75,7 @@ def test_a_group_has_lost_its_nodes_when_none_is_left(state: str, nodes: dict[in
 
 
 @pytest.mark.ray
-def test_a_cluster_says_what_is_asked_of_it(ray_session: None) -> None:
+def test_a_cluster_answers_each_query(ray_session: None) -> None:
     here = ray.get_runtime_context().get_node_id()
     assert here in ray_internals.available_resources()
     assert ray_internals.available_resources()[here]["CPU"] > 0

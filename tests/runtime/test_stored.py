@@ -82,7 +82,7 @@ def kill_once_saved(process: subprocess.Popen[bytes], store: Store, step: int) -
 
 
 def check(run_dir: Path, store: Store, uninterrupted: TrainResult) -> None:
-    """A whole run, in its folder and in the store, with the bits of the calm one."""
+    """A complete run, in its folder and in the store, with the weights of an uninterrupted one."""
     assert not any(found.problem for found in compare_runs(run_dir, uninterrupted.run_dir))
     assert max(event.step for event in run_log.events_of(run_dir, CheckpointEvent)) == 3 * EPOCHS
     assert store.get("finished").data == b""
@@ -127,8 +127,8 @@ def test_a_data_set_in_a_store_trains_the_same_bits(s3: dict[str, str], uninterr
     found = validate(ValConfig.model_validate({  # of weights that know the address
         "weights": str(result.last), "placement": {"storage_path": "s3://bucket/vision", "noplots": True}}), quiet=True)
     assert found.metrics == pytest.approx(result.metrics, abs=1e-6)
-    told = json.loads(open_store("s3://bucket/vision/runs/val/exp").get("results.json").data)
-    assert (told["data"], told["folder"]) == (data, "s3://bucket/vision/runs/val/exp")
+    messages = json.loads(open_store("s3://bucket/vision/runs/val/exp").get("results.json").data)
+    assert (messages["data"], messages["folder"]) == (data, "s3://bucket/vision/runs/val/exp")
 
 
 @pytest.mark.slow
@@ -179,11 +179,11 @@ def test_storage_that_is_away_for_a_while_costs_a_warning(uninterrupted: TrainRe
     result = fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
     store = FolderStore(tmp_path / "bucket" / "runs/train/exp")
     assert refused
-    told = run_log.messages(result.run_dir)
-    assert len([text for text in told if text.startswith("storage: OSError: SlowDown. Training continues")]) <= 1
-    missed = [text for text in told if "could not be written (SlowDown)" in text]
+    messages = run_log.messages(result.run_dir)
+    assert len([text for text in messages if text.startswith("storage: OSError: SlowDown. Training continues")]) <= 1
+    missed = [text for text in messages if "could not be written (SlowDown)" in text]
     assert len(missed) == (2 if away == "all" else 0)
-    assert told
+    assert messages
     check(result.run_dir, store, uninterrupted)
 
 
@@ -201,9 +201,9 @@ def test_a_driver_that_was_taken_for_dead_stops(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(TrainingError, match=r"attempt 2 of this run has started \(elsewhere 4711\)"):
         fit(config(tmp_path, f"file://{tmp_path}/bucket"), quiet=True)
     thief.join()
-    told = lease.read_terms(store, LEASE)
-    assert told
-    assert told[0].attempt == 2
+    messages = lease.read_terms(store, LEASE)
+    assert messages
+    assert messages[0].attempt == 2
     assert not store.list("finished")
 
 

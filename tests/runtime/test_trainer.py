@@ -101,7 +101,8 @@ def test_an_ended_training_leaves_slim_weights_that_validate_to_the_bit(uninterr
     assert found.metrics == uninterrupted.metrics
 
 
-def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_made_slim_are_a_warning_and_complete(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -112,7 +113,7 @@ def test_weights_that_cannot_be_made_slim_are_told_and_whole(tmp_path: Path, mon
     assert run_log.messages(result.run_dir)[-1].startswith("weights/ still holds whole checkpoints: [Errno 28]")
 
 
-def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_path: Path) -> None:
+def test_open_settings_use_the_machine_and_are_printed_and_recorded(tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"cpus_per_worker": "auto", "workers": 0}, epochs=1, threads=0)
     threads = torch.get_num_threads()
     try:
@@ -120,27 +121,28 @@ def test_what_is_left_open_uses_the_machine_is_told_and_kept_in_the_options(tmp_
         assert torch.get_num_threads() == cores()
     finally:
         torch.set_num_threads(threads)
-    (told,) = run_log.events_of(result.run_dir, ResourcesEvent)
-    assert (told.cpus, told.threads, told.loader_processes, told.cache) == (cores(), cores(), 0, "ram")
-    assert [reason.split()[1] for reason in told.reasons] == ["CPUs", "GB"]
+    (event,) = run_log.events_of(result.run_dir, ResourcesEvent)
+    assert (event.cpus, event.threads, event.loader_processes, event.cache) == (cores(), cores(), 0, "ram")
+    assert [reason.split()[1] for reason in event.reasons] == ["CPUs", "GB"]
     options = yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]
     assert (options["cpus_per_worker"], options["workers"], options["cache"]) == (cores(), 0, "ram")
 
 
-def test_auto_workers_are_chosen_once_and_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_workers_are_chosen_once_and_printed_with_the_reason(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = make_config(tmp_path, 0, {"num_workers": "auto"}, epochs=1)
     monkeypatch.setitem(sys.modules, "ray", None)  # nothing of it is imported
     result = fit(config, quiet=True)
-    (told,) = run_log.events_of(result.run_dir, ResourcesEvent)
-    assert told.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was requested, and there is at "
+    (event,) = run_log.events_of(result.run_dir, ResourcesEvent)
+    assert event.reasons[0] == ("--num-workers auto: 0, in this process: no cluster was requested, and there is at "
                                "most one GPU")
     assert yaml.safe_load((result.run_dir / "opt.yaml").read_text())["placement"]["num_workers"] == 0
     assert json.loads((result.run_dir / "run.json").read_bytes())["num_workers"] == 0
 
 
 @pytest.mark.parametrize(("asked", "trained"), [("auto", 2), (1, 1)])
-def test_a_run_goes_on_with_the_workers_of_its_first_start_unless_others_are_asked_for(
+def test_a_run_keeps_the_workers_of_its_first_start_unless_others_are_requested(
         tmp_path: Path, asked: Any, trained: int) -> None:
     begun = make_config(tmp_path, 2, epochs=1)
     _, train, _ = read_dataset(begun.recipe)
@@ -189,8 +191,8 @@ def test_a_training_whose_sinks_all_fail_has_ended_well(tmp_path: Path, monkeypa
     (tmp_path / "mine.py").write_text("def on_run_end(result):\n    raise OSError(28, 'No space left on device')\n")
     result = fit(make_config(tmp_path, 0, {"noplots": False, "callbacks": str(tmp_path / "mine.py")}, epochs=1))
     assert (result.run_dir / "finished").exists()
-    told = [message.partition(":")[0] for message in run_log.messages(result.run_dir)]
-    assert sorted(told) == ["TensorBoard", "console", "pictures", "results.csv"]
+    messages = [message.partition(":")[0] for message in run_log.messages(result.run_dir)]
+    assert sorted(messages) == ["TensorBoard", "console", "pictures", "results.csv"]
 
 
 def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
@@ -212,17 +214,17 @@ def test_weights_of_a_best_epoch_that_could_not_be_written_are_not_claimed(
     monkeypatch.setattr(checkpoint, "save_checkpoint", refuse_the_second_best)
     result = fit(make_config(tmp_path, 0, epochs=3, noval=False), quiet=True)
     assert len(refused) == 1
-    told = run_log.messages(result.run_dir)
-    assert told[1:] == ["weights/best.pt is of epoch 1: the best weights, of epoch 2, could not be written"]
+    messages = run_log.messages(result.run_dir)
+    assert messages[1:] == ["weights/best.pt is of epoch 1: the best weights, of epoch 2, could not be written"]
     assert (result.best_epoch, result.best_fitness) == (0, pytest.approx(0.1))
 
 
-def test_exact_without_a_microbatch_is_told_at_the_first_start_that_the_workers_have_chosen_it(
+def test_exact_without_a_microbatch_warns_at_the_first_start_that_the_workers_have_chosen_it(
         uninterrupted: TrainResult, tmp_path: Path) -> None:
     config = make_config(tmp_path, 0, {"name": "mine"}, exact=True, microbatch=None, epochs=1)
     (fit(config, quiet=True).run_dir / "finished").unlink()
-    told = run_log.messages(fit(config, quiet=True).run_dir)
-    assert told == ["exact: microbatch 16 depends on the number of workers of this first start; a new run with "
+    messages = run_log.messages(fit(config, quiet=True).run_dir)
+    assert messages == ["exact: microbatch 16 depends on the number of workers of this first start; a new run with "
                     "another number has the same bits only with --batch-size 16 --microbatch 16"]
     assert run_log.messages(uninterrupted.run_dir) == []
 
@@ -250,10 +252,10 @@ def test_two_workers_share_the_work_and_one_that_is_killed_costs_no_bit_of_the_r
     starts = run_log.events_of(result.run_dir, StartEvent)
     assert [start.num_workers for start in starts[:2]] == [2, 1]  # whether the other one comes in time
     assert all(start.regrouped for start in starts[1:])
-    told = run_log.messages(result.run_dir)
-    (warning,) = [text for text in told if not text.startswith("nothing moves: ")]  # said on a busy machine
+    messages = run_log.messages(result.run_dir)
+    (warning,) = [text for text in messages if not text.startswith("training stalls: ")]  # said on a busy machine
     assert warning.startswith(f"worker 1 on {socket.gethostname()}: ")
-    assert warning.endswith("; it is replaced, and the others go on")
+    assert warning.endswith("; it is replaced while the others continue")
     assert starts[1].step >= 1
     shards = {event.worker: event.images for event in run_log.events_of(result.run_dir, ShardEvent) if event.epoch == 0}
     assert set(shards) == {0, 1}
@@ -329,7 +331,7 @@ def kill_a_worker_after_an_epoch(log: Path) -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_workers_that_the_cluster_can_never_hold_are_waited_for_aloud_and_refused_with_advice(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever adds nodes as they are needed hears of it, and that they are needed no more."""
+    """An autoscaler gets the request for nodes, and its end."""
     began, asked = time.monotonic(), []
     monkeypatch.setattr(cluster, "request_resources", lambda bundles: asked.append(bundles))
     config = make_config(tmp_path, 4, {"cpus_per_worker": 2, "wait_for_resources": 1})
@@ -392,7 +394,7 @@ def test_storage_is_tried_with_a_file_that_does_not_stay(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("place", ["pictures.PlotSink.finish", "run_logger.Sinks.finish"])
-def test_a_driver_that_dies_before_all_is_told_is_done_by_the_same_command(
+def test_a_driver_that_dies_before_all_sinks_finish_is_completed_by_the_same_command(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -477,7 +479,7 @@ def test_a_bare_resume_knows_its_recipe_and_its_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
+def test_a_run_continues_on_a_data_set_that_has_moved(tmp_path: Path, named: bool) -> None:
     """By the same command with its new place, and by `--resume` with it."""
     config = make_config(tmp_path, 0, {"name": "mine"} if named else {}, epochs=2)
     first = fit(config, quiet=True)
@@ -495,7 +497,7 @@ def test_a_data_set_that_has_moved_goes_on(tmp_path: Path, named: bool) -> None:
     assert [event.epoch for event in run_log.events_of(first.run_dir, StartEvent)] == [0, 2, 2]
 
 
-def test_a_worker_reads_its_own_nodes_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reads_its_own_nodes_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "driver"))
     description = read_description(f"file://{make_dataset(tmp_path / 'set', 4)}")
     train, val = (read_index(description, split) for split in ("train", "val"))
@@ -517,12 +519,12 @@ def test_ray_prepares_the_loader_and_leaves_the_copies_to_the_loop(monkeypatch: 
     monkeypatch.setattr("ray.train.get_context", lambda: SimpleNamespace(get_world_size=lambda: 2))
     monkeypatch.setattr("ray.train.torch.prepare_data_loader",
                         lambda loader, **options: prepared.append((loader, options)) or loader)
-    host, loader = worker._train_context(1, torch.device("cpu"), comes_and_goes=False), DataLoader([0, 1])
+    host, loader = worker._train_context(1, torch.device("cpu"), has_coordinator=False), DataLoader([0, 1])
     assert host.prepare_loader(loader) is loader
     assert prepared == [(loader, {"move_to_device": False})]
 
 
-def test_the_record_of_a_run_says_what_was_asked_and_what_was_decided(
+def test_the_record_of_a_run_has_the_request_and_the_decisions(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_yolo.runtime.preflight.multiplies_bf16", lambda: False)
     result = fit(make_config(tmp_path, 0, epochs=1, precision="auto"), quiet=True)

@@ -126,10 +126,10 @@ def test_validation_tells_what_the_split_holds_and_what_was_left_out(
     data = tmp_path / "data.yaml"
     data.write_text(f"path: {trained / 'data'}\nval: images/val\nnames: [dark, dark]\ndownload: bash get.sh\n")
     result = validate(settings(trained, tmp_path, data=str(data)))
-    told = capsys.readouterr().out.splitlines()
-    assert told[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
-    assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in told)
-    (warning,) = [line for line in told if line.startswith("WARNING: ")]
+    messages = capsys.readouterr().out.splitlines()
+    assert messages[1].split()[:3] == ["val", "11", str(sum(row["labels"] for row in result.per_class))]
+    assert any(line.startswith(f"labels of val: looked for in {trained}/data/labels/val/*.txt") for line in messages)
+    (warning,) = [line for line in messages if line.startswith("WARNING: ")]
     assert "found 2 things and left 0 out" in warning
     findings = (result.folder / "findings.txt").read_text()
     assert "download: contains code, which is never run" in findings
@@ -155,7 +155,7 @@ def found_in(folder: Path, **settings: Any) -> ValResult:
         "placement": {"project": str(folder / "val"), **settings.get("placement", {})}}), quiet=True)
 
 
-def test_validation_leaves_what_training_draws_and_the_files_that_are_asked_for(
+def test_validation_writes_the_pictures_of_training_and_the_requested_files(
         trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = validate(settings(trained, tmp_path, save_txt=True, save_conf=True, save_json=True))
     written = {path.name for path in result.folder.iterdir()}
@@ -226,7 +226,7 @@ def test_validation_repeats_the_trainings_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_a_workers_error_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_error_is_reported_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = make_weights(tmp_path)
     make_dataset(tmp_path / "data")
     monkeypatch.setattr(cluster, "wait_for_room", lambda *_: weights.unlink())
@@ -259,6 +259,6 @@ def test_a_server_that_is_away_is_a_warning_and_the_results_are_there(
     place = {"storage_path": str(tmp_path), "gpus_per_worker": 0, "noplots": True}
     with BrokenServer() as server:
         result = validate(settings(trained, tmp_path, placement=place | {"mlflow_uri": server.uri}))
-    assert "WARNING: MLflow has not got it: " in capsys.readouterr().out
+    assert "WARNING: not logged to MLflow: " in capsys.readouterr().out
     assert (result.folder / "results.json").exists()
     assert not (tmp_path / "mlflow.db").exists()

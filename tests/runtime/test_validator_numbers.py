@@ -199,15 +199,15 @@ def test_the_coco_numbers_are_those_of_pycocotools_on_detections_by_plain_loops(
     assert len(expected) == 12
 
 
-def test_what_was_found_is_written_and_told(
+def test_results_are_written_and_printed(
         weights: Path, data: Set, tmp_path: Path, local: ValResult, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(weights, data, tmp_path, quiet=False)
     assert result.folder == tmp_path / "exp"
     written = json.loads((result.folder / "results.json").read_text())
     for part in ("metrics", "losses", "per_class", "coco"):
         assert written[part] == getattr(result, part) == getattr(local, part)
-    told = capsys.readouterr().out.splitlines()
-    everything, *rows = told[told.index(CLASS_HEADER) + 1 :]
+    messages = capsys.readouterr().out.splitlines()
+    everything, *rows = messages[messages.index(CLASS_HEADER) + 1 :]
     assert [line.split()[0] for line in (everything, *rows[:2])] == ["all", *NAMES]
     assert everything.split()[1:3] == [str(len(SIZES)), str(sum(map(len, data.labels)))]
     assert f"{result.metrics['mAP50']:.4g}" in everything
@@ -244,7 +244,7 @@ def test_weights_and_data_that_do_not_fit_are_refused_and_leave_no_folder(
         weights: Path, data: Set, tmp_path: Path) -> None:
     other = data.yaml.with_name("three.yaml")
     other.write_text("train: images/val\nval: images/val\nnames: [a, b, c]\n")
-    with pytest.raises(DatasetError, match=r"names 3 classes, but .* was trained on 2"):
+    with pytest.raises(DatasetError, match=r"has 3 classes, but .* was trained on 2"):
         run(weights, data._replace(yaml=other), tmp_path)
     with pytest.raises(CheckpointError, match="no such weights"):
         run(weights.with_name("no.pt"), data, tmp_path)

@@ -308,7 +308,7 @@ def check(folder: Path, store: Store, uninterrupted: Path) -> None:
     assert read_log(store) == (folder / LEDGER_FILE).read_bytes()
     for number, row in theirs.items():
         assert (ours[number].genes, ours[number].fitness, ours[number].seen) == (row.genes, row.fitness, row.seen)
-        trained = saved(list(run_log.told(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
+        trained = saved(list(run_log.events_of(uninterrupted / "trials" / f"trial{number}", CheckpointEvent)))
         stored = saved(logged(store, f"trial{number}"))
         assert stored.items() <= trained.items()  # the one before the kill may be stored but not reported
         assert stored[max(trained)]

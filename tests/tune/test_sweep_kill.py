@@ -164,7 +164,7 @@ def test_rows_of_a_killed_sweep_are_repeated_by_their_commands_with_one_worker(t
     trials = tmp_path / "runs" / "evolve" / "exp" / "trials"
     for number in random.Random(2).sample(range(TRIALS), 2):
         again = repeat(number, tmp_path)
-        best = max(event.fitness for event in run_log.told(again, EpochEvent) if event.fitness is not None)
+        best = max(event.fitness for event in run_log.events_of(again, EpochEvent) if event.fitness is not None)
         assert best == pytest.approx(killed[number].fitness, abs=1e-6)
         first, second = (newest(folder) for folder in (trials / f"trial{number}", again))
         for part in ("model", "ema"):

@@ -1,4 +1,4 @@
-"""What becomes of a training whose workers have failed: Ray starts them again, unless that would not help."""
+"""Failure policies: whether failed workers are restarted, or the training ends with an error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ray_yolo.runs.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 
-# They would come again: input that is not as it has to be, or a defect of the program. torch raises the last of them
-# where a device lacks an operator, such as torchvision's nms, built for CPUs, on a GPU. It is a RuntimeError, as are
-# those of its errors that may pass, so it has to be named.
+# These would recur: bad input, or a defect of the program. torch raises NotImplementedError where a device lacks an
+# operator, such as torchvision's nms, built for CPUs, on a GPU. It is a RuntimeError, as are torch's transient errors,
+# so it has to be named.
 PERMANENT = (RayYoloError, FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError,
              LookupError, AttributeError, NameError, AssertionError, NotImplementedError)
 _LOST_PEER = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
@@ -30,71 +30,93 @@ T = TypeVar("T")
 
 
 class RestartBudget:
-    """How many failures are left: those before the newest checkpoint count no more, training has got on since.
+    """Counts consecutive failures; the counter resets after progress.
 
     Args:
-        limit: failures in a row without a new checkpoint that are put up with; -1: any number.
+        limit: consecutive failures allowed without progress; -1: any number.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._failures, self._step = 0, -1
+        self._failures, self._progress = 0, -1
 
-    def allow(self, step: int) -> bool:
-        """Whether one more failure, while the newest checkpoint is of `step`, is to be put up with."""
-        self._failures = 1 if step > self._step else self._failures + 1
-        self._step = max(step, self._step)
+    def allow(self, progress: int) -> bool:
+        """Whether one more failure is allowed; `progress` is a number that grows, such as the last saved step."""
+        self._failures = 1 if progress > self._progress else self._failures + 1
+        self._progress = max(progress, self._progress)
         return self.limit < 0 or self._failures <= self.limit
 
 
 class FailurePolicy:
-    """Is asked about workers that have failed, before they are started again.
+    """The policy of one training: permanent errors end it at once, others after `max_failures` without progress.
 
-    It raises where that shall not be: after a failure that would come again, and when `max_failures` are used up.
+    Args:
+        recorder: writes the warnings; None: there is no event log to write to.
     """
 
     def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
-        self.restarts = RestartBudget(max_failures)
-        self._run_dir, self._recorder = run_dir, recorder
+        self.run_dir, self.restarts = run_dir, RestartBudget(max_failures)
+        self._recorder = recorder
 
-    def decide(self, failures: Mapping[int, Exception], *, others_go_on: bool) -> None:
-        """Put up with workers that have failed together, or raise."""
-        events = read_events(self._run_dir / EVENTS_FILE)
+    def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
+        """Return if workers that failed together are to be restarted; else raise the training's error."""
+        events = read_events(self.run_dir / EVENTS_FILE)
         worker, error = cause_of(failures)
-        told = f"{place_of(worker, events)}: {summary(error)}"
+        reason = f"{describe_worker(worker, events)}: {error_line(error)}"
         if _is_permanent(error):
-            raise type(error)(told) if isinstance(error, RayYoloError) else TrainingError(told)
-        step = reached_step(events) if others_go_on else saved_step(events)
-        taken = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)  # by who lends the node
-                    for each in failures.values())
-        if not (taken or self.restarts.allow(step)):
-            # said by Ray of a worker, not by the worker; or of another worker
+            raise type(error)(reason) if isinstance(error, RayYoloError) else TrainingError(reason)
+        step = reached_step(events) if others_continue else saved_step(events)
+        preempted = any(getattr(getattr(each, "health_check_failure", each), "preempted", False)
+                        for each in failures.values())
+        if not (preempted or self.restarts.allow(step)):
+            # Ray has seen the worker die, or the worker has lost another one: the recipe is not at fault
             lost = type(error).__module__.startswith("ray.") or isinstance(error, PeerLostError)
             kind, limit = LostWorkersError if lost else TrainingError, self.restarts.limit
-            raise kind(f"{told}; given up after {limit} restarts without a new checkpoint" if limit else told)
-        self.notify(f"{told}; " + ("it is replaced, and the others go on" if others_go_on else
-                                 f"all workers are started again, from step {step}"))
+            raise kind(f"{reason}; given up after {limit} restarts without a new checkpoint" if limit else reason)
+        self.notify(f"{reason}; " + ("it is replaced while the others continue" if others_continue else
+                                     f"all workers restart from step {step}"))
 
     def notify(self, text: str) -> None:
-        """Give a warning to the log, if there is one."""
+        """Write a warning to the event log, if there is one."""
         if self._recorder is not None:
             emitter(self._recorder)(WarningEvent(message=text))
 
 
-def in_order(work: Callable[[], T], folder: Path, notify: Callable[[str], None]) -> T:
-    """What `work` returns, whose workers a signal ends in order where it can; see `ask_to_stop`."""
-    def before_end(outcome: Future[T]) -> None:
+class PoolFailurePolicy:
+    """The policy of a standing pool: lost workers are replaced as long as others start or make progress.
+
+    What a failure means for a job is decided by the job's own `FailurePolicy`.
+
+    Args:
+        progress: a number that grows while workers start or train.
+        notify: takes warnings.
+    """
+
+    def __init__(self, max_failures: int, progress: Callable[[], int], notify: Callable[[str], None]) -> None:
+        self._restarts, self._progress, self.notify = RestartBudget(max_failures), progress, notify
+
+    def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
+        """Return if the workers are to be replaced, else raise a LostWorkersError."""
+        if not self._restarts.allow(self._progress()):
+            worker, error = min(failures.items())
+            raise LostWorkersError(f"{describe_worker(worker, [])}: {error_line(error)}; given up after "
+                                   f"{self._restarts.limit} restarts in which no worker started")
+
+
+def run_gracefully(work: Callable[[], T], run_dir: Path, notify: Callable[[str], None]) -> T:
+    """What `work` returns; on a signal its workers save the current step first, see `request_stop`."""
+    def before_end(result: Future[T]) -> None:
         try:
-            request_stop([folder], notify, outcome.done)
+            request_stop([run_dir], notify, result.done)
         finally:
-            if not outcome.done():
-                cluster.stop_workers(folder)  # or they would train on, and nobody would record it
+            if not result.done():
+                cluster.stop_workers(run_dir)  # or they would train on without a recorder
 
     return run_in_background(work, before_end)
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """(worker, error): of those that failed together the one that the others failed for."""
+    """(worker, error) of the failure that caused the others: permanent errors first, lost connections last."""
     def rank(failure: tuple[int, Exception]) -> tuple[int, int]:
         worker, error = failure
         lost = isinstance(error, PeerLostError) or (
@@ -108,24 +130,24 @@ def _is_permanent(error: Exception) -> bool:
     return isinstance(error, PERMANENT) and not isinstance(error, PeerLostError)  # that worker is sound
 
 
-def place_of(worker: int, events: Sequence[Event]) -> str:
-    """A worker by its number and the node where it has begun last."""
+def describe_worker(worker: int, events: Sequence[Event]) -> str:
+    """A worker by its number and the node on which it started last."""
     nodes = [event.node for event in events if isinstance(event, WorkerEvent) and event.worker == worker]
     return f"worker {worker} on {nodes[-1]}" if nodes else f"worker {worker}"
 
 
-def summary(error: BaseException) -> str:
-    """What an error says, on one line: Ray and loader processes put the point into the last of theirs."""
+def error_line(error: BaseException) -> str:
+    """An error on one line: its last one, where Ray and loader processes put the reason."""
     name, lines = type(error).__name__, str(error).strip().splitlines() or [""]
     text = redact(re.sub(rf"^[\w.]*\b{name}: ", "", lines[-1]))[:_LONGEST]
     return text if isinstance(error, RayYoloError) else f"{name}: {text}"
 
 
 def reached_step(events: Sequence[Event]) -> int:
-    """The newest step that a log tells of, saved or not."""
+    """The newest step in a log, saved or not."""
     return max((event.step for event in events if isinstance(event, (StepEvent, CheckpointEvent))), default=0)
 
 
 def saved_step(events: Sequence[Event]) -> int:
-    """The step of the newest checkpoint that a log knows of; 0 before the first."""
+    """The step of the newest checkpoint in a log; 0 before the first."""
     return max((event.step for event in events if isinstance(event, CheckpointEvent)), default=0)

@@ -1,12 +1,10 @@
-"""A standing crew: workers that train one job after another, and the list of jobs that they are leased to.
+"""The job queue of a standing worker pool: trials submit jobs, idle workers acquire them.
 
-Starting a worker costs ten seconds and more; a worker that is there begins the next job within a moment. Who trains a
-job together is said by the job's own roster (`runtime/workers/coordinator.py`), which is kept here to save each trial a
-process; the
-crew says which job a worker works at. Everybody asks again and again, so that whoever has died, or was taken for dead,
-is known by what he says or does not.
+Starting a worker takes ten seconds and more; a standing worker starts the next job at once. A job's own coordinator
+(`runtime/workers/coordinator.py`) forms its generations; it lives here to save each trial a process. The queue only
+assigns workers to jobs. Workers and trials poll, so that a lost one is known by its silence.
 
-`JobQueue` runs as an actor beside the driver. It is plain and knows neither Ray nor torch.
+`JobQueue` runs as an actor beside the driver. It needs neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -19,27 +17,27 @@ from typing import Any, Literal, NamedTuple
 
 from ray_yolo.core.events import Summary
 from ray_yolo.core.system import Process
-from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as ROSTER_SILENCE_SECONDS
+from ray_yolo.runtime.workers.coordinator import SILENCE_SECONDS as COORDINATOR_SILENCE_SECONDS
 from ray_yolo.runtime.workers.coordinator import Coordinator
 
-SILENCE_SECONDS = 10.0  # without a word: a worker is lost
-ABSENCE_SECONDS = 20.0  # without a question: whoever has offered a job has gone
-IDLE_SECONDS = 3.0  # after which a worker for which no job waits helps with one that is under way
-_LOOK_SECONDS = 0.1  # between two looks at all workers, for heartbeats
-_REMEMBERED = 100  # jobs that are over, whose workers may still speak to their rosters
-ENDING_SECONDS = 15.0  # from a job's summary, in which its last workers send what they still have to say
+SILENCE_SECONDS = 10.0  # without a message, until a worker is lost
+ABSENCE_SECONDS = 20.0  # without a poll, until a job's trial counts as dead
+IDLE_SECONDS = 3.0  # until a worker without a job helps with a running one
+_SCAN_SECONDS = 0.1  # between two scans of all workers, for heartbeats
+_REMEMBERED = 100  # ended jobs, whose workers may still call their coordinators
+ENDING_SECONDS = 15.0  # from a job's summary, for its last workers to finish
 
 
 class PoolWorker(NamedTuple):
-    """Where a worker of the crew works."""
+    """A worker of the pool and where it runs."""
 
-    number: int  # of its place; see `WorkerPool`
+    number: int  # of its bundle; see `WorkerPool`
     node: str  # Ray's id of it
     process: Process
 
 
 class JobAssignment(NamedTuple):
-    """What a worker is to work at."""
+    """A job that a worker acquired."""
 
     job: str
     number: int  # among the job's workers
@@ -47,14 +45,14 @@ class JobAssignment(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """How a job went wrong on a worker."""
+    """The failure of a job on one worker."""
 
     number: int
     error: Exception | None  # None: the worker is lost
 
 
 class JobStatus(NamedTuple):
-    """What has come of a job since it was last asked for."""
+    """News of a job since the last poll."""
 
     summary: Summary | None
     failures: tuple[Failure, ...]
@@ -66,188 +64,189 @@ class _Job:
     wanted: int  # workers
     most: int  # workers that can help
     config: Any
-    heard: float  # when it was last asked for
+    heard: float  # when it was polled last
     summary: Summary | None = None
     ended: float = 0.0
     failures: list[Failure] = field(default_factory=list)
-    judged: bool = True  # failures were told, and it was asked for again
+    judged: bool = True  # failures were reported, and it was polled again after that
 
 
 @dataclass
-class _Worker:
-    place: PoolWorker
+class _QueueWorker:
+    identity: PoolWorker
     heard: float
-    since: float  # when it was last without a job
+    since: float  # since when it is idle
     job: str | None = None
     number: int = 0
-    parts: bool = False  # is to leave its job
+    draining: bool = False  # has to leave its job
 
 
 class JobQueue:
-    """The list. Every call returns at once.
+    """Assigns jobs to workers. No call blocks.
 
     Args:
         clock: seconds.
-        restarted: there was such a list before, which is lost: its workers and members are heard of first.
+        restarted: it replaces a queue that died; its workers and their jobs are heard of first.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, restarted: bool = False) -> None:
         self._clock = clock
-        self._quiet_until = clock() + ROSTER_SILENCE_SECONDS if restarted else -math.inf
-        self._jobs: dict[str, _Job] = {}  # in the order in which they were offered
-        self._folders: dict[str, str] = {}  # of these jobs and the newest that are over
+        self._quiet_until = clock() + COORDINATOR_SILENCE_SECONDS if restarted else -math.inf
+        self._jobs: dict[str, _Job] = {}  # in the order of submission
+        self._folders: dict[str, str] = {}  # of these jobs and the newest ended ones
         self._coordinators: dict[str, Coordinator] = {}  # the same
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _QueueWorker] = {}
         self._draining: frozenset[str] = frozenset()  # nodes
-        self._progress, self._looked = 0, -math.inf
+        self._progress, self._scanned = 0, -math.inf
         self._closed: str | None = None
 
     def submit(self, job: str, folder: str, wanted: int, most: int, config: Any) -> None:
-        """A job waits for workers.
+        """Add a job.
 
         Args:
-            folder: of its run; two jobs on one are never worked at side by side.
-            wanted: workers that it is to have.
-            most: workers that it can have while others are idle.
+            folder: of its run; two jobs in one folder never run side by side.
+            wanted: number of workers that it waits for.
+            most: number of workers that it can use while others are idle.
         """
         self._jobs[job], self._folders[job] = _Job(folder, wanted, most, config, self._clock()), folder
-        self._looked = -math.inf
+        self._scanned = -math.inf
 
-    def coordinator(self, job: str, wanted: int, method: str, *given: Any) -> Any:
-        """What a method of a job's roster, of workers of whom so many begin together, returns."""
+    def coordinator(self, job: str, wanted: int, method: str, *arguments: Any) -> Any:
+        """Call a method of a job's coordinator, whose first generation has `wanted` workers."""
         if job not in self._coordinators:
             self._coordinators[job] = Coordinator(wanted, self._clock, restarted=self._clock() < self._quiet_until)
-        return getattr(self._coordinators[job], method)(*given)
+        return getattr(self._coordinators[job], method)(*arguments)
 
     def poll(self, job: str) -> JobStatus | str | None:
-        """What has come of a job, for whoever has offered it; why there is no crew any more; None: it is not known.
+        """News for a job's trial; text: the queue is closed, and why; None: the job is unknown.
 
-        A job that has failed is given to nobody before it was asked for twice.
+        After a failure no worker gets the job until it was polled twice: the failure policy has decided by then.
         """
-        self._look()
+        self._scan()
         if self._closed is not None:
             return self._closed
         if job not in self._jobs:
             return None
-        offered, now = self._jobs[job], self._clock()
-        offered.heard, offered.judged = now, not offered.failures
-        failures, offered.failures = tuple(offered.failures), []
-        over = offered.summary and (now - offered.ended > ENDING_SECONDS or not self._busy_at(job))
-        return JobStatus(offered.summary if over else None, failures)
+        state, now = self._jobs[job], self._clock()
+        state.heard, state.judged = now, not state.failures
+        failures, state.failures = tuple(state.failures), []
+        over = state.summary and (now - state.ended > ENDING_SECONDS or not self._busy_at(job))
+        return JobStatus(state.summary if over else None, failures)
 
     def cancel(self, job: str) -> None:
-        """Nobody waits for a job any more."""
+        """A job's trial does not wait for it any more."""
         self._jobs.pop(job, None)
         for old in [name for name in self._folders if name not in self._jobs][:-_REMEMBERED]:
             del self._folders[old]
             self._coordinators.pop(old, None)
 
-    def acquire(self, uid: str, place: PoolWorker) -> JobAssignment | Literal["over", "leave"] | None:
-        """An idle worker asks for work; None: there is none yet; `leave`: there will be some elsewhere."""
+    def acquire(self, uid: str, worker: PoolWorker) -> JobAssignment | Literal["over", "leave"] | None:
+        """Work for an idle worker; None: there is none yet; `leave`: its node is draining; `over`: the queue is closed.
+        """
         if self._closed is not None:
             return "over"
-        if place.node in self._draining:
+        if worker.node in self._draining:
             self._workers.pop(uid, None)
             return "leave"
         now = self._clock()
-        worker = self._rest(uid, place)
-        self._look()
+        idle = self._set_idle(uid, worker)
+        self._scan()
         if now < self._quiet_until:
             return None
-        job = self._needed() or (self._helped() if now - worker.since >= IDLE_SECONDS else None)
+        job = self._needed() or (self._helped() if now - idle.since >= IDLE_SECONDS else None)
         if job is None:
             return None
         taken = {other.number for other in self._busy_at(job)}
-        worker.number = next(number for number in range(len(taken) + 1) if number not in taken)
-        worker.job = job
-        self._progress, self._looked = self._progress + 1, -math.inf
-        return JobAssignment(job, worker.number, self._jobs[job].config)
+        idle.number = next(number for number in range(len(taken) + 1) if number not in taken)
+        idle.job = job
+        self._progress, self._scanned = self._progress + 1, -math.inf
+        return JobAssignment(job, idle.number, self._jobs[job].config)
 
-    def heartbeat(self, uid: str, place: PoolWorker, lease: tuple[str, int], moved: bool) -> bool:
-        """A worker is at work at (job, number). Returns whether it is to leave after the step in hand.
+    def heartbeat(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], moved: bool) -> bool:
+        """A worker trains at (job, number). Returns whether it has to leave after the current step.
 
         Args:
-            moved: it has finished a step since it was last heard of.
+            moved: it has finished a step since the last heartbeat.
         """
-        worker = self._workers.setdefault(uid, _Worker(place, 0.0, 0.0))
-        worker.heard, (worker.job, worker.number) = self._clock(), lease
+        state = self._workers.setdefault(uid, _QueueWorker(worker, 0.0, 0.0))
+        state.heard, (state.job, state.number) = self._clock(), assignment
         self._progress += moved
-        if self._clock() - self._looked >= _LOOK_SECONDS:  # or each heartbeat would cost a pass over all workers
-            self._look()
-        return self._leaves(worker)
+        if self._clock() - self._scanned >= _SCAN_SECONDS:  # or each heartbeat would cost a pass over all workers
+            self._scan()
+        return self._leaves(state)
 
-    def ended(self, uid: str, place: PoolWorker, lease: tuple[str, int], outcome: Summary | Exception | None) -> None:
-        """A worker has come to the end of its job, or (None) of its part in it."""
-        job, number = lease
-        self._rest(uid, place)
-        if job in self._jobs and isinstance(outcome, Summary):
-            self._jobs[job].summary, self._jobs[job].ended = outcome, self._clock()
-        elif job in self._jobs and isinstance(outcome, Exception):
-            self._fail(job, Failure(number, outcome))
+    def ended(self, uid: str, worker: PoolWorker, assignment: tuple[str, int], result: Summary | Exception | None
+              ) -> None:
+        """A worker has finished its job, or (None) its part in it."""
+        job, number = assignment
+        self._set_idle(uid, worker)
+        if job in self._jobs and isinstance(result, Summary):
+            self._jobs[job].summary, self._jobs[job].ended = result, self._clock()
+        elif job in self._jobs and isinstance(result, Exception):
+            self._fail(job, Failure(number, result))
 
     def drain(self, uid: str) -> None:
-        """Have a worker leave its job after the step in hand; another one takes its part."""
+        """Have a worker leave its job after the current step; another one takes its part."""
         if uid in self._workers:
-            self._workers[uid].parts = True
+            self._workers[uid].draining = True
 
     def drain_nodes(self, nodes: Collection[str]) -> dict[int, str]:
-        """Have the workers on these nodes, and on no others, leave after the step in hand. Returns the node of each, by
-        the number of its place."""
+        """Have the workers on these nodes, and on no others, leave after the current step. Returns the node of each, by
+        the number of its bundle."""
         self._draining = frozenset(nodes)
-        return {worker.place.number: worker.place.node for worker in self._workers.values()
-                if worker.place.node in nodes}
+        return {worker.identity.number: worker.identity.node for worker in self._workers.values()
+                if worker.identity.node in nodes}
 
-    def mark_lost(self, places: Collection[int]) -> None:
-        """The processes in these places have ended, as their driver knows."""
-        for uid in [uid for uid, worker in self._workers.items() if worker.place.number in places]:
+    def mark_lost(self, numbers: Collection[int]) -> None:
+        """The driver reports bundles whose processes have ended."""
+        for uid in [uid for uid, worker in self._workers.items() if worker.identity.number in numbers]:
             self._lose(uid)
 
     def progress(self) -> int:
-        """A number that grows as long as workers come up, or anybody gets on."""
+        """A number that grows while workers start or train."""
         return self._progress
 
     def present(self) -> int:
-        """How many workers live."""
-        self._look()
+        """The number of living workers."""
+        self._scan()
         return len(self._workers)
 
     def close(self, reason: str) -> None:
-        """There is no more work, and nobody who would do it."""
+        """There is no more work; the reason is what trials get."""
         self._closed = reason
 
-    def _rest(self, uid: str, place: PoolWorker) -> _Worker:
-        """The worker, who has no job."""
+    def _set_idle(self, uid: str, worker: PoolWorker) -> _QueueWorker:
         now = self._clock()
-        worker = self._workers.setdefault(uid, _Worker(place, now, now))
-        worker.heard = now
-        if worker.job is not None:
-            worker.job, worker.parts, worker.since = None, False, now
-        return worker
+        state = self._workers.setdefault(uid, _QueueWorker(worker, now, now))
+        state.heard = now
+        if state.job is not None:
+            state.job, state.draining, state.since = None, False, now
+        return state
 
-    def _busy_at(self, job: str) -> list[_Worker]:
+    def _busy_at(self, job: str) -> list[_QueueWorker]:
         return [worker for worker in self._workers.values() if worker.job == job]
 
-    def _stay_at(self, job: str) -> list[_Worker]:
+    def _stay_at(self, job: str) -> list[_QueueWorker]:
         return [worker for worker in self._busy_at(job) if not self._leaves(worker)]
 
-    def _leaves(self, worker: _Worker) -> bool:
-        return worker.parts or worker.place.node in self._draining
+    def _leaves(self, worker: _QueueWorker) -> bool:
+        return worker.draining or worker.identity.node in self._draining
 
     def _open(self) -> dict[str, _Job]:
-        """The jobs that may be given to a worker."""
+        """The jobs that workers may acquire."""
         now = self._clock()
         return {name: job for name, job in self._jobs.items()
                 if job.summary is None and job.judged and not job.failures and now - job.heard <= ABSENCE_SECONDS}
 
     def _needed(self) -> str | None:
-        """The job that waits the longest for a worker; on its folder nobody may work at another one any more."""
+        """The job that waits the longest for a worker, unless workers are still at another job of its folder."""
         others = {worker.job for worker in self._workers.values()}
         busy = {self._folders[job]: job for job in others if job in self._folders}
         return next((name for name, job in self._open().items()
                      if len(self._stay_at(name)) < job.wanted and busy.get(job.folder, name) == name), None)
 
     def _helped(self) -> str | None:
-        """The job under way with the fewest workers that could have another one."""
+        """The running job with the fewest workers that can use another one."""
         counts = {name: len(self._busy_at(name)) for name in self._open()}
         can = [name for name, count in counts.items() if 0 < count < self._jobs[name].most]
         return min(can, key=counts.__getitem__, default=None)
@@ -257,19 +256,19 @@ class JobQueue:
         self._jobs[job].judged = False
 
     def _lose(self, uid: str) -> None:
-        """That a node takes its workers along when it goes is no failure of the job."""
+        """A worker that is lost with a draining node is no failure of its job."""
         worker = self._workers.pop(uid)
-        if worker.job in self._jobs and worker.place.node not in self._draining:
+        if worker.job in self._jobs and worker.identity.node not in self._draining:
             self._fail(worker.job, Failure(worker.number, None))
 
-    def _look(self) -> None:
-        """Who has gone; and where a job waits and nobody is idle, have a helper come back."""
-        self._looked = self._clock()
+    def _scan(self) -> None:
+        """Drop lost workers; if a job waits and no worker is idle, recall a helper from another job."""
+        self._scanned = self._clock()
         for uid, worker in list(self._workers.items()):
-            if worker.place.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
+            if worker.identity.process.has_ended or self._clock() - worker.heard > SILENCE_SECONDS:
                 self._lose(uid)
-        coming = any(worker.job is None or worker.parts for worker in self._workers.values())
+        coming = any(worker.job is None or worker.draining for worker in self._workers.values())
         if not coming and self._needed():
             helpers = [worker for name, job in self._jobs.items() for worker in self._stay_at(name)[job.wanted:]]
             for worker in helpers[-1:]:
-                worker.parts = True
+                worker.draining = True

@@ -1,4 +1,4 @@
-"""The roster alone, on a clock of the test's: who trains with whom, and who holds up the others."""
+"""The coordinator alone, on the test's clock: generations, stalls and hung workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXCHANGING = Heartbeat("exchanging", 3, 1.0, 30.0)
 
 
 class Desk:
-    """A roster, its clock, and workers who speak to it by one letter."""
+    """A coordinator, its clock, and workers named by one letter."""
 
     def __init__(self, wanted: int = 3) -> None:
         self.now = 0.0
@@ -38,7 +38,7 @@ class Desk:
         return [self.coordinator.heartbeat(name, heartbeat).must_regroup for name in names]
 
     def pass_by(self, seconds: int, alive: str = "", heartbeat: Heartbeat = EXCHANGING) -> None:
-        """Seconds pass, in each of which those who are alive send a beat."""
+        """Seconds pass, in each of which living workers send a heartbeat."""
         for _ in range(seconds):
             self.now += 1.0
             self.heartbeat(alive, heartbeat)
@@ -83,7 +83,7 @@ def test_what_ends_a_worker_that_was_to_leave_is_no_failure_unless_another_one_h
     assert desk.coordinator.mark_lost([1]) == [1]
 
 
-def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() -> None:
+def test_after_all_were_lost_the_first_new_worker_starts_and_the_others_join() -> None:
     desk = started()
     desk.coordinator.mark_lost([0, 1, 2])
     desk.register("d", 4)
@@ -92,7 +92,7 @@ def test_after_all_were_lost_the_first_who_comes_begins_and_the_others_join() ->
     assert desk.heartbeat("d") == [True]
 
 
-def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthest() -> None:
+def test_survivors_continue_without_a_silent_worker_from_the_furthest_state() -> None:
     desk = started()
     desk.register("a", 5)
     desk.register("c", 6)
@@ -104,7 +104,7 @@ def test_survivors_go_on_without_one_who_is_silent_from_the_state_of_the_furthes
     assert desk.members("b") == [None]
 
 
-def test_survivors_go_on_at_once_without_one_who_has_said_that_he_leaves() -> None:
+def test_survivors_continue_at_once_without_a_worker_that_has_left() -> None:
     desk = started()
     desk.coordinator.leave("b")
     desk.register("ac", 5)
@@ -120,7 +120,7 @@ def test_a_process_of_this_node_that_has_ended_is_not_waited_for() -> None:
 
 
 def test_a_process_that_has_ended_is_no_worker_that_hangs() -> None:
-    """It is neither said to hold up the others, nor ended, nor shown; they hear that they wait for it in vain."""
+    """It is neither reported as a stall, nor killed, nor listed; its peers are informed that it is lost."""
     desk = with_one_that_has_ended()
     exchanging = Heartbeat("exchanging", 0, 1.0, 30.0)
     said = []
@@ -160,7 +160,7 @@ def test_members_hear_of_a_newcomer_and_take_it_in_with_its_old_number() -> None
     assert desk.heartbeat("ac") == [False, False]
 
 
-def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody() -> None:
+def test_a_newcomer_that_dies_while_it_waits_disturbs_no_member() -> None:
     desk = started()
     desk.register("d", None)
     desk.pass_by(4, "abc")
@@ -170,7 +170,7 @@ def test_a_newcomer_that_dies_while_it_waits_disturbs_nobody() -> None:
     assert desk.coordinator.quorum("a").num_workers == 3
 
 
-def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
+def test_a_silent_worker_that_returns_is_a_newcomer() -> None:
     desk = started()
     desk.register("ac", 5)
     desk.pass_by(4, "ac")
@@ -180,17 +180,17 @@ def test_who_was_taken_for_dead_and_comes_back_is_a_newcomer() -> None:
     assert desk.heartbeat("ac") == [True, True]
 
 
-def test_who_is_told_to_part_leaves_after_the_step_in_hand() -> None:
+def test_a_draining_worker_leaves_after_the_current_step() -> None:
     desk = started()
     desk.coordinator.drain("b")
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.heartbeat("ac") == [False, False]
 
 
-def test_the_last_one_parts_when_somebody_else_has_come() -> None:
+def test_the_last_draining_worker_leaves_once_another_has_joined() -> None:
     desk = started("ab")
     for name in "ab":
         desk.coordinator.drain(name)
@@ -203,19 +203,19 @@ def test_the_last_one_parts_when_somebody_else_has_come() -> None:
     assert not desk.coordinator.heartbeat("a", EXCHANGING).all_draining
     assert desk.heartbeat("abc") == [True] * 3
     desk.register("abc", 6)
-    assert [desk.coordinator.quorum(name) for name in "ab"] == ["parted", "parted"]
+    assert [desk.coordinator.quorum(name) for name in "ab"] == ["left", "left"]
     assert desk.coordinator.quorum("c") == Quorum(3, 0, 1, ("c", 1), 0, False)
 
 
-def test_a_newcomer_that_is_told_to_part_waits_no_more() -> None:
+def test_a_draining_newcomer_does_not_wait() -> None:
     desk = started()
     desk.register("d", None)
     desk.coordinator.drain("d")
-    assert desk.coordinator.quorum("d") == "parted"
+    assert desk.coordinator.quorum("d") == "left"
     assert desk.heartbeat("abc") == [False] * 3
 
 
-def test_all_workers_of_a_node_are_told_to_part() -> None:
+def test_all_workers_of_a_draining_node_leave() -> None:
     desk = started()
     for name, node in zip("ab", ("left", "right"), strict=True):
         desk.coordinator.register(
@@ -224,11 +224,11 @@ def test_all_workers_of_a_node_are_told_to_part() -> None:
     assert desk.coordinator.drain_nodes({"right", "up"}) == {1: "right"}
     desk.register("c", 5)
     assert [desk.coordinator.quorum(name) for name in "abc"] == [
-        Quorum(2, 0, 2, ("a", 1), 0, False), "parted", Quorum(2, 1, 2, ("a", 1), 0, False)]
+        Quorum(2, 0, 2, ("a", 1), 0, False), "left", Quorum(2, 1, 2, ("a", 1), 0, False)]
     assert desk.coordinator.drain_nodes({"right"}) == {}
 
 
-def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
+def test_a_lost_worker_is_neither_waited_for_nor_hung() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 40.0, 30.0))
     desk.coordinator.mark_lost([1])
@@ -237,21 +237,21 @@ def test_who_is_known_to_be_lost_is_neither_waited_for_nor_accused() -> None:
     assert desk.members("ac") == [0, 1]
 
 
-def test_who_comes_back_after_it_was_lost_is_sent_away() -> None:
-    """Another one has its place by now: a node that was cut off and is healed, a process that was frozen."""
+def test_a_lost_worker_that_returns_is_refused() -> None:
+    """Another one has replaced it: after a network partition, or of a frozen process."""
     desk = started()
     desk.coordinator.mark_lost([1])
     desk.register("ac", 5)
     assert desk.members("ac") == [0, 1]
     desk.register("b", 4)
     assert desk.heartbeat("abc") == [False] * 3
-    assert desk.coordinator.quorum("b") == "parted"
+    assert desk.coordinator.quorum("b") == "left"
     desk.pass_by(60, "ac")
     assert desk.coordinator.find_hung_worker() is None
     assert [each.worker for each in desk.coordinator.worker_statuses()] == [0, 2]
 
 
-def test_present_is_who_has_come_and_not_gone() -> None:
+def test_present_workers_have_registered_and_not_left() -> None:
     desk = started()
     assert desk.coordinator.present() == 3
     desk.register("d", None)
@@ -271,7 +271,7 @@ def test_one_of_a_generation_rescues_its_last_step() -> None:
     assert desk.coordinator.elect_saver()
 
 
-def test_who_comes_when_training_has_ended_is_told_how() -> None:
+def test_a_worker_that_registers_after_the_end_gets_the_summary() -> None:
     desk = started()
     desk.coordinator.end(ENDED)
     desk.register("d", None)
@@ -279,7 +279,7 @@ def test_who_comes_when_training_has_ended_is_told_how() -> None:
 
 
 def accused(desk: Desk, waiting: str = "ac") -> str | None:
-    """Whom the roster ends, once all have told their stacks."""
+    """The worker that is killed, once all have dumped their stacks."""
     first = desk.coordinator.find_hung_worker()
     assert first is None
     desk.pass_by(3, waiting)
@@ -303,7 +303,7 @@ def test_a_member_that_holds_up_the_others_beyond_its_limit_is_named(phase: str,
     assert desk.members("ac") == [0, 1]  # without it, though its process may take a while to end
 
 
-def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() -> None:
+def test_a_worker_in_an_exchange_that_the_others_have_left_is_hung() -> None:
     desk = started()
     for seconds in range(20, 31):
         desk.now += 1.0
@@ -314,7 +314,7 @@ def test_who_is_stuck_behind_an_exchange_that_the_others_have_left_is_named() ->
     assert accused(desk) == "worker 1 on node7 (process 42) has not moved for 34 s (exchanging, after step 2)"
 
 
-def test_nobody_is_named_while_nobody_waits() -> None:
+def test_no_worker_is_hung_while_no_worker_waits() -> None:
     desk = started()
     busy = Heartbeat("computing", 3, 0.5, 30.0)
     desk.heartbeat("b", Heartbeat("loading", 3, 100.0, 30.0))
@@ -324,7 +324,7 @@ def test_nobody_is_named_while_nobody_waits() -> None:
     assert desk.coordinator.find_hung_worker() is None
 
 
-def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
+def test_a_worker_without_heartbeats_after_it_has_joined_is_hung() -> None:
     desk = started()
     desk.pass_by(30, "ac")
     assert desk.coordinator.find_hung_worker() is None
@@ -334,21 +334,21 @@ def test_one_who_is_not_heard_of_again_after_it_has_joined_is_named() -> None:
     assert "(process 42) has not moved for 34 s (joining, after step 0)" in text
 
 
-def test_all_who_wait_for_each_other_are_left_alone() -> None:
+def test_workers_that_wait_for_one_another_are_not_hung() -> None:
     desk = started()
     desk.pass_by(200, "abc")
     assert desk.coordinator.find_hung_worker() is None
 
 
 @pytest.mark.parametrize("phase", ["loading", "exchanging"])
-def test_one_who_trains_alone_is_named_for_the_user_waits(phase: str) -> None:
-    """Wherever it is: there is nobody with whom it could exchange anything."""
+def test_a_worker_that_trains_alone_can_be_hung(phase: str) -> None:
+    """In any phase: it has no peer to exchange with."""
     desk = started("a")
     desk.heartbeat("a", Heartbeat(phase, 3, 31.0, 30.0))
     assert accused(desk, "") is not None
 
 
-def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit_later() -> None:
+def test_a_worker_that_stays_in_an_aborted_exchange_is_hung_a_limit_later() -> None:
     """Its own end of the exchange may take a while."""
     desk = started()
     stuck = EXCHANGING._replace(seconds=600.0)
@@ -363,7 +363,7 @@ def test_who_stays_in_an_exchange_that_all_others_have_given_up_is_named_a_limit
     assert desk.members("ac") == [0, 1]
 
 
-def test_a_newcomer_that_is_silent_for_a_moment_is_taken_in_when_it_is_heard_of_again() -> None:
+def test_a_newcomer_that_is_silent_for_a_moment_joins_after_its_next_heartbeat() -> None:
     desk = started()
     desk.register("d", None)
     desk.pass_by(4, "abc")
@@ -389,14 +389,14 @@ def test_a_newcomer_that_is_silent_beyond_its_limit_is_ended_to_make_room_for_an
     assert desk.heartbeat("abc", busy) == [False] * 3
 
 
-def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
+def test_a_stall_is_reported_once_for_each_step() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 0.0, 30.0))
     desk.pass_by(7, "ac")
     assert desk.coordinator.describe_stall() is None
     desk.pass_by(1, "ac")
     assert desk.coordinator.describe_stall() == (
-        "nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
+        "training stalls: 2 of 3 workers wait for worker 1 on node7 (process 42), loading for 8 s after step 3")
     desk.pass_by(5, "ac")
     assert desk.coordinator.describe_stall() is None
     desk.heartbeat("b", Heartbeat("loading", 4, 9.0, 30.0))
@@ -413,7 +413,7 @@ def test_for_whom_others_wait_is_told_once_for_each_step() -> None:
     )
 
 
-def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
+def test_all_workers_dump_their_stacks_once_for_each_hung_worker() -> None:
     desk = started()
     before = desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests
     desk.heartbeat("b", Heartbeat("loading", 3, 31.0, 30.0))
@@ -422,15 +422,15 @@ def test_everybody_is_asked_for_stacks_once_for_each_accusation() -> None:
     assert desk.coordinator.heartbeat("a", EXCHANGING).stack_dump_requests == before + 1
 
 
-def test_the_roster_needs_neither_torch_nor_ray() -> None:
+def test_the_coordinator_needs_neither_torch_nor_ray() -> None:
     code = f"import sys, {module.__name__}; print(sorted({{'torch', 'ray'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("lose", [
     lambda desk: desk.coordinator.mark_lost([2]), lambda desk: (desk.pass_by(31, "ab"), accused(desk, "ab"))])
-def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Callable[[Desk], object]) -> None:
-    """As the driver knows, or by the limit; a silent one may come back. Who leaves by itself closes its connections."""
+def test_members_that_wait_for_an_ended_worker_are_informed(lose: Callable[[Desk], object]) -> None:
+    """By the driver, or by the limit; a silent worker may come back. A worker that leaves closes its connections."""
     desk = started()
     desk.heartbeat("c", EXCHANGING)
     desk.pass_by(20, "ab")
@@ -443,7 +443,7 @@ def test_who_waits_for_one_that_has_ended_is_told_that_it_is_in_vain(lose: Calla
 
 
 def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchanging") -> tuple[float, list[str]]:
-    """An hour passes, or less, in which workers sit in a collective until they are told to abort it.
+    """Up to an hour passes, in which workers wait in a collective until they have to abort it.
 
     Returns:
         When none of them was in it any more; and what the driver said.
@@ -465,13 +465,13 @@ def drive(desk: Desk, inside: str, *, aborts: bool = True, phase: str = "exchang
     return desk.now - began, said
 
 
-def test_all_who_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> None:
+def test_workers_that_wait_for_one_another_beyond_the_timeout_abort_and_regroup() -> None:
     """A fabric that fails while all hosts live."""
     desk = started()
     seconds, said = drive(desk, "abc")
     assert 600 < seconds <= 602
-    assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): what they "
-                    "exchange is aborted, and they form a new group"]
+    assert said == ["3 of 3 workers have waited for one another for 601 s (exchanging, after step 3): they "
+                    "abort the exchange and form a new group"]
     assert desk.coordinator.quorum("a") == Quorum(2, 0, 3, ("a", 1), 0, False)
 
 
@@ -480,7 +480,7 @@ def test_a_validation_that_takes_long_is_not_aborted() -> None:
     assert drive(desk, "abc", phase="validating") == (3600.0, [])
 
 
-def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
+def test_two_that_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> None:
     """Its own collective failed; theirs, a kernel, does not notice."""
     desk = started()
     desk.pass_by(3, "abc")
@@ -488,11 +488,11 @@ def test_two_who_wait_for_one_that_has_left_the_exchange_abort_and_regroup() -> 
     seconds, said = drive(desk, "bc")
     assert 30 < seconds <= 32
     assert said == ["2 of 3 workers have waited for worker 0 on node7 (process 42), which left, for 31 s (exchanging, "
-                    "after step 3): what they exchange is aborted, and they form a new group"]
+                    "after step 3): they abort the exchange and form a new group"]
     assert desk.coordinator.quorum("c") == Quorum(2, 2, 3, ("a", 1), 0, False)
 
 
-def test_those_who_cannot_abort_when_a_peer_has_died_are_ended() -> None:
+def test_workers_that_cannot_abort_after_a_peers_death_are_killed() -> None:
     """While the communicator is made there is nothing yet to abort."""
     desk = started()
     desk.pass_by(1, "abc")
@@ -513,26 +513,26 @@ def test_a_peer_that_freezes_while_the_communicator_is_made_is_lost() -> None:
 
 
 @pytest.mark.parametrize("phase", ["starting", "joining", "validating", "saving", "exchanging", "loading"])
-def test_a_worker_without_heartbeats_is_lost_whatever_it_said_last(phase: str) -> None:
+def test_a_worker_without_heartbeats_is_lost_in_any_phase(phase: str) -> None:
     """As with `--stall-seconds 8`; the others, who are in the same phase, may wait for it."""
     desk = started()
     heartbeat = Heartbeat(phase, 0, 0.0, 80.0, heartbeat_limit=8.0)
     desk.heartbeat("abc", heartbeat)
-    told: list[str | None] = []
+    messages: list[str | None] = []
     for _ in range(12):
         desk.pass_by(1, "ac", Heartbeat("joining", 0, 1.0, 80.0, heartbeat_limit=8.0))
-        told += [
+        messages += [
             desk.coordinator.describe_stall(),
             *(found.text for found in [desk.coordinator.find_hung_worker()] if found),
         ]
-    waited, ended = filter(None, told)
-    assert waited == ("nothing moves: 2 of 3 workers wait for worker 1 on node7 (process 42), "
+    waited, ended = filter(None, messages)
+    assert waited == ("training stalls: 2 of 3 workers wait for worker 1 on node7 (process 42), "
                       "without a heartbeat for 8 s after step 0")
     assert ended == f"worker 1 on node7 (process 42) has not moved for 12 s ({phase}, after step 0)"
     assert desk.coordinator.heartbeat("a", heartbeat).peer_lost
 
 
-def test_one_who_is_silent_is_shown_as_that() -> None:
+def test_a_silent_worker_is_shown_as_silent() -> None:
     desk = started()
     desk.heartbeat("b", Heartbeat("loading", 3, 9.0, 30.0))
     desk.pass_by(5, "ac")
@@ -541,7 +541,7 @@ def test_one_who_is_silent_is_shown_as_that() -> None:
 
 
 def restarted(desk: Desk) -> dict[str, Quorum]:
-    """Have the roster's process die. Returns what its members had been told."""
+    """Restart the coordinator. Returns the quorum of each member."""
     quorum = {name: found for name in "abc" if isinstance(found := desk.coordinator.quorum(name), Quorum)}
     desk.coordinator = Coordinator(3, lambda: desk.now, restarted=True)
     return quorum
@@ -553,7 +553,7 @@ def introduce(desk: Desk, name: str, quorum: Quorum) -> bool:
     return desk.coordinator.introduce(name, arrival, quorum)
 
 
-def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_newcomer_begins_anew() -> None:
+def test_members_introduce_themselves_to_a_restarted_coordinator_before_newcomers_form_a_group() -> None:
     desk = started()
     desk.register("abc", 4)
     quorum = {**dict.fromkeys("abc"), **restarted(desk)} if desk.members("abc") else {}
@@ -568,7 +568,7 @@ def test_members_of_a_roster_that_was_restarted_introduce_themselves_before_a_ne
     assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
-def test_those_who_waited_at_a_roster_that_was_restarted_arrive_again() -> None:
+def test_workers_that_waited_at_a_restarted_coordinator_register_again() -> None:
     desk = started()
     desk.register("ab", 4)
     restarted(desk)
@@ -584,7 +584,7 @@ def test_those_who_waited_at_a_roster_that_was_restarted_arrive_again() -> None:
 
 
 def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
-    """Its members could not be heard in time: the newcomers' steps are given up, and all go on together."""
+    """The older one's members were late: the newcomers' steps are dropped, and all continue together."""
     desk = started()
     desk.register("abc", 8)
     desk.members("abc")
@@ -602,7 +602,7 @@ def test_a_generation_that_formed_beside_an_older_one_gives_way() -> None:
     assert desk.coordinator.quorum("d") == Quorum(3, 3, 6, ("a", 1), 0, True)
 
 
-def test_who_is_of_a_generation_that_is_over_is_told_so() -> None:
+def test_a_member_of_an_ended_generation_is_informed() -> None:
     desk = started()
     quorum = desk.coordinator.quorum("b")
     assert isinstance(quorum, Quorum)
@@ -637,7 +637,7 @@ def test_what_is_known_does_not_grow_with_workers_that_have_come_and_gone() -> N
 
 
 def seconds_of_a_generation(num_workers: int) -> float:
-    """CPU seconds for each of so many workers, who form a group, beat for some seconds, and regroup without one."""
+    """CPU seconds for each of many workers that form a group, send heartbeats, and regroup without two."""
     now, coordinator = 0.0, Coordinator(num_workers, lambda: now)
     names, began = [f"worker-{number}" for number in range(num_workers)], time.process_time()
     for generation in range(2):

@@ -1,4 +1,4 @@
-"""Which failures end a training, and how they are told."""
+"""Which failures end a training, and how they are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ray_yolo.core.errors import (
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
 from ray_yolo.runtime.workers import failures as failures_module
-from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, summary
+from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, error_line
 from tests.support import run_log
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4321")
@@ -49,7 +49,7 @@ def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
     assert all(RestartBudget(-1).allow(0) for _ in range(9))
 
 
-@pytest.mark.parametrize(("error", "told"), [
+@pytest.mark.parametrize(("error", "line"), [
     (CheckpointError("a.pt: damaged; use another"), "a.pt: damaged; use another"),
     (MISSING, "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.png'"),
     (ValueError("Caught ValueError in DataLoader worker process 0.\nTraceback:\n  code\nValueError: odd\n"),
@@ -58,12 +58,12 @@ def test_failures_count_until_a_new_checkpoint_is_saved() -> None:
      "a: odd"),
     (OSError("https://ann:s3cr3t@host is away"), "OSError: https://***@host is away"), (KeyError(), "KeyError: "),
 ])
-def test_an_error_is_told_on_one_line(error: Exception, told: str) -> None:
-    assert summary(error) == told
+def test_an_error_is_one_line(error: Exception, line: str) -> None:
+    assert error_line(error) == line
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Texts of warnings."""
     texts: list[str] = []
     monkeypatch.setattr(failures_module, "emitter", lambda _: lambda event: texts.append(event.message))
@@ -78,59 +78,59 @@ def policy(folder: Path, *events: Event, max_failures: int = 1) -> FailurePolicy
     return FailurePolicy(folder, max_failures, recorder)
 
 
-def test_each_restart_is_told_with_its_cause_and_where_it_goes_on(tmp_path: Path, told: list[str]) -> None:
+def test_each_restart_is_reported_with_its_cause_and_its_step(tmp_path: Path, messages: list[str]) -> None:
     some = policy(tmp_path, run_log.checkpoint(7))
-    some.decide({0: LOST, 1: FULL}, others_go_on=False)
-    assert told == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers are started again, from step 7"]
+    some.decide({0: LOST, 1: FULL}, others_continue=False)
+    assert messages == ["worker 1 on right: RuntimeError: CUDA out of memory; all workers restart from step 7"]
     with pytest.raises(TrainingError, match=r"^worker 1 on right: .* memory; given up after 1 restarts without a new"):
-        some.decide({1: FULL}, others_go_on=False)
+        some.decide({1: FULL}, others_continue=False)
     EventLog(tmp_path / EVENTS_FILE).append(run_log.checkpoint(9))
-    some.decide({0: FULL}, others_go_on=False)
-    assert told[1] == "worker 0: RuntimeError: CUDA out of memory; all workers are started again, from step 9"
+    some.decide({0: FULL}, others_continue=False)
+    assert messages[1] == "worker 0: RuntimeError: CUDA out of memory; all workers restart from step 9"
 
 
-def test_workers_that_are_replaced_while_others_get_on_do_not_add_up(tmp_path: Path, told: list[str]) -> None:
+def test_replaced_workers_do_not_add_up_while_others_make_progress(tmp_path: Path, messages: list[str]) -> None:
     """Also without a checkpoint; but those before whose replacement no step was taken do, and so do all together."""
     some = policy(tmp_path, run_log.step(3))
-    some.decide({1: DEAD}, others_go_on=True)
+    some.decide({1: DEAD}, others_continue=True)
     EventLog(tmp_path / EVENTS_FILE).append(run_log.step(4))
-    some.decide({0: DEAD, 1: DEAD}, others_go_on=True)
-    assert [text.rpartition("; ")[2] for text in told] == ["it is replaced, and the others go on"] * 2
+    some.decide({0: DEAD, 1: DEAD}, others_continue=True)
+    assert [text.rpartition("; ")[2] for text in messages] == ["it is replaced while the others continue"] * 2
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
-        some.decide({1: DEAD}, others_go_on=True)
+        some.decide({1: DEAD}, others_continue=True)
     with pytest.raises(LostWorkersError, match="given up after 1 restarts"):
-        some.decide(dict.fromkeys(range(3), DEAD), others_go_on=False)
+        some.decide(dict.fromkeys(range(3), DEAD), others_continue=False)
 
 
 @pytest.mark.parametrize("failures", [{0: ALONE}, {0: ALONE, 1: DEAD}])
 def test_a_lost_peer_restarts_all_as_often_as_is_allowed(
-        tmp_path: Path, told: list[str], failures: dict[int, Exception]) -> None:
+        tmp_path: Path, messages: list[str], failures: dict[int, Exception]) -> None:
     some = policy(tmp_path, run_log.checkpoint(7), max_failures=2)
     for _ in range(2):
-        some.decide(failures, others_go_on=False)
-    assert [text.rpartition("; ")[2] for text in told] == ["all workers are started again, from step 7"] * 2
+        some.decide(failures, others_continue=False)
+    assert [text.rpartition("; ")[2] for text in messages] == ["all workers restart from step 7"] * 2
     with pytest.raises(LostWorkersError, match="given up after 2 restarts") as caught:
-        some.decide(failures, others_go_on=False)
+        some.decide(failures, others_continue=False)
     assert type(caught.value) is LostWorkersError
 
 
 @pytest.mark.parametrize(("error", "kind"), [
     (DEAD, LostWorkersError), (FULL, TrainingError)])
-def test_workers_that_were_lost_are_told_from_workers_that_failed(
+def test_lost_workers_are_distinguished_from_failed_ones(
         tmp_path: Path, error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(TrainingError) as caught:
-        policy(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_go_on=False)
+        policy(tmp_path, max_failures=0).decide({0: LOST, 1: error}, others_continue=False)
     assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(("error", "kind"), [(CheckpointError("damaged"), CheckpointError), (MISSING, TrainingError),
                                             (ImportError("no cv2"), TrainingError), (KeyError("x"), TrainingError)])
 def test_a_failure_that_would_come_again_ends_the_training_at_once(
-        tmp_path: Path, told: list[str], error: Exception, kind: type[RayYoloError]) -> None:
+        tmp_path: Path, messages: list[str], error: Exception, kind: type[RayYoloError]) -> None:
     with pytest.raises(kind, match=r"^worker 1 on right: ") as caught:
-        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_go_on=False)
+        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: error}, others_continue=False)
     assert type(caught.value) is kind
-    assert told == []
+    assert messages == []
 
 
 def test_an_operator_that_a_device_lacks_will_be_lacking_again(tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ def test_an_operator_that_a_device_lacks_will_be_lacking_again(tmp_path: Path) -
     with pytest.raises(RuntimeError, match=r"Could not run 'torchvision::nms'") as lacking:
         torchvision.ops.nms(boxes, boxes[0], 0.5)
     with pytest.raises(TrainingError, match=r"^worker 1 on right: "):
-        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_go_on=False)
+        policy(tmp_path, max_failures=-1).decide({0: LOST, 1: lacking.value}, others_continue=False)
 
 
-def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, told: list[str]) -> None:
+def test_nodes_that_are_taken_back_do_not_count(tmp_path: Path, messages: list[str]) -> None:
     some = policy(tmp_path, max_failures=0)
     taken = WorkerHealthCheckFailedError("gone", ray.exceptions.RayActorError(preempted=True))
     for _ in range(3):
-        some.decide({0: LOST, 1: taken}, others_go_on=False)
-    assert len(told) == 3
+        some.decide({0: LOST, 1: taken}, others_continue=False)
+    assert len(messages) == 3

@@ -1,4 +1,4 @@
-"""The crew alone, on a clock of the test's: who works at which job."""
+"""The job queue alone, on the test's clock: assignments of workers to jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDED = Summary(step=8, epoch=1, best_epoch=1, best_fitness=0.5, stopped_early=F
 
 
 class Desk:
-    """A crew, its clock, and workers a, b, c, ... who speak to it by one letter; jobs have numbers."""
+    """A job queue, its clock, and workers a, b, c, ...; jobs have numbers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,7 +57,7 @@ class Desk:
             self.queue.ended(name, self.place(name), self.at.pop(name), outcome)
 
     def pass_by(self, seconds: float, busy: str = "", jobs: str = "") -> None:
-        """Seconds pass, in each of which those who are busy send a beat, and jobs are asked for."""
+        """Seconds pass, in each of which busy workers send a heartbeat, and jobs are polled."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.heartbeat(busy)
@@ -99,7 +99,7 @@ def test_a_job_has_ended_when_all_its_workers_have_or_their_time_is_up() -> None
     desk = working()
     desk.end("a")
     assert desk.queue.poll("1") == JobStatus(None, ())
-    assert desk.acquire("a") == [None]  # an ended job needs nobody
+    assert desk.acquire("a") == [None]  # an ended job needs no worker
     desk.end("b")
     assert desk.queue.poll("1") == JobStatus(ENDED, ())
     desk.end("c")
@@ -121,11 +121,11 @@ def test_a_silent_worker_is_lost_and_another_one_takes_its_number() -> None:
     assert desk.failures("1") == []
     desk.acquire("e")
     assert desk.at["e"] == ("1", 1)
-    desk.heartbeat("b")  # was only slow: both stay, the job's roster takes it in as well
+    desk.heartbeat("b")  # was only slow: both stay, the job's coordinator admits it too
     assert desk.queue.present() == 5
 
 
-def test_a_failure_is_told_to_who_has_offered_the_job_and_to_nobody_else() -> None:
+def test_a_failure_is_reported_to_the_jobs_trial_alone() -> None:
     desk = working()
     desk.end("ab", ConfigError("lr0: bad"))
     assert desk.acquire("ab") == [None, None]
@@ -138,7 +138,7 @@ def test_a_failure_is_told_to_who_has_offered_the_job_and_to_nobody_else() -> No
     assert desk.failures("2") == []
 
 
-def test_a_job_for_which_nobody_asks_any_more_is_given_to_nobody() -> None:
+def test_a_job_that_is_not_polled_is_not_assigned() -> None:
     desk = Desk()
     desk.submit("1")
     desk.now += ABSENCE_SECONDS + 1
@@ -147,7 +147,7 @@ def test_a_job_for_which_nobody_asks_any_more_is_given_to_nobody() -> None:
     assert desk.acquire("a") == [("1", 0)]
 
 
-def test_a_folder_is_given_to_another_attempt_once_nobody_works_in_it() -> None:
+def test_another_attempt_gets_a_folder_once_no_worker_uses_it() -> None:
     desk = Desk()
     desk.submit("1", wanted=1)
     desk.acquire("a")
@@ -197,7 +197,7 @@ def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
     desk = working()
     assert desk.acquire("e") == [None]
     desk.queue.drain("d")
-    desk.queue.drain("nobody")
+    desk.queue.drain("unknown")
     assert desk.acquire("e") == [("2", 2)]
     assert desk.heartbeat("abcd") == [False, False, False, True]
     desk.queue.drain_nodes({"left"})
@@ -205,7 +205,7 @@ def test_the_part_of_a_worker_that_leaves_is_given_to_an_idle_one() -> None:
 
 
 @pytest.mark.parametrize("asks", ["ask", "news"])
-def test_when_it_is_over_everybody_is_told(asks: str) -> None:
+def test_closing_the_queue_is_reported_to_workers_and_trials(asks: str) -> None:
     desk = working()
     assert desk.queue.progress() == 4  # have come up
     desk.heartbeat("ab")
@@ -214,34 +214,34 @@ def test_when_it_is_over_everybody_is_told(asks: str) -> None:
     assert (desk.acquire("e") == ["over"]) if asks == "ask" else (desk.queue.poll("1") == "the sweep has ended")
 
 
-def test_each_job_has_a_roster_of_its_own_which_outlives_it() -> None:
+def test_each_job_has_a_coordinator_that_outlives_it() -> None:
     desk = Desk()
     desk.submit("1", "2")
     for job, name in (("1", "a"), ("2", "b")):
-        desk.queue.coordinator(job, 1, "arrive", name, Registration(0, ELSEWHERE, (name, 1), None, JOINING))
-    assert [desk.queue.coordinator(job, 1, "formed", name).address for job, name in (("1", "a"), ("2", "b"))] == [
+        desk.queue.coordinator(job, 1, "register", name, Registration(0, ELSEWHERE, (name, 1), None, JOINING))
+    assert [desk.queue.coordinator(job, 1, "quorum", name).address for job, name in (("1", "a"), ("2", "b"))] == [
         ("a", 1), ("b", 1)]
     desk.queue.cancel("1")
     desk.queue.coordinator("1", 1, "end", ENDED)
     assert [desk.queue.coordinator(job, 1, "outcome") for job in "12"] == [ENDED, None]
 
 
-def test_a_crew_that_was_restarted_hears_of_its_workers_before_it_gives_work_away() -> None:
-    """Else an idle one would begin a job beside those who train it, and a job's roster another generation."""
+def test_a_restarted_queue_hears_of_its_workers_before_it_assigns_jobs() -> None:
+    """Otherwise an idle worker would start a job that others train, and its coordinator another generation."""
     desk = working()
     desk.queue = JobQueue(lambda: desk.now, restarted=True)
     desk.submit("1", "2", wanted=2)
     assert desk.acquire("e") == [None]
-    desk.queue.coordinator("1", 1, "arrive", "e", Registration(4, ELSEWHERE, ("e", 1), None, JOINING))
-    assert desk.queue.coordinator("1", 1, "formed", "e") is None
+    desk.queue.coordinator("1", 1, "register", "e", Registration(4, ELSEWHERE, ("e", 1), None, JOINING))
+    assert desk.queue.coordinator("1", 1, "quorum", "e") is None
     desk.pass_by(4, "abcd", "12")
     assert desk.acquire("e") == [None]
-    desk.queue.coordinator("1", 1, "beat", "e", JOINING)
-    assert desk.queue.coordinator("1", 1, "formed", "e").num_workers == 1
+    desk.queue.coordinator("1", 1, "heartbeat", "e", JOINING)
+    assert desk.queue.coordinator("1", 1, "quorum", "e").num_workers == 1
     desk.submit("3", wanted=1)
     assert desk.acquire("e") == [("3", 0)]
-    desk.queue.coordinator("3", 1, "arrive", "e", Registration(0, ELSEWHERE, ("e", 1), None, JOINING))
-    assert desk.queue.coordinator("3", 1, "formed", "e").num_workers == 1  # a new job's waits for nobody
+    desk.queue.coordinator("3", 1, "register", "e", Registration(0, ELSEWHERE, ("e", 1), None, JOINING))
+    assert desk.queue.coordinator("3", 1, "quorum", "e").num_workers == 1  # a new job's coordinator does not wait
 
 
 def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
@@ -250,7 +250,7 @@ def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
         job = str(number)
         desk.submit(job, wanted=1, most=1)
         desk.acquire("a")
-        desk.queue.coordinator(job, 1, "arrive", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
+        desk.queue.coordinator(job, 1, "register", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
         desk.end("a")
         desk.queue.cancel(job)
         desk.queue.coordinator(job, 1, "end", ENDED)

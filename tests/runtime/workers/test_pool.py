@@ -1,4 +1,4 @@
-"""WorkerPool that are filled, and filled again when they have lost their worker."""
+"""The worker pool: bundles, launches, and replacements."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ LOST = ray.exceptions.WorkerCrashedError()
 @pytest.mark.parametrize(("num_workers", "strategy", "expected"), [
     (2, "PACK", False), (1, "PACK", False), ((2, 4), "SPREAD", True), ((1, 2), "PACK", True),
     ((2, 4), "STRICT_SPREAD", False)])
-def test_a_range_of_workers_has_places(num_workers: Any, strategy: Any, expected: bool) -> None:
+def test_a_range_of_workers_uses_the_pool(num_workers: Any, strategy: Any, expected: bool) -> None:
     assert uses_pool(Placement(num_workers=num_workers, placement_strategy=strategy)) is expected
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("given", "line"), [
     ({"num_workers": 0}, "this process, without Ray"),
     ({"num_workers": 2, "cpus_per_worker": 1.5, "gpus_per_worker": 1.0, "accelerator_type": "A100"},
      "Ray: 2 workers of Ray Train, placed by PACK; each has 1.5 CPU, 1 GPU, A100"),
     ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "SPREAD"},
-     "Ray: 2 to 4 workers each in a place of its own, placed by SPREAD; each has its part of a node's CPUs, 0 GPU"),
+     "Ray: 2 to 4 workers of an elastic pool, placed by SPREAD; each has its share of a node's CPUs, 0 GPU"),
     ({"num_workers": (2, 4), "gpus_per_worker": 0.0, "placement_strategy": "STRICT_SPREAD"},
-     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its part of a node's CPUs, 0 GPU"),
+     "Ray: 2 to 4 workers of Ray Train, placed by STRICT_SPREAD; each has its share of a node's CPUs, 0 GPU"),
     ({"num_workers": 1, "cpus_per_worker": 2.0, "address": "10.0.0.1:6379"},
      "Ray: 1 workers of Ray Train, placed by PACK; each has 2 CPU, 1 GPU if the cluster has any"),
 ])
-def test_a_dry_run_tells_what_a_training_runs_on(given: dict[str, Any], told: str) -> None:
-    assert workers_line(Placement.model_validate(given)) == told
+def test_a_dry_run_describes_the_workers(given: dict[str, Any], line: str) -> None:
+    assert workers_line(Placement.model_validate(given)) == line
 
 
 def work(config: dict[str, Any], number: int) -> Any:
@@ -56,7 +56,7 @@ def work(config: dict[str, Any], number: int) -> Any:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
+def test_each_bundle_has_one_worker_and_the_minimum_shares_a_group() -> None:
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0, accelerator_type="")
     with WorkerPool(work, {"answer": 42}, given, 0.0) as found:
         assert [group.bundle_count for group in found.groups] == [2, 1]
@@ -77,44 +77,45 @@ def test_each_place_is_filled_alone_and_the_fewest_are_together() -> None:
         while not found.wait(1.0):
             assert time.monotonic() < deadline
         assert found.ended(1.0) == ({3: (42, "1")}, {})
-    with pytest.raises(LostWorkersError, match="taken away"):
+    with pytest.raises(LostWorkersError, match="was removed"):
         found.launch(0)
 
 
 class Desk:
-    """A keeper whose places, roster, nodes and judge are lists of the test's."""
+    """A supervisor whose pool, coordinator, nodes and failure policy are the test's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.filled: list[int] = []
-        self.judged: list[tuple[dict[int, Exception], bool]] = []
+        self.launched: list[int] = []
+        self.decided: list[tuple[dict[int, Exception], bool]] = []
         self.outcome: tuple[dict[int, Any], dict[int, Exception]] = ({}, {})
         self.gone: list[int] = []
         self.draining: set[str] = set()
         self.on_nodes: dict[int, str] = {}
-        self.here, self.lacking, self.renewed = 2, "", 0
-        self.emptied: list[int] = []
+        self.present, self.missing, self.replaced = 2, "", 0
+        self.relaunch: list[int] = []
         desk = self
 
         coordinator: Any = SimpleNamespace(  # answers at once
-            present=SimpleNamespace(remote=lambda: desk.here),
+            present=SimpleNamespace(remote=lambda: desk.present),
             mark_lost=SimpleNamespace(remote=lambda workers: desk.gone.extend(workers)),
             drain_nodes=SimpleNamespace(remote=lambda nodes: {
                 number: node for number, node in desk.on_nodes.items() if node in nodes}))
 
         class FailurePolicy:
-            """Takes down what it is asked."""
+            """Records the decisions that it is asked for."""
 
             def notify(self, text: str) -> None: ...
-            def decide(self, failures: dict[int, Exception], *, others_go_on: bool) -> None:
-                desk.judged.append((failures, others_go_on))
+            def decide(self, failures: dict[int, Exception], *, others_continue: bool) -> None:
+                desk.decided.append((failures, others_continue))
 
         monkeypatch.setattr(pool, "answer", lambda found: found)
         monkeypatch.setattr(cluster, "draining_nodes", lambda: set(self.draining))
         monkeypatch.setattr(cluster, "name_of", str)
-        monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.lacking)
+        monkeypatch.setattr(cluster, "missing_resources", lambda placement, workers, gpus: self.missing)
         room: Any = self
         policy: Any = FailurePolicy()
-        self.keeper = pool.Supervisor(room, coordinator, Placement(num_workers=3, wait_for_resources=0.2), 0.0, policy)
+        placement = Placement(num_workers=3, wait_for_resources=0.2)
+        self.supervisor = pool.Supervisor(room, coordinator, placement, 0.0, policy)
 
     def ended(self, seconds: float) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Once, what the test has put there."""
@@ -125,13 +126,13 @@ class Desk:
         return 2
 
     def launch(self, number: int) -> None:
-        """A place gets another worker."""
-        self.filled.append(number)
+        """A worker is launched in a bundle."""
+        self.launched.append(number)
 
     def replace_lost_groups(self) -> list[int]:
-        """WorkerPool whose node is gone are asked for anew."""
-        self.renewed += 1
-        return self.emptied
+        """Groups of lost nodes are replaced."""
+        self.replaced += 1
+        return self.relaunch
 
 
 @pytest.fixture
@@ -139,47 +140,47 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     return Desk(monkeypatch)
 
 
-def test_a_lost_worker_is_judged_and_replaced(desk: Desk) -> None:
+def test_a_lost_worker_is_decided_about_and_replaced(desk: Desk) -> None:
     desk.outcome = ({}, {0: LOST, 2: LOST})
-    assert desk.keeper.poll() is None
-    assert desk.judged == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
-    assert desk.filled == desk.gone == [0, 2]
-    desk.here, desk.outcome = 0, ({}, {1: LOST})
-    desk.keeper.poll()
-    assert desk.judged[1:] == [({1: LOST}, False)]
+    assert desk.supervisor.poll() is None
+    assert desk.decided == [({0: LOST, 2: LOST}, True)]  # in one moment: one failure
+    assert desk.launched == desk.gone == [0, 2]
+    desk.present, desk.outcome = 0, ({}, {1: LOST})
+    desk.supervisor.poll()
+    assert desk.decided[1:] == [({1: LOST}, False)]
 
 
 def test_workers_of_a_node_that_is_taken_away_are_no_failures_and_come_back_elsewhere(desk: Desk) -> None:
     desk.draining, desk.on_nodes = {"left"}, {1: "left"}
-    desk.keeper.poll()
+    desk.supervisor.poll()
     desk.outcome = ({}, {1: LOST, 2: LOST})
-    desk.keeper.poll()
-    assert desk.judged == [({2: LOST}, True)]
-    assert desk.filled == [2]
+    desk.supervisor.poll()
+    assert desk.decided == [({2: LOST}, True)]
+    assert desk.launched == [2]
     desk.draining, desk.on_nodes = set(), {}
-    desk.keeper.poll()
-    assert desk.filled == [2, 1]
-    desk.outcome = ({0: None}, {})  # told to leave by somebody else
-    desk.keeper.poll()
-    assert desk.filled == [2, 1, 0]
-    assert len(desk.judged) == 1
+    desk.supervisor.poll()
+    assert desk.launched == [2, 1]
+    desk.outcome = ({0: None}, {})  # it was drained
+    desk.supervisor.poll()
+    assert desk.launched == [2, 1, 0]
+    assert len(desk.decided) == 1
 
 
 def test_the_first_summary_is_the_end(desk: Desk) -> None:
     desk.outcome = ({0: None, 1: ENDED}, {2: LOST})
-    assert desk.keeper.poll() == ENDED
-    assert not desk.judged
+    assert desk.supervisor.poll() == ENDED
+    assert not desk.decided
 
 
-def test_while_somebody_is_missing_places_of_lost_nodes_are_asked_for_anew_and_filled(desk: Desk) -> None:
-    desk.keeper.poll()
-    assert desk.renewed == 0
-    desk.here, desk.emptied = 1, [1]
-    desk.keeper.poll()
-    assert (desk.renewed, desk.filled, desk.gone, desk.judged) == (1, [1], [1], [])
-    desk.here, desk.emptied, desk.outcome = 2, [], ({}, {0: LOST})
-    desk.keeper.poll()  # before it is filled again
-    assert (desk.renewed, desk.filled) == (2, [1, 0])
+def test_while_workers_are_missing_groups_of_lost_nodes_are_replaced_and_launched(desk: Desk) -> None:
+    desk.supervisor.poll()
+    assert desk.replaced == 0
+    desk.present, desk.relaunch = 1, [1]
+    desk.supervisor.poll()
+    assert (desk.replaced, desk.launched, desk.gone, desk.decided) == (1, [1], [1], [])
+    desk.present, desk.relaunch, desk.outcome = 2, [], ({}, {0: LOST})
+    desk.supervisor.poll()  # before it is filled again
+    assert (desk.replaced, desk.launched) == (2, [1, 0])
 
 
 class Group:
@@ -190,11 +191,11 @@ class Group:
         self.id = SimpleNamespace(hex=lambda: name)
 
 
-def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_place(
+def test_a_group_that_has_lost_all_its_nodes_is_replaced_by_one_for_each_bundle(
         monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Group] = []
     freed: list[str] = []
-    told: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
 
     def ask(bundles: list[dict[str, float]], strategy: str = "PACK") -> Group:
         made.append(Group(bundles, f"g{len(made)}"))
@@ -208,7 +209,7 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
     monkeypatch.setattr(cluster, "free", freed.extend)
     monkeypatch.setattr(ray, "put", lambda value: value)
     given = Placement(num_workers=(2, 3), cpus_per_worker=1.0, workers=0)
-    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: told.append((group, instead_of)))
+    found = WorkerPool(work, {}, given, 0.0, lambda group, instead_of: messages.append((group, instead_of)))
     found._running = {"running": 0, "waiting": 1, "elsewhere": 2}
     assert found.replace_lost_groups() == []
     made[0].state, made[0].nodes = "RESCHEDULING", ["", "left"]  # place 1 has a worker
@@ -216,18 +217,18 @@ def test_a_group_that_has_lost_all_its_nodes_is_given_back_for_one_for_each_plac
     made[0].nodes = ["", ""]
     assert found.replace_lost_groups() == [0, 1]
     assert (freed, found._running) == (["g0"], {"elsewhere": 2})
-    assert told == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
-    assert [room for room, _ in found._rooms] == [made[2], made[3], made[1]]
+    assert messages == [("g0", ""), ("g1", ""), ("g2", "g0"), ("g3", "g0")]
+    assert [group for group, _ in found._bundles] == [made[2], made[3], made[1]]
     assert found.replace_lost_groups() == []
 
 
-def test_when_nobody_trains_and_nobody_can_that_is_said(desk: Desk) -> None:
-    desk.lacking = "1 workers need 1 CPU, the cluster has 0"
-    desk.keeper.poll()
+def test_without_workers_and_without_room_for_any_training_ends(desk: Desk) -> None:
+    desk.missing = "1 workers need 1 CPU, the cluster has 0"
+    desk.supervisor.poll()
     time.sleep(0.3)
-    desk.keeper.poll()  # some train still
-    desk.here = 0
-    desk.keeper.poll()
+    desk.supervisor.poll()  # some train still
+    desk.present = 0
+    desk.supervisor.poll()
     time.sleep(0.3)
-    with pytest.raises(ResourcesError, match=r"nobody trains any more: 1 workers need 1 CPU, .*the same command"):
-        desk.keeper.poll()
+    with pytest.raises(ResourcesError, match=r"no workers left: 1 workers need 1 CPU, .*the same command"):
+        desk.supervisor.poll()

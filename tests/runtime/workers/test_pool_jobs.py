@@ -1,4 +1,4 @@
-"""A sweep's crew on Ray: workers and trials that are lost cost nobody a row, and jobs leave nothing behind."""
+"""A sweep's standing pool on Ray: lost workers and trials cost no row, and jobs leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ray_yolo.runtime.workers.coordinator import Heartbeat, Registration
 from ray_yolo.runtime.workers.job_queue import JobQueue, PoolWorker
 from ray_yolo.runtime.workers.pool_jobs import JobCoordinator
 from tests.support.run_log import only
-from tests.support.sweeps import assert_cpus_return, assert_equal_rows, crew_sweep
+from tests.support.sweeps import assert_cpus_return, assert_equal_rows, pool_sweep
 
 TRIALS = 5
 JOINING = Heartbeat("joining", 0, 0.0, 30.0)
@@ -64,8 +64,8 @@ def kill_a_trials_process(pids: list[int]) -> None:
     os.kill(int(found[0].parent.name), signal.SIGKILL)
 
 
-class ActorCrew:
-    """A crew of this process, called as an actor is."""
+class LocalQueue:
+    """A job queue in this process, called like an actor."""
 
     def __init__(self) -> None:
         self.queue = JobQueue()
@@ -75,8 +75,8 @@ class ActorCrew:
         return SimpleNamespace(remote=self.queue.coordinator)
 
 
-def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
-    queue: Any = ActorCrew()
+def test_a_jobs_coordinator_is_called_like_an_actor_and_can_be_pickled() -> None:
+    queue: Any = LocalQueue()
     coordinator = JobCoordinator(queue, 1)
     sent = pickle.loads(pickle.dumps(coordinator))
     assert sent.job == coordinator.job
@@ -86,8 +86,8 @@ def test_the_crews_roster_is_called_as_an_actor_and_can_be_sent() -> None:
 
 
 @pytest.mark.usefixtures("own_signal_handlers")
-def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process ends, and its place is filled again."""
+def test_a_pool_worker_that_gets_sigterm_acquires_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ends, and a new one is launched in its bundle."""
     def acquire(uid: str, place: PoolWorker) -> None:
         asked.append(uid)
         signal.raise_signal(signal.SIGTERM)
@@ -104,12 +104,12 @@ def test_a_worker_of_a_crew_that_gets_sigterm_asks_for_no_more_work(monkeypatch:
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray_session")
-def test_a_sweep_whose_workers_and_trials_are_killed_has_the_calm_ones_rows(tmp_path: Path) -> None:
-    uninterrupted, done = crew_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
+def test_a_sweep_whose_workers_and_trials_are_killed_has_the_rows_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    uninterrupted, done = pool_sweep(tmp_path / "calm", trials=TRIALS, workers_per_trial=2), []
     hits = {"trial0": kill_one, "trial1": kill_a_trials_process, "trial3": kill_all}
     trials = tmp_path / "churned" / "runs" / "evolve" / "exp" / "trials"
     threading.Thread(target=churn, args=(trials, hits, done), daemon=True).start()
-    churned = crew_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
+    churned = pool_sweep(tmp_path / "churned", trials=TRIALS, workers_per_trial=2)
     assert sorted(done) == sorted(hits)
     assert_equal_rows(churned, uninterrupted)
     regrouped = only(StartEvent, read_events(churned / "trials" / "trial0" / EVENTS_FILE))

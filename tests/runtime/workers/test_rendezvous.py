@@ -23,14 +23,14 @@ from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 def test_a_process_that_is_frozen_can_be_ended() -> None:
     process = subprocess.Popen(["sleep", "60"])
     os.kill(process.pid, signal.SIGSTOP)
-    rendezvous.end(own_process()._replace(pid=process.pid))
+    rendezvous.kill(own_process()._replace(pid=process.pid))
     assert process.wait(10) == -signal.SIGKILL
-    rendezvous.end(own_process()._replace(pid=process.pid))  # one that has ended already
+    rendezvous.kill(own_process()._replace(pid=process.pid))  # one that has ended already
 
 
 def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alone(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node is asked, and every node of that name; the process ids of those mean others."""
+    """All nodes of that name are asked; on others the process id means another process."""
     process, own = subprocess.Popen(["sleep", "60"]), own_process()
     node = {"NodeID": "ab" * 28, "Alive": True, "NodeManagerHostname": own.node}
     asked: list[Any] = []
@@ -45,7 +45,7 @@ def test_a_process_of_another_machine_or_container_of_the_same_name_is_left_alon
     monkeypatch.setattr(rendezvous, "answer", lambda found: found)
     boot, namespace = own.space.split()
     for space in (f"{boot} pid:[1]", f"{boot[::-1]} {namespace}"):
-        rendezvous.end(own._replace(space=space, pid=process.pid))
+        rendezvous.kill(own._replace(space=space, pid=process.pid))
     assert len(asked) == 2
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
@@ -60,7 +60,7 @@ def test_stacks_name_threads_and_functions() -> None:
 
 
 class Beside:
-    """A roster on which somebody else waits to join, of a worker that may begin alone or may not; its calls answer."""
+    """A coordinator at which another worker waits to join; `alone`: this worker may start before its peers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, alone: bool) -> None:
         self.happened: list[str] = []
@@ -70,8 +70,8 @@ class Beside:
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
-        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: quorum,
-                 "beat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
+        calls = {"register": lambda *_: self.happened.append("arrived"), "quorum": lambda uid: quorum,
+                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
@@ -93,7 +93,8 @@ class Beside:
             time.sleep(0.01)
 
 
-def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_started_alone_trains_on_until_it_has_loaded_what_a_group_needs(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
     assert isinstance(beside.members.join(None), Generation)
     time.sleep(0.3)  # many beats
@@ -104,19 +105,19 @@ def test_who_began_alone_trains_on_until_it_has_what_a_group_needs(monkeypatch: 
     beside.members.close()
 
 
-def test_who_joins_others_has_what_a_group_needs_before_they_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_joins_others_has_loaded_what_a_group_needs_before(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=False)
     beside.ready.set()
     assert isinstance(beside.members.join(None), Generation)
     assert beside.happened == ["preloading", "preloaded", "arrived"]
     beside.wait_until_it_regroups()
-    assert beside.members.all_draining()  # as it was told
+    assert beside.members.all_draining()  # by the last reply
     beside.members.close()
 
 
 @pytest.mark.parametrize("regroups", [False, True])
-def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
-    """Not for what was said of the one before, which this worker has left while the roster answered."""
+def test_a_group_is_aborted_for_a_reply_about_itself(monkeypatch: pytest.MonkeyPatch, regroups: bool) -> None:
+    """Not for a reply about the previous group, which this worker has left meanwhile."""
     beside, asked, cuts = Beside(monkeypatch, alone=True), threading.Event(), []
     beside.ready.set()
     monkeypatch.setattr(rendezvous, "abort_process_group", lambda: cuts.append(len(cuts)))
@@ -138,7 +139,8 @@ def test_a_group_is_cut_for_what_was_said_of_itself(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_worker_that_a_roster_does_not_know_introduces_itself(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
+        monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
     """If the others have gone on without it, its group is cut, and it asks for another one."""
     beside, cuts, introduced = Beside(monkeypatch, alone=True), [], list[Any]()
     beside.ready.set()
@@ -165,7 +167,7 @@ def test_a_worker_that_a_roster_does_not_know_introduces_itself(monkeypatch: pyt
     assert beside.members.must_regroup() is not known
 
 
-def test_a_worker_that_waits_at_a_roster_that_was_started_again_arrives_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
     answers = iter([None, "unknown", None, Quorum(1, 0, 1, ("", 0), None, False)])
     monkeypatch.setattr(beside.members._coordinator.quorum, "remote", lambda uid: next(answers))

@@ -1,4 +1,4 @@
-"""What Ray Train is asked for, and what becomes of lost workers: real processes, and the bits of the calm training."""
+"""Training on TorchTrainer: its configuration, and lost workers of real processes, with bit-identical weights."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.runs.event_log import read_events, surviving
 from ray_yolo.runtime.workers import torch_trainer
+from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
 from ray_yolo.runtime.workers.worker import note_sigterm
 from tests.runtime.test_kill import command, finish, log_of, start, tensors
@@ -63,7 +64,7 @@ def test_a_group_that_ray_forms_uses_the_interface_that_ray_knows(monkeypatch: p
     assert happened == ["10.0.0.7", "group"]
 
 
-def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
+def test_ray_replaces_in_place_and_forms_no_group() -> None:
     backend = InPlaceConfig(backend="gloo").backend_cls
     assert backend.has_replica_groups
     assert not TorchConfig().backend_cls.has_replica_groups
@@ -72,6 +73,10 @@ def test_ray_is_told_and_forms_no_group_of_its_own() -> None:
     executed: list[Any] = []
     backend.on_start(backend(), SimpleNamespace(execute=executed.append), None)
     assert executed == [note_sigterm]  # in the main thread of each worker
+
+
+def policy_of(folder: Path) -> FailurePolicy:
+    return FailurePolicy(folder, 3, None)
 
 
 class Coordinator:
@@ -89,22 +94,23 @@ class Coordinator:
         return [worker for worker in workers if worker not in self.leaving]
 
 
-def test_a_number_of_workers_is_judged_by_who_is_left_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_decided_by_the_remaining_workers_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[Any] = []
-    policy: Any = SimpleNamespace(decide=lambda failures, others_go_on: decided.append((list(failures), others_go_on)))
+    policy: Any = SimpleNamespace(
+        decide=lambda failures, others_continue: decided.append((list(failures), others_continue)))
     coordinator: Any = Coordinator(monkeypatch)
-    asked, alone = FailureCallback(policy, 3, coordinator), FailureCallback(policy)
-    asked.after_exception(None, {0: FULL, 1: FULL})
-    asked.after_exception(None, dict.fromkeys(range(3), FULL))
-    alone.after_exception(None, {0: FULL})
+    callback, without_coordinator = FailureCallback(policy, 3, coordinator), FailureCallback(policy)
+    callback.after_exception(None, {0: FULL, 1: FULL})
+    callback.after_exception(None, dict.fromkeys(range(3), FULL))
+    without_coordinator.after_exception(None, {0: FULL})
     assert decided == [([0, 1], True), ([0, 1, 2], False), ([0], False)]
-    assert coordinator.lost == [0, 1, 0, 1, 2]  # so that who waits for them in a collective does not wait on
+    assert coordinator.lost == [0, 1, 0, 1, 2]  # so that peers in a collective do not wait for them
     coordinator.leaving = {0}
-    asked.after_exception(None, {0: FULL})
-    asked.after_exception(None, {0: FULL, 2: FULL})
+    callback.after_exception(None, {0: FULL})
+    callback.after_exception(None, {0: FULL, 2: FULL})
     assert decided[3:] == [([2], True)]
     coordinator.ended = ENDED
-    asked.after_exception(None, {1: FULL})
+    callback.after_exception(None, {1: FULL})
     assert len(decided) == 4
 
 
@@ -113,17 +119,17 @@ def test_what_a_controller_held_that_died_is_given_back_before_the_next_one(
     (tmp_path / "events.jsonl").touch()
     stopped, outcomes = [], iter([ray.exceptions.ActorDiedError(), "done"])
 
-    def in_order(*_: Any) -> str:
+    def run_gracefully(*_: Any) -> str:
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
         assert stopped == [tmp_path]
         return outcome
 
-    for name, instead in (("in_order", in_order), ("stop_workers", stopped.append),
+    for name, instead in (("run_gracefully", run_gracefully), ("stop_workers", stopped.append),
                           ("build_trainer", lambda *_, **__: None)):
         monkeypatch.setattr(torch_trainer, name, instead)
-    assert torch_trainer.run_workers(print, {}, Placement(num_workers=2), 0.0, tmp_path, "training") == "done"
+    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=2), 0.0, policy_of(tmp_path)) == "done"
 
 
 class Trainer:
@@ -141,27 +147,26 @@ class Trainer:
         return SimpleNamespace(return_value=self.outcome)
 
 
-def test_a_place_that_is_never_there_again_does_not_hold_up_the_end(
+def test_a_bundle_that_is_never_ready_again_does_not_delay_the_end(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's controller waits for it; what the roster knows counts, and the workers' room is given back."""
+    """Ray's controller waits for it; the coordinator's outcome counts, and the workers' resources are freed."""
     stopped: list[Path] = []
-    told: list[str] = []
     monkeypatch.setattr(torch_trainer, "_END_SECONDS", 0.1)
     monkeypatch.setattr(torch_trainer, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(torch_trainer, "stop_workers", stopped.append)
     trainer = Trainer()
-    assert torch_trainer._until_the_end(trainer, Coordinator(monkeypatch, ENDED), tmp_path, told.append) is ENDED
+    assert torch_trainer._fit(trainer, Coordinator(monkeypatch, ENDED), policy_of(tmp_path)) is ENDED
     assert stopped == [tmp_path]
     trainer.free.set()
 
 
-@pytest.mark.parametrize("with_roster", [False, True])
-def test_what_ends_without_the_roster_is_as_ray_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                     with_roster: bool) -> None:
-    coordinator = Coordinator(monkeypatch) if with_roster else None
-    assert torch_trainer._until_the_end(Trainer("done"), coordinator, tmp_path, print) == "done"
+@pytest.mark.parametrize("with_coordinator", [False, True])
+def test_without_an_outcome_of_the_coordinator_rays_result_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     with_coordinator: bool) -> None:
+    coordinator = Coordinator(monkeypatch) if with_coordinator else None
+    assert torch_trainer._fit(Trainer("done"), coordinator, policy_of(tmp_path)) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
-        torch_trainer._until_the_end(Trainer(FULL), coordinator, tmp_path, print)
+        torch_trainer._fit(Trainer(FULL), coordinator, policy_of(tmp_path))
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
@@ -211,19 +216,19 @@ def check(folder: Path, uninterrupted: Path, epochs: int) -> list[Event]:
 
 @pytest.mark.ray
 @pytest.mark.faults
-def test_when_a_worker_is_killed_the_other_goes_on_with_the_next_step(tmp_path: Path) -> None:
+def test_when_a_worker_is_killed_the_other_continues_with_the_next_step(tmp_path: Path) -> None:
     process = start(argv_of(tmp_path, 2, SHORT), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 0, signal.SIGKILL)  # the one that records
     finish(process)
     events = check(tmp_path, uninterrupted(tmp_path / "calm", SHORT), SHORT)
     assert [event.num_workers for event in only(StartEvent, events)][:2] == [2, 1]
-    [told] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
-    assert told.startswith("worker 0 on ")
+    [message] = [event.message for event in only(WarningEvent, events) if "it is replaced" in event.message]
+    assert message.startswith("worker 0 on ")
 
 
 @pytest.mark.ray
 @pytest.mark.faults
-def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_path: Path) -> None:
+def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_continue(tmp_path: Path) -> None:
     process = start(argv_of(tmp_path, 3, LONG), tmp_path)
     hit(wait_for_steps(process, tmp_path, 1), 1, signal.SIGKILL)
     frozen = hit(wait_for_steps(process, tmp_path, 3), 0, signal.SIGSTOP)
@@ -231,9 +236,9 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_pa
     finish(process)
     events = check(tmp_path, uninterrupted(tmp_path / "calm", LONG), LONG)
     assert [event.num_workers for event in only(StartEvent, events)] == [3, 2, 3, 2, 3]
-    told = [event.message for event in only(WarningEvent, events)]
-    assert sum("it is replaced, and the others go on" in text for text in told) == 2
-    assert sum(f"(process {frozen}) has not moved for" in text for text in told) == 1
+    messages = [event.message for event in only(WarningEvent, events)]
+    assert sum("it is replaced while the others continue" in text for text in messages) == 2
+    assert sum(f"(process {frozen}) has not moved for" in text for text in messages) == 1
     assert {event.worker for event in only(StacksEvent, events)} >= {1, 2}
     assert "MainThread" in only(StacksEvent, events)[0].stacks
 
@@ -241,7 +246,7 @@ def test_a_killed_and_a_frozen_worker_are_replaced_while_the_others_go_on(tmp_pa
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.parametrize("num_workers", [1, "2-3"])
-def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
+def test_where_none_can_be_replaced_alone_all_restart_from_the_newest_checkpoint(
         tmp_path: Path, num_workers: int | str) -> None:
     """A single worker; and a range under a strict strategy, whose others are sound and lose their connection."""
     process = start([*argv_of(tmp_path, num_workers, SHORT), "--placement-strategy", "STRICT_PACK",
@@ -254,6 +259,6 @@ def test_where_none_can_be_replaced_alone_all_go_on_from_the_newest_checkpoint(
     _, second = only(StartEvent, events)
     assert not second.regrouped
     assert second.step >= max(event.step for event in only(CheckpointEvent, killed))
-    [told] = [event.message for event in only(WarningEvent, events) if "started again" in event.message]
-    assert f"all workers are started again, from step {second.step}" in told
+    [message] = [event.message for event in only(WarningEvent, events) if "all workers restart" in event.message]
+    assert f"all workers restart from step {second.step}" in message
     assert only(EndEvent, events)[-1].status == "done"

@@ -1,0 +1,24 @@
+"""Background threads whose results are waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def run_in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """The result, or the exception, of `work` in a new daemon thread, which ends with the process at the latest."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=f"ray_yolo {name}", daemon=True).start()
+    return result

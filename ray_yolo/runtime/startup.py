@@ -1,0 +1,100 @@
+"""What a start is doing, from the command to the first training step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from ray_yolo.core.events import EndEvent, EpochEvent, StepEvent, WorkerEvent
+from ray_yolo.runs.event_log import EVENTS_FILE, follow
+
+_TICK_SECONDS = 0.5
+_FIRST_SECONDS, _NEXT_SECONDS = 10.0, 30.0  # until a phase is printed where there is no terminal, and printed again
+
+
+class StartupStatus:
+    """Context that shows the phase of a start and its seconds: as a live line on a terminal, else as a line now and
+    then. It ends at the first training step.
+
+    Args:
+        quiet: show no phases; `print` still prints.
+        clock: seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._quiet, self._clock = stream, quiet, clock
+        self._live = stream.isatty() and not quiet
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._text, self._since, self._due = "", 0.0, 0.0
+        self._observe: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> StartupStatus:
+        if not self._quiet:
+            threading.Thread(target=self._run, name="ray_yolo startup", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def phase(self, text: str) -> None:
+        """The start has entered a phase."""
+        with self._lock:
+            if text != self._text:
+                self._text, self._since = text, self._clock()
+                self._due = self._since + _FIRST_SECONDS
+            self.update()
+
+    def watch_workers(self, run_dir: Path, num_workers: int) -> None:
+        """From now on the phase is that of the workers, by the run's log; 0: training runs in this process."""
+        log, started = follow(run_dir / EVENTS_FILE), set[int]()
+        next(log)  # of earlier starts
+
+        def observe() -> None:
+            for event in next(log):
+                if isinstance(event, WorkerEvent):
+                    started.add(event.worker)
+                elif isinstance(event, (StepEvent, EpochEvent, EndEvent)):
+                    self.close()
+            self.phase(f"starting workers: {len(started)} of {num_workers} up" if len(started) < num_workers else
+                       "preparing the first step")
+
+        self._observe = observe
+
+    def print(self, text: str) -> None:
+        """Print a line above the live one."""
+        with self._lock:
+            self._erase()
+            print(text, file=self._stream)
+
+    def update(self) -> None:
+        """Show the phase, if it is due."""
+        with self._lock:
+            now = self._clock()
+            line = f"{self._text}, {now - self._since:.0f} s"
+            if self._quiet or self._over.is_set() or not self._text:
+                return
+            if self._live:
+                self._erase()
+                print(line[:79], end="\r", file=self._stream, flush=True)  # other output then starts at the left
+            elif now >= self._due:
+                self._due = now + _NEXT_SECONDS
+                print(line, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Remove the live line, for good."""
+        with self._lock:
+            if not self._over.is_set():
+                self._over.set()
+                self._erase()
+
+    def _run(self) -> None:
+        while not self._over.wait(_TICK_SECONDS):
+            self._observe()
+            self.update()
+
+    def _erase(self) -> None:
+        if self._live:
+            print("\r\x1b[2K", end="", file=self._stream, flush=True)
