@@ -70,7 +70,7 @@ class Chaos:
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, self._random.expovariate(1 / mean_seconds)))
             kind = self._random.choice(list(self.kinds))
-            with contextlib.suppress(IndexError, ProcessLookupError, sqlite3.OperationalError):  # nobody is there
+            with contextlib.suppress(IndexError, ProcessLookupError, sqlite3.OperationalError):  # no such row or process
                 self.kinds[kind]()
                 self.faults[kind] += 1
                 print(f"{time.strftime('%X')} step {self.training.step}: {kind}", file=sys.stderr)

@@ -43,7 +43,7 @@ class Ramp:
 
 
 class Script:
-    """Proposes what it is told, and notes what it hears."""
+    """Proposes what it is messages, and notes what it hears."""
 
     def __init__(self, *values):
         self.values = values

@@ -65,7 +65,7 @@ def test_every_ray_start_checks_tokens(which: str) -> None:
 
 
 def test_nothing_is_open_to_the_internet() -> None:
-    """Ray opens port 22 to everybody for each node type that does not name its security groups."""
+    """Ray opens port 22 to all addresses for each node type that does not name its security groups."""
     assert "0.0.0.0" not in PATH.read_text()
     assert all(node["node_config"]["SecurityGroupIds"] for node in NODE_TYPES.values())
 

@@ -50,7 +50,7 @@ class Service:
     @property
     def run_dir(self) -> Path:
         """The job's run on the driver's disk."""
-        return next(self.folder.glob("cache/spool/*/runs/train/cut"), self.folder / "cut")
+        return next(self.folder.glob("cache/*/*/runs/train/cut"), self.folder / "cut")
 
     @property
     def events(self) -> list[Event]:
@@ -121,8 +121,8 @@ def test_what_is_for_the_head_alone_cannot_be_reached_from_another_node(service:
     assert {8265, 5000} <= ports
     code = ("import socket, sys\n"
             "for port in sys.argv[1:]: print(port, socket.socket().connect_ex(('10.77.0.1', int(port))))")
-    told = service.nodes.run("n2", sys.executable, "-c", code, *map(str, sorted(ports)), "6379").stdout.splitlines()
-    assert told == [f"{port} 111" for port in sorted(ports)] + ["6379 0"]  # connection refused; the head lets nodes in
+    messages = service.nodes.run("n2", sys.executable, "-c", code, *map(str, sorted(ports)), "6379").stdout.splitlines()
+    assert messages == [f"{port} 111" for port in sorted(ports)] + ["6379 0"]  # connection refused; the head lets nodes in
 
 
 @pytest.mark.parametrize("token", [{"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "d" * 64},
@@ -180,9 +180,9 @@ def scraped(service: Service) -> set[str]:
             "    for target in json.load(open(file))[0]['targets']:\n"
             "        text = urllib.request.urlopen(f'http://{target}/metrics', timeout=20).read().decode()\n"
             "        print('target', target, *sorted(set(re.findall(r'^ray_yolo_\\w+', text, re.M))))")
-    told = [line.split() for line in service.nodes.run("n1", sys.executable, "-c", code).stdout.splitlines()]
-    nodes = [words for words in told if words[0] == "target"]
-    assert {words[1].partition(":")[0] for words in nodes} == {"10.77.0.1", "10.77.0.2"}, told
+    messages = [line.split() for line in service.nodes.run("n1", sys.executable, "-c", code).stdout.splitlines()]
+    nodes = [words for words in messages if words[0] == "target"]
+    assert {words[1].partition(":")[0] for words in nodes} == {"10.77.0.1", "10.77.0.2"}, messages
     return {name for words in nodes for name in words[2:]}
 
 
@@ -212,4 +212,4 @@ def test_nothing_is_left(service: Service) -> None:
     cut, uninterrupted = ({path.name for path in run.glob("*") if "tfevents" not in path.name}
                  for run in (service.run_dir, service.uninterrupted))
     assert cut - uninterrupted <= {"ray", "mlflow.json", ".stored-at", ".holder"}
-    assert not [path for path in service.folder.glob("cache-n2/spool/**/*") if path.is_file()]
+    assert not [path for path in service.folder.glob("cache-n2/*/**/*") if path.is_file()]

@@ -46,7 +46,7 @@ def test_requirements_are_the_tested_versions_each_by_its_content() -> None:
 
 
 def test_requirements_have_whatever_the_package_needs() -> None:
-    """Also what that needs in turn: nothing is looked for by pip, which is told --no-deps."""
+    """Also what that needs in turn: nothing is looked for by pip, which is messages --no-deps."""
     requirements = versions("cluster/requirements.txt")
     asked = [("ray_yolo", "")]
     for name, extra in asked:
@@ -63,9 +63,9 @@ def test_requirements_are_made_of_what_pip_reports() -> None:
         ("attrs", {"archive_info": {"hashes": {"sha256": "b" * 64}}}))]
     done = subprocess.run([sys.executable, ROOT / "cluster" / "requirements.py"], input=json.dumps({"install": files}),
                           capture_output=True, text=True, check=True)
-    told = done.stdout.splitlines()
-    assert told[-2:] == [f"attrs==1.0 --hash=sha256:{'b' * 64}", f"Zipp==1.0 --hash=sha256:{'a' * 64}"]
-    assert told[:-2] == (ROOT / "cluster" / "requirements.txt").read_text().splitlines()[:len(told) - 2]
+    messages = done.stdout.splitlines()
+    assert messages[-2:] == [f"attrs==1.0 --hash=sha256:{'b' * 64}", f"Zipp==1.0 --hash=sha256:{'a' * 64}"]
+    assert messages[:-2] == (ROOT / "cluster" / "requirements.txt").read_text().splitlines()[:len(messages) - 2]
 
 
 def versions(path: str) -> dict[str, str]:

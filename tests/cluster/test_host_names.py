@@ -48,6 +48,6 @@ def test_hosts_whose_names_stand_for_a_loopback_address_train_together() -> None
                 wait_for(lambda name=name: "127.0.1.1" in nodes.run(name, "cat", "/etc/hosts").stdout, 60.0)
             workers = [nodes.start(f"n{number + 1}", sys.executable, folder / "worker.py", str(number), folder / "port",
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for number in range(2)]
-            told = [worker.communicate(timeout=300)[0] for worker in workers]
-    for text in told:
+            messages = [worker.communicate(timeout=300)[0] for worker in workers]
+    for text in messages:
         assert "rows [0.0, 1.0]" in text, text

@@ -81,15 +81,15 @@ def test_a_node_that_is_unfit_is_named_before_anything_begins(nodes: tuple[Machi
         done = both.run("n2", "mount", *words)
         assert done.returncode == 0, (how, done.stdout)
     began, runs = time.monotonic(), len(list((folder / "disk/storage").rglob("run.json")))
-    told = both.run("n1", sys.executable, "-m", "ray_yolo.train", "--data", "shapes", "--model", "yolov5n", "--imgsz",
+    messages = both.run("n1", sys.executable, "-m", "ray_yolo.train", "--data", "shapes", "--model", "yolov5n", "--imgsz",
                     "64", "--epochs", "1", "--noplots", "--mlflow-uri", "off", "--storage-path",
                     folder / "disk/storage", *(fault.flags or "--num-workers 2").split())
     seconds = time.monotonic() - began
     if hidden:
         assert both.run("n2", "umount", hidden).returncode == 0
-    lines = [line for line in told.stdout.splitlines() if fault.line in line]
-    print(f"\n| {fault.name} | {seconds:.0f} s | {told.returncode} | {lines[-1] if lines else ''} |")
-    assert told.returncode == fault.status, told.stdout
-    assert lines, told.stdout
-    assert "Traceback" not in told.stdout
+    lines = [line for line in messages.stdout.splitlines() if fault.line in line]
+    print(f"\n| {fault.name} | {seconds:.0f} s | {messages.returncode} | {lines[-1] if lines else ''} |")
+    assert messages.returncode == fault.status, messages.stdout
+    assert lines, messages.stdout
+    assert "Traceback" not in messages.stdout
     assert len(list((folder / "disk/storage").rglob("run.json"))) == runs + (fault.status == 0)

@@ -213,13 +213,13 @@ def test_the_workers_fit_on_the_nodes(file: str) -> None:
 def test_workers_are_told_before_their_pod_ends(file: str, title: str) -> None:
     """In a process space of its own, with a stand-in of that name that says what it gets."""
     [container] = PODS[f"{file}:worker"]["spec"]["containers"]
-    told = container["lifecycle"]["preStop"]["exec"]["command"]
-    assert told[:2] == ["sh", "-c"]
-    script = (f"""(trap 'echo told; exit' TERM; exec -a 'ray::{title}' bash -c "trap 'echo told; exit' TERM; """
+    messages = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert messages[:2] == ["sh", "-c"]
+    script = (f"""(trap 'echo messages; exit' TERM; exec -a 'ray::{title}' bash -c "trap 'echo messages; exit' TERM; """
               """while :; do read -t 0.1 <> <(:); done") & sleep 0.5; sh -c "$1"; kill -9 %1""")
     done = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "bash", "-c", script, "pod",
-                           told[2].replace("sleep 15", "sleep 0.5")], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["told"] * (title != "Recorder"), done.stderr
+                           messages[2].replace("sleep 15", "sleep 0.5")], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["messages"] * (title != "Recorder"), done.stderr
 
 
 @pytest.mark.parametrize("file", JOBS)

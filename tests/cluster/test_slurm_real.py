@@ -1,5 +1,5 @@
-"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: told to stop, queued again, and at its
-end equal to a training that nobody disturbed.
+"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: messages to stop, queued again, and at its
+end with the weights of an uninterrupted training.
 """
 
 import os
@@ -60,13 +60,13 @@ def test_a_job_that_is_queued_again_goes_on_and_ends_with_the_same_weights(folde
     cluster = ROOT / "tests" / "support" / "slurm_cluster.sh"
     done = subprocess.run([cluster, folder / "slurm", "bash", "-euc", SCENARIO, ROOT / "cluster" / "slurm.sh", *RECIPE],
                           cwd=folder, env=env, capture_output=True, text=True)
-    told = (folder / "job.log").read_text()
-    assert done.returncode == 0, done.stderr + told
+    messages = (folder / "job.log").read_text()
+    assert done.returncode == 0, done.stderr + messages
     ended = (folder / "ended.txt").read_text()
-    assert "JobState=COMPLETED" in ended, told
+    assert "JobState=COMPLETED" in ended, messages
     assert re.search(r"Requeue=1 Restarts=1", ended)
     (run,) = (folder / "runs" / "train").glob("slurm-*")
     check = [sys.executable, "-m", "ray_yolo.verify", run, folder / "runs" / "train" / "calm"]
     assert subprocess.run(check, env=env, capture_output=True).returncode == 0
-    assert "training on 2 workers" in told
+    assert "training on 2 workers" in messages
     assert list((folder / "home").glob(".ray_yolo-*")) == []

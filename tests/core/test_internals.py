@@ -1,4 +1,4 @@
-"""Private names of other packages: those that we use exist, and one that is gone is told in plain words."""
+"""Private names of other packages: those that we use exist, and one that is gone is messages in plain words."""
 
 from __future__ import annotations
 

@@ -59,6 +59,23 @@ def test_what_a_server_has_not_got_is_noted_without_secrets_until_it_has(tmp_pat
     assert "s3cr3t" not in (run / OWED_FILE).read_text()
 
 
+def test_notes_on_one_delivery_add_up(tmp_path: Path) -> None:
+    note_pending(tmp_path, AWAY, parent_run_id="p", tags={"a": "b"})
+    note_pending(tmp_path, AWAY, registered_name="detector")
+    assert read_pending(tmp_path, AWAY) == {"uri": "http://***@127.0.0.1:1", "parent_run_id": "p", "tags": {"a": "b"},
+                                            "registered_name": "detector"}
+
+
+def test_a_pending_model_is_registered_by_sync(
+        tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, registered = begin(tmp_path / "exp"), list[tuple[object, ...]]()
+    monkeypatch.setattr("ray_yolo.sinks.registry.log_model", lambda *model: registered.append(model))
+    note_pending(run, uri, registered_name="detector")
+    run_id = synchronise(run, uri)
+    assert registered == [(run, uri, run_id, "detector")]
+    assert read_pending(run, uri) is None
+
+
 def test_the_next_training_of_the_project_delivers_it(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2", finished=False)
     parent = client.create_run("0").info.run_id

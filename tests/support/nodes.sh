@@ -9,7 +9,7 @@ fi
 folder=$1; shift
 printf '127.0.0.1 localhost\n10.77.0.254 control\n10.77.0.1 n1\n10.77.0.2 n2\n' > "$folder/hosts"
 mount --bind "$folder/hosts" /etc/hosts
-: > "$folder/resolv.conf"  # nobody to ask: an answer that does not come takes ten seconds
+: > "$folder/resolv.conf"  # no name server: an answer that does not come takes ten seconds
 mount --bind "$folder/resolv.conf" /etc/resolv.conf
 hostname control
 ip link set lo up

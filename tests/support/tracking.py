@@ -1,4 +1,4 @@
-"""The MLflow projection of a run folder, as a driver runs it."""
+"""The MLflow sink of a run folder, as a driver runs it."""
 
 from __future__ import annotations
 
