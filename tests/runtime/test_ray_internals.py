@@ -54,10 +54,10 @@ def test_failures_have_the_attributes_that_are_read(sources: str) -> None:
     ("ray._private.state", "state", ray_internals.draining_nodes),
     ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
     ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
-    ("ray.train.torch.config", "_TorchBackend", ray_internals.in_place_backend.__wrapped__),
+    ("ray.train.torch.config", "_TorchBackend", lambda: ray_internals.in_place_backend.__wrapped__(print)),
 ])
 def test_a_ray_without_one_is_a_plain_error(module: str, name: str, use: Callable[[], Any],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(import_module(module), name)
     with pytest.raises(InputError, match=rf"ray {ray.__version__} has no {module}.{name}; this needs Ray 2\.60: "):
         use()
