@@ -52,9 +52,8 @@ def test_a_defect_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_or_read_only_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
     assert raising(OSError(number, os.strerror(number), "/runs/exp/run.json")) == 3
-    assert capsys.readouterr().err == (
-        f"/runs/exp/run.json: {os.strerror(number)}; free or repair the storage and rerun the same command\n"
-    )
+    assert capsys.readouterr().err == (f"/runs/exp/run.json: {os.strerror(number)}; free or repair the storage and "
+                                       "rerun the same command\n")
     assert raising(OSError(number, os.strerror(number))) == 3
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -1,8 +1,7 @@
-"""Would the tests notice? Each row of the table breaks one thing in a copy of the package, and the tests nearest to it
-must fail there.
+"""Mutation tests: each row of the table breaks one thing in a copy of the package, and the nearest tests must fail.
 
-A row whose text is no longer in its file is an error: write down what now does the same. A row that no test notices
-needs a test, not another row. All of them: `python -m pytest -m slow tests/test_mutations.py`; some: `-k loop`.
+If the text of a row is no longer in its file, replace it by the code that now does the same. If no test fails for a
+row, add a test. All of them: `python -m pytest -m slow tests/test_mutations.py`; some: `-k loop`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOT_HERE = "not ray and not slow and not gpu and not realdata and not root and n
 
 
 class Mutation(NamedTuple):
-    """One thing that is broken; the text stands once in the file."""
+    """One change of a file; `before` occurs once in it."""
 
     file: str  # below ray_yolo/
     before: str

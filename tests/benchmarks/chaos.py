@@ -58,19 +58,19 @@ class Chaos:
 
     @property
     def kinds(self) -> dict[str, Callable[[], None]]:
-        """What can happen, by name."""
+        """The kinds of faults, by name."""
         return {"kill": lambda: self._hit(signal.SIGKILL), "stop": lambda: self._hit(signal.SIGSTOP),
                 "leave": lambda: self._hit(signal.SIGTERM), "hang": lambda: self._order("hang"),
                 "fail": lambda: self._order("fail"), "full disk": self._fill_the_disk,
                 "tracker": self._lock_the_tracker, "driver": self._kill_the_driver, "node": self._change_nodes}
 
     def go_on(self, minutes: float, mean_seconds: float) -> None:
-        """Break something now and then."""
+        """Inject faults at random intervals."""
         end = time.monotonic() + 60 * minutes
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, self._random.expovariate(1 / mean_seconds)))
             kind = self._random.choice(list(self.kinds))
-            with contextlib.suppress(IndexError, ProcessLookupError, sqlite3.OperationalError):  # no such row or process
+            with contextlib.suppress(IndexError, ProcessLookupError, sqlite3.OperationalError):  # no such target
                 self.kinds[kind]()
                 self.faults[kind] += 1
                 print(f"{time.strftime('%X')} step {self.training.step}: {kind}", file=sys.stderr)
@@ -130,7 +130,7 @@ def scratch() -> Iterator[Path]:
 
 
 def drive(folder: Path, address: str) -> None:
-    """What the driver's process does: train, or go on."""
+    """The driver's process: start or continue the training."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     worker.train_on_pool_worker = breakable_worker
     ray.init(address=address, log_to_driver=False)
@@ -139,7 +139,7 @@ def drive(folder: Path, address: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run it, and print what it was."""
+    """Run the benchmark and print its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--mean", type=float, default=30.0, help="seconds between two faults")

@@ -1,4 +1,4 @@
-"""Speed of search on a virtual clock: trainings are replayed from a table, only the waiting is left out.
+"""Speed of search on a virtual clock: trainings are replayed from a table without waiting.
 
     python tests/benchmarks/run.py evolve
 
@@ -6,14 +6,14 @@ Contestants, all from the same start, on the same noisy curves:
     sequential    YOLOv5's rules: one child after the other, each trained to its end
     random        random search on all slots, trained to the end
     random+asha   the same, and Ray Tune's ASHAScheduler
-    optuna+asha   Ray Tune's own OptunaSearch and the same ASHAScheduler, as they are
-    ours          `ops.evolution` as `tune_spaces/asha.yaml` sets it, and the same ASHAScheduler
+    optuna+asha   Ray Tune's own OptunaSearch and the same ASHAScheduler, unchanged
+    ours          `tune.evolution` with the settings of `tune_spaces/asha.yaml`, and the same ASHAScheduler
 
-Measured: virtual hours until the row that the search has for its best is as good as 75 % of the best that the surface
-has (or another share of it), both without noise: a lucky training of middling genes is no arrival, though it may hide
-one. A row is a trial that has ended or was stopped, with the fitness of its last epoch; those that were trained further
-rank higher. A search that does not get there within its budget counts as infinite. Each trial takes a while to start,
-longer on Ray than in the one process of `sequential`.
+Measured: virtual hours until the search's best row reaches 75 % (or another share) of the best fitness of the surface,
+both without noise: a lucky training of mediocre genes does not count, although it may hide a better row. A row is a
+trial that completed or was stopped, with the fitness of its last epoch; those that were trained further rank higher. A
+search that misses the target within its budget counts as infinite. Each trial has a start-up time, longer on Ray than
+in the one process of `sequential`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ray_yolo.tune.space import load_space
 from tests.benchmarks.evolve_table import Surface, read_table
 
 TABLE = Path(__file__).with_name("yolo_curves.json")
-TARGET = 0.75  # of the best fitness; with the table's noise no search finds 95 % and knows that it has
+TARGET = 0.75  # of the best fitness; with the table's noise, no search recognises 95 %
 SLOTS = (1, 8, 64)
 MAX_TRAININGS = 300  # budget, in full trainings over all slots (YOLOv5's default number of generations)
 MAX_TRIALS = 1000
@@ -50,7 +50,7 @@ SCHEDULE = Search(scheduler=Asha())  # gives every row its rung
 
 
 class Proposer(Protocol):
-    """Says what to train next and hears how it ended."""
+    """Proposes trials and receives their results."""
 
     def suggest(self, trial: int) -> Genes: ...
 
@@ -58,21 +58,21 @@ class Proposer(Protocol):
 
 
 class Stopper(Protocol):
-    """Hears every epoch of a trial (from 1) and says whether it may go on."""
+    """Receives every epoch of a trial (from 1) and decides whether it continues."""
 
     def goes_on(self, trial: int, epoch: int, fitness: float) -> bool: ...
 
 
 class Contestant(NamedTuple):
-    """A way to search; `seed` and `Surface` make its parts."""
+    """A search method, built from a surface and a seed."""
 
     proposer: Callable[[Surface, int], Proposer]
     stopper: Callable[[Surface], Stopper] | None = None
-    sequential: bool = False  # one slot, whatever there is
+    sequential: bool = False  # uses one slot only
 
 
 class Outcome(NamedTuple):
-    """How a search went, in virtual seconds."""
+    """The result of a search, in virtual seconds."""
 
     seconds: float  # until the target; infinite if never
     trials: int  # started until then

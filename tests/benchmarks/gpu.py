@@ -289,7 +289,7 @@ def idle_share(parts: TrainComponents) -> float:
         take_steps(parts)
     spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events()
                    if event.device_type == DeviceType.CUDA and "#" not in event.name)  # "#": a note, not a kernel
-    if not spans:  # the driver forbids profiling
+    if not spans:  # the driver does not allow profiling
         return math.nan
     busy, reached = 0.0, spans[0][0]
     for start, end in spans:

@@ -43,17 +43,17 @@ class Ramp:
 
 
 class Script:
-    """Proposes what it is messages, and notes what it hears."""
+    """Proposes fixed values, and records the results."""
 
     def __init__(self, *values):
         self.values = values
-        self.heard = []
+        self.results = []
 
     def suggest(self, trial):
         return {"a": self.values[trial % len(self.values)]}
 
     def finished(self, row):
-        self.heard.append((row.trial, row.fitness))
+        self.results.append((row.trial, row.fitness))
 
 
 class StopBelow:
@@ -85,7 +85,7 @@ class TestClock:
     def test_a_stopped_trial_frees_its_slot_at_once(self):
         script = Script(0.1, 1.0)
         assert simulate(Ramp(), contest(script, StopBelow(0.2)), 1, 0).seconds == 1 + 4
-        assert script.heard == [(0, 0.025), (1, 1.0)]
+        assert script.results == [(0, 0.025), (1, 1.0)]
 
     def test_starting_takes_its_time(self):
         surface = Ramp()

@@ -12,15 +12,15 @@ from ray_yolo.sinks.mlflow_run import Mlflow
 
 
 class Tracking:
-    """Delivers from now on."""
+    """Delivers a run folder to MLflow, from its construction on."""
 
     def __init__(self, run_dir: Path, uri: str, warn: Callable[[str], None], **link: Any) -> None:
         self._mlflow = Mlflow(run_dir, uri, **link)
-        self._projections = Sinks(run_dir / EVENTS_FILE, [self._mlflow], warn)
+        self._sinks = Sinks(run_dir / EVENTS_FILE, [self._mlflow], warn)
 
     def finish(self, patience_seconds: float | None = None) -> str | None:
-        """Deliver the rest. Returns None, or what the user has to know."""
+        """Deliver the rest. Returns a note for the user, if any."""
         if patience_seconds is not None:
             self._mlflow.patience_seconds = patience_seconds
-        self._projections.finish()
+        self._sinks.finish()
         return next(iter(self._mlflow.notes), None)

@@ -280,7 +280,7 @@ def rows(ledger: Path) -> dict[int, Trial]:
 def test_a_killed_sweep_goes_on_on_another_machine_as_if_nothing_had_been(tmp_path: Path,
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_sweep(tmp_path, GENES, recipe=LEARNS, trials=TRIALS, max_concurrent=1)
-    with command(config, str(tmp_path), tmp_path / "calm") as process:
+    with command(config, str(tmp_path), tmp_path / "uninterrupted") as process:
         finished(process)
     uninterrupted = tmp_path / "runs/evolve/exp"
     address = "s3://bucket/x/runs/evolve/exp"
