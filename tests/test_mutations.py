@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation("models/loss_anchor_free.py", "bins - 1 - 0.01)", "bins - 1 - 0.5)", "models/test_loss_anchor_free.py"),
     Mutation(
         "models/loss_anchor_free.py",
-        "truth[..., 4:] - places), 2) / strides",
-        "truth[..., 4:] - places), 2) / strides[:1]",
+        "truth[..., 4:] - points), 2) / strides",
+        "truth[..., 4:] - points), 2) / strides[:1]",
         "models/test_loss_anchor_free.py",
     ),
     Mutation(
@@ -252,7 +252,7 @@ MUTATIONS = (
     Mutation("sinks/metric_names.py", "(getattr(row, part) or {})", "row.train", "sinks/test_metric_names.py"),
     Mutation("runs/event_log.py", "<= min(limit, committed)", "<= committed", "runs/test_event_log.py"),
     Mutation(
-        "sinks/base.py", "projection.update(last)", "projection.update(self._finishing.is_set())", "sinks/test_base.py"
+        "sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"
     ),
     # runtime
     Mutation(

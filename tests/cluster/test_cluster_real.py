@@ -127,7 +127,7 @@ def test_what_is_for_the_head_alone_cannot_be_reached_from_another_node(service:
 
 @pytest.mark.parametrize("token", [{"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "d" * 64},
                                    {"RAY_AUTH_TOKEN_PATH": ""}], ids=["wrong", "none"])
-def test_nobody_gets_in_without_the_token(service: Service, token: dict[str, str]) -> None:
+def test_the_cluster_refuses_clients_without_the_token(service: Service, token: dict[str, str]) -> None:
     refused = service.train("n2", "--num-workers", "1", "--address", HEAD, **token)
     assert refused.returncode == 4, refused.stdout
     assert "token" in refused.stdout.splitlines()[-1]
@@ -142,7 +142,7 @@ def test_nobody_gets_in_without_the_token(service: Service, token: dict[str, str
     service.await_nodes(2)
 
 
-def test_a_training_outlives_a_cut_and_has_the_weights_of_the_calm_one(service: Service) -> None:
+def test_a_training_survives_a_cut_network_with_the_weights_of_an_uninterrupted_run(service: Service) -> None:
     uninterrupted = service.train("control", "--num-workers", "0", "--name", "calm", "--mlflow-uri", "off")
     assert uninterrupted.returncode == 0, uninterrupted.stdout
     log = service.folder / "job.log"

@@ -1,5 +1,5 @@
-"""cluster/slurm.sh on a SLURM of two nodes, with Ray and training as they are: messages to stop, queued again, and at its
-end with the weights of an uninterrupted training.
+"""cluster/slurm.sh on a SLURM of two nodes, with real Ray and a real training: it is stopped, queued again, and
+ends with the weights of an uninterrupted training.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Flags: which there are, what they mean, what wins, and what a wrong one is told."""
+"""Flags: which there are, what they mean, which value wins, and the errors of wrong ones."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_what_is_there_is_given() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("torch", "_gone"), ("torch._gone", "name")])
-def test_what_is_gone_is_told_with_what_is_needed(module: str, name: str) -> None:
+def test_a_missing_name_is_reported_with_the_needed_release(module: str, name: str) -> None:
     with pytest.raises(InputError, match=rf"torch {torch.__version__.partition('+')[0]}.* has no {module}\.{name}; "
                                          r"this needs PyTorch 2\.11 to 2\.15: install"):
         internal(module, name)

@@ -1,4 +1,4 @@
-"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/fault_costs.md.
+"""What breaks while a training goes on, and what it costs: `python -m pytest -m faults -s`; table: docs/faults.md.
 
 What is printed: seconds until the others train without the lost worker, and until their next step; steps done again.
 Nodes come first, while there is no other training.
