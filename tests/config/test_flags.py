@@ -1,4 +1,4 @@
-"""Flags: which there are, what they mean, what wins, and what a wrong one is told."""
+"""Flags: names, meaning, precedence, and the messages for wrong ones."""
 
 from __future__ import annotations
 

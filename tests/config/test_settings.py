@@ -180,7 +180,7 @@ def test_a_bad_value_is_one_line_with_its_place_and_what_was_expected(tmp_path: 
     assert str(caught.value) == f"{path}:" + REFUSED[content].replace("{path}", path)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = written(tmp_path, "epoch: 3\nimgsz: 100\nlr0: 7\n")
     with pytest.raises(ConfigError) as caught:
         resolve_config(RunConfig, read_config_file(path) | {"seed": SourcedValue("x", "--seed")})

@@ -1,4 +1,4 @@
-"""The configuration as flat paths: every leaf once, in the words that users are told."""
+"""The configuration as flat paths: every leaf once, in the words that users read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events outlive the program that wrote them, and nobody can change one."""
+"""Events outlive the program that wrote them, and are immutable."""
 
 from __future__ import annotations
 
