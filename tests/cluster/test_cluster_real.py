@@ -122,7 +122,8 @@ def test_what_is_for_the_head_alone_cannot_be_reached_from_another_node(service:
     code = ("import socket, sys\n"
             "for port in sys.argv[1:]: print(port, socket.socket().connect_ex(('10.77.0.1', int(port))))")
     messages = service.nodes.run("n2", sys.executable, "-c", code, *map(str, sorted(ports)), "6379").stdout.splitlines()
-    assert messages == [f"{port} 111" for port in sorted(ports)] + ["6379 0"]  # connection refused; the head lets nodes in
+    # connection refused; the head lets nodes in
+    assert messages == [f"{port} 111" for port in sorted(ports)] + ["6379 0"]
 
 
 @pytest.mark.parametrize("token", [{"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "d" * 64},

@@ -81,9 +81,26 @@ def test_a_node_that_is_unfit_is_named_before_anything_begins(nodes: tuple[Machi
         done = both.run("n2", "mount", *words)
         assert done.returncode == 0, (how, done.stdout)
     began, runs = time.monotonic(), len(list((folder / "disk/storage").rglob("run.json")))
-    messages = both.run("n1", sys.executable, "-m", "ray_yolo.train", "--data", "shapes", "--model", "yolov5n", "--imgsz",
-                    "64", "--epochs", "1", "--noplots", "--mlflow-uri", "off", "--storage-path",
-                    folder / "disk/storage", *(fault.flags or "--num-workers 2").split())
+    messages = both.run(
+        "n1",
+        sys.executable,
+        "-m",
+        "ray_yolo.train",
+        "--data",
+        "shapes",
+        "--model",
+        "yolov5n",
+        "--imgsz",
+        "64",
+        "--epochs",
+        "1",
+        "--noplots",
+        "--mlflow-uri",
+        "off",
+        "--storage-path",
+        folder / "disk/storage",
+        *(fault.flags or "--num-workers 2").split(),
+    )
     seconds = time.monotonic() - began
     if hidden:
         assert both.run("n2", "umount", hidden).returncode == 0

@@ -1,4 +1,4 @@
-"""Flags: which there are, what they mean, which value wins, and the errors of wrong ones."""
+"""Flags: names, meaning, precedence, and the messages for wrong ones."""
 
 from __future__ import annotations
 

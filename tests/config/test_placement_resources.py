@@ -24,7 +24,7 @@ GPU_NODE = NodeResources(96, 8)
     # three on the large one are more than one on each and a half
     ([NodeResources(4), NodeResources(64)], 3, 0, "SPREAD", 21),
     ([NodeResources(0), NodeResources(16)], 4, 0, "PACK", 4),  # a head without CPUs
-    ([NodeResources(5), NodeResources(16)], 4, 0, "PACK", 5),  # another job has 11 of the first one's
+    ([NodeResources(5), NodeResources(16)], 4, 0, "PACK", 5),  # other jobs use 11 of the first one's
     ([NodeResources(16)], 8, 0, "PACK", 2),  # an elastic range by its high bound
     ([NodeResources(2.5)], 1, 0, "PACK", 2),
     ([], 1, 0, "PACK", 1),
@@ -84,8 +84,9 @@ def test_what_is_left_open_follows_from_the_node(
 
 
 def test_reasons_are_given_for_what_was_chosen_alone() -> None:
-    messages = share_out(Placement(num_workers=2), 0, [NodeResources(4), NodeResources(2)], 0, Images(3 * GB, 2 * GB)).event
-    assert messages.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
+    nodes = [NodeResources(4), NodeResources(2)]
+    event = share_out(Placement(num_workers=2), 0, nodes, 0, Images(3 * GB, 2 * GB)).event
+    assert event.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 

@@ -1,4 +1,4 @@
-"""Events outlive the program that wrote them, and cannot be changed."""
+"""Events outlive the program that wrote them, and are immutable."""
 
 from __future__ import annotations
 

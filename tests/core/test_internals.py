@@ -1,4 +1,4 @@
-"""Private names of other packages: those that we use exist, and one that is gone is messages in plain words."""
+"""Private names of other packages: the used ones exist, and a missing one is reported in plain words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_there_is_given() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("torch", "_gone"), ("torch._gone", "name")])
-def test_a_missing_name_is_reported_with_the_needed_release(module: str, name: str) -> None:
+def test_a_missing_name_is_reported_with_the_release_that_has_it(module: str, name: str) -> None:
     with pytest.raises(InputError, match=rf"torch {torch.__version__.partition('+')[0]}.* has no {module}\.{name}; "
                                          r"this needs PyTorch 2\.11 to 2\.15: install"):
         internal(module, name)

@@ -317,7 +317,7 @@ def test_memory_layout_does_not_matter() -> None:
 
 
 def test_candidates_that_are_not_valid_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU they are kept and multiplied by 0, so that the host does not wait for their number."""
+    """On a GPU they are kept and multiplied by 0, so that no operation waits for their number."""
     loss, targets = build(), random_targets(30)
     targets[3, 4:] = targets[3, 2:4]  # a target without area: never valid, must not spoil the sums
     results = []

@@ -33,7 +33,7 @@ def test_lines_of_twelve_classes_all_differ(tmp_path: Path) -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 13
 
 
-def test_more_classes_than_can_be_distinguished_are_one_entry(tmp_path: Path) -> None:
+def test_more_classes_than_distinguishable_lines_are_one_entry(tmp_path: Path) -> None:
     figure = plot_curves(np.zeros((13, 1000)), np.zeros(13), [f"c{i}" for i in range(13)], tmp_path / "c.png", **TEXTS)
     assert legend_of(figure) == ["single classes", "mean of 13 classes  0.000"]
 
