@@ -24,8 +24,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
-    as_it_is,
     cut_batches,
+    identity,
     padded_shapes,
     start_forkserver,
     worker_init,
@@ -300,7 +300,7 @@ def _train_loader(dataset: TrainDataset, context: WorkerContext, plan: Plan, sam
             dataset,
             batch_size=plan.loader_batch(context.collectives.num_workers, context.collectives.worker),
             sampler=sampler,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             **_processes(context),
         )
     )

@@ -161,7 +161,7 @@ def hold(folder: Path) -> RemoteRun | str | None:
     try:
         run.download()
     except BaseException:
-        found.give_back()
+        found.release()
         raise
     return run
 
@@ -207,7 +207,7 @@ class RemoteRun:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(key, path)
         if ours:
-            self.checkpoints.download_pending(self._folder)
+            self.checkpoints.upload_pending(self._folder)
 
     def download_result(self) -> None:
         """What the recording worker has stored, which may sit elsewhere."""
@@ -298,4 +298,4 @@ class RemoteRun:
     def release(self) -> None:
         """Store the rest, and let others have the run."""
         self.sync_files()
-        self._lease.give_back()
+        self._lease.release()
