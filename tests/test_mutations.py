@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation("data/remote.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
-    Mutation("runtime/workers/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
+    Mutation("runtime/workers/worker.py", '"train": localize(train)', '"train": train', "runtime/test_trainer.py"),
     Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
     Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops

@@ -76,7 +76,7 @@ def prune(run_dir: Path, keep: int) -> None:
         _remove(folder)
 
 
-def withdraw(run_dir: Path, newer_than: int) -> None:
+def remove_newer(run_dir: Path, newer_than: int) -> None:
     """Remove intact checkpoints newer than a step: training returns to an earlier one."""
     for folder in _newer(run_dir, newer_than):
         _remove(folder)

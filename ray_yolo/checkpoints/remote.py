@@ -110,8 +110,8 @@ class RemoteCheckpoints:
         self._forget(run_dir)
         return problems
 
-    def withdraw(self, newer_than: int) -> None:
-        """Remove this attempt's checkpoints newer than a step; see `local.withdraw`.
+    def remove_newer(self, newer_than: int) -> None:
+        """Remove this attempt's checkpoints newer than a step; see `local.remove_newer`.
 
         Raises:
             OSError: if storage fails.
@@ -133,7 +133,7 @@ class RemoteCheckpoints:
             folder = run_dir / "checkpoints" / f"step-{name.step}"
             self._fetch(self._store.get(name.key).data, folder / "state.pt", folder / MANIFEST)
 
-    def download_pending(self, run_dir: Path) -> None:
+    def upload_pending(self, run_dir: Path) -> None:
         """Upload the newest checkpoint of a folder if an earlier attempt could not."""
         local, _ = checkpoint.newest_verified(run_dir)
         stored = max((name.step for name in self._names()), default=-1)
@@ -197,7 +197,7 @@ def state_key(manifest: dict[str, Any]) -> str:
     return f"states/{manifest['sha256']}.pt"
 
 
-def anywhere(weights: str) -> str:
+def absolute_weights(weights: str) -> str:
     """The same weights file as an absolute path or an address."""
     return weights if is_address(weights) else str(Path(weights).absolute())
 

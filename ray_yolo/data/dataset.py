@@ -30,7 +30,7 @@ from ray_yolo.data import augment as effects
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.images import UnreadableImageError
 from ray_yolo.data.labels import Labels, join, mirror, move, stretch
-from ray_yolo.data.mosaic import Tile, around, corner, look, snap
+from ray_yolo.data.mosaic import Tile, corner, enclosing_range, render, snap
 from ray_yolo.ops.seeding import Stream, generator
 
 Sample = dict[str, Any]
@@ -85,7 +85,7 @@ class TrainDataset(Dataset[Sample]):
                 second = np.empty_like(out)
                 more, other_rows = self._mosaic(rng, int(rng.integers(len(self))), second)
                 out[:] = effects.blend(out, second, rng.beta(32, 32))
-                labels, rows = join([labels, more]), around([rows, other_rows])
+                labels, rows = join([labels, more]), enclosing_range([rows, other_rows])
         else:
             labels, rows = self._single(rng, key.image, out)
         effects.recolour(out, effects.draw_colour_gains(rng, self.augment), rows)
@@ -137,7 +137,7 @@ class TrainDataset(Dataset[Sample]):
         size = out.shape[:2]
         matrix, zoom = effects.draw_affine(rng, self.augment, canvas, size)
         matrix = snap(matrix, seam)
-        return move(labels, matrix, zoom, canvas, size), look(out, tiles, seam, canvas, matrix)
+        return move(labels, matrix, zoom, canvas, size), render(out, tiles, seam, canvas, matrix)
 
 
 def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
@@ -152,7 +152,7 @@ def collate(samples: Sequence[Sample], images: Tensor | None = None) -> Batch:
             "indices": torch.tensor([sample["index"] for sample in samples], dtype=torch.int64)}
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     """The identity, as `collate_fn` of loaders whose data set makes batches."""
     return batch
 

@@ -53,11 +53,11 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
     sources = LabelSources(description, split)
     files = chain.from_iterable((path, *sources.label_files(path)) for path in sources.paths)
     key = index_cache.content_key(files, index_cache.FORMAT, description.names)
-    index = index_cache.recall(key, sources.paths, description.names)
+    index = index_cache.load(key, sources.paths, description.names)
     if index is None:
         checked = _check_all(sources, num_readers or min(8, os.cpu_count() or 1))
         index = build_index(sources.paths, checked, description.names)
-        index_cache.keep(key, index, sources.paths)
+        index_cache.save(key, index, sources.paths)
     index = replace(index, findings=(*sources.findings, *index.findings), looked_for=sources.looked_for,
                     snapshot=description.snapshot)
     dropped = [finding for finding in index.findings if finding.dropped]
@@ -85,7 +85,7 @@ def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIn
         crowds=index.crowds[np.isin(index.crowds[:, 1], classes)])
 
 
-def drawn(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
+def sample_images(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
     """A random subset of at least one image, by the seed, in the original order."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
     labels = np.concatenate([np.arange(index.offsets[image], index.offsets[image + 1]) for image in chosen])
@@ -190,7 +190,7 @@ def require_boxes(index: AnnotationIndex, description: DatasetDescription, split
     dropped = [finding for finding in index.findings if finding.dropped]
     reasons = f"; {len(dropped)} rows and images are unusable, the first: {listed(dropped[:1])}" if dropped else ""
     raise DatasetError(f"{description.file}: {split}: none of its {len(index)} images has a box; looked for labels in "
-                       f"{first_places(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if this is "
+                       f"{first_paths(index.looked_for)}{reasons}; correct the paths, or add --allow-empty if this is "
                        "intended")
 
 
@@ -208,7 +208,7 @@ def refuse_count_from_one(index: AnnotationIndex, description: DatasetDescriptio
                            f"{beyond.where} has {number}; YOLO labels count from 0, so subtract 1 from each class")
 
 
-def first_places(looked_for: Sequence[str]) -> str:
+def first_paths(looked_for: Sequence[str]) -> str:
     """The first paths, on one line."""
     more = len(looked_for) - 4
     return ", ".join(looked_for[:4]) + (f" and {more} more" if more > 0 else "")

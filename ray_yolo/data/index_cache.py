@@ -65,7 +65,7 @@ def _status_of(file: str) -> str:
     return f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
 
 
-def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
+def save(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
     """Write an index to the cache. A failure is a warning: the index is then rebuilt at every start.
 
     paths: all images of the split; the index may lack unusable ones.
@@ -91,7 +91,7 @@ def keep(key: str, index: AnnotationIndex, paths: Sequence[str]) -> None:
                      cache_folder(), error.strerror)
 
 
-def recall(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIndex | None:
+def load(key: str, paths: Sequence[str], names: tuple[str, ...]) -> AnnotationIndex | None:
     """The cached index, or None if it is missing or unreadable."""
     try:
         with _file(key).open("rb") as file, np.load(file, allow_pickle=False) as content:

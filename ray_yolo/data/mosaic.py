@@ -40,7 +40,7 @@ def snap(matrix: np.ndarray, seam: tuple[int, int]) -> np.ndarray:
     return shift @ matrix
 
 
-def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
+def render(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int],
          matrix: np.ndarray) -> range:
     """Render the canvas with its tiles through a snapped `matrix` into `out`, (height, width, 3) uint8.
 
@@ -48,13 +48,13 @@ def look(out: np.ndarray, tiles: list[Tile], seam: tuple[int, int], canvas: tupl
     """
     out.fill(GREY)
     if matrix[0, 1] == matrix[1, 0] == matrix[2, 0] == matrix[2, 1] == 0:
-        return around([_resize_into(out, tile, seam, canvas, matrix) for tile in tiles])
+        return enclosing_range([_resize_into(out, tile, seam, canvas, matrix) for tile in tiles])
     for tile in tiles:
         _warp_into(out, tile, seam, canvas, matrix)
     return range(len(out))
 
 
-def around(rows: list[range]) -> range:
+def enclosing_range(rows: list[range]) -> range:
     """The smallest range around all."""
     return range(min(each.start for each in rows), max(each.stop for each in rows))
 

@@ -107,7 +107,7 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     return DatasetSnapshot(address, current, str(top / current))
 
 
-def at_hand(index: AnnotationIndex) -> AnnotationIndex:
+def localize(index: AnnotationIndex) -> AnnotationIndex:
     """The same index with the paths of this machine's snapshot, downloaded if it is missing.
 
     Raises:

@@ -24,8 +24,8 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset import (
     TrainDataset,
     ValDataset,
-    as_it_is,
     cut_batches,
+    identity,
     padded_shapes,
     start_forkserver,
     worker_init,
@@ -287,7 +287,7 @@ def draw_weights(spec: TrainSpec, class_maps: Sequence[float]) -> np.ndarray | N
 
 def _train_loader(dataset: TrainDataset, context: WorkerContext, plan: Plan, sampler: ShardSampler) -> Batches:
     batch_size = plan.loader_batch(context.collectives.num_workers, context.collectives.worker)
-    return context.prepare_loader(DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=as_it_is,
+    return context.prepare_loader(DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=identity,
                                              **_processes(context)))
 
 

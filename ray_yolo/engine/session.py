@@ -321,9 +321,9 @@ class Session:
         """Remove checkpoints whose weights were not compared: the faulty workers have contributed to them."""
         self._warn(f"the workers' weights differ after step {self.state.progress.step}: training goes back to the "
                    "newest checkpoint on which they agreed")
-        checkpoint.withdraw(self.spec.run_dir, self._agreed)
+        checkpoint.remove_newer(self.spec.run_dir, self._agreed)
         if self.context.stored:
-            self.context.stored.withdraw(self._agreed)
+            self.context.stored.remove_newer(self._agreed)
 
     def _warn(self, message: str) -> None:
         self._emit(WarningEvent(message=message))

@@ -73,7 +73,7 @@ def acquire_run(folder: Path) -> RemoteRun | str | None:
     try:
         run.download()
     except BaseException:
-        held.give_back()
+        held.release()
         raise
     return run
 
@@ -125,7 +125,7 @@ class RemoteRun:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._store.fetch(key, path)
         if is_newest:
-            self.checkpoints.download_pending(self._folder)
+            self.checkpoints.upload_pending(self._folder)
 
     def download_result(self) -> None:
         """Download what the saving worker has stored, which may run on another node."""
@@ -211,7 +211,7 @@ class RemoteRun:
     def release(self) -> None:
         """Store the rest and give the lease back."""
         self.sync_files()
-        self._lease.give_back()
+        self._lease.release()
 
 
 @contextmanager

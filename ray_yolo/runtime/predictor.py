@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ray_yolo.checkpoints.remote import anywhere, local_file
+from ray_yolo.checkpoints.remote import absolute_weights, local_file
 from ray_yolo.config.commands import PredictConfig
 from ray_yolo.config.placement import share_out
 from ray_yolo.core.errors import InputError, RayYoloError
@@ -66,7 +66,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
         gpus = cluster.connect_and_wait(placement)
         shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         detect = partial(_detect_on_ray, config.model_copy(update={"placement": shared}), media, gpus=gpus)
-    folder = output_folder(placement, (anywhere(config.weights), *(one.path for one in media)))
+    folder = output_folder(placement, (absolute_weights(config.weights), *(one.path for one in media)))
     output, address = Output(folder, config), address_of(folder)
     try:
         with closing(detect(output=output)) as results:
@@ -129,7 +129,7 @@ def _detect_on_ray(config: PredictConfig, media: Sequence[Media], output: Output
 
     placement = config.placement
     low = placement.num_workers[0] if isinstance(placement.num_workers, tuple) else placement.num_workers
-    absolute = config.model_copy(update={"weights": anywhere(config.weights)})
+    absolute = config.model_copy(update={"weights": absolute_weights(config.weights)})
     with _quiet():
         files = ray.data.from_items([{"number": number} | one._asdict() for number, one in enumerate(media)],
                                     override_num_blocks=min(len(media), _PARTS_PER_WORKER * placement.max_workers))

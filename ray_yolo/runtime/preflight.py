@@ -24,7 +24,7 @@ import torch
 
 from ray_yolo import __version__
 from ray_yolo.checkpoints.foreign import read_weights
-from ray_yolo.checkpoints.remote import anywhere, local_file
+from ray_yolo.checkpoints.remote import absolute_weights, local_file
 from ray_yolo.config.model_facts import off_grid, plugin_of, read_model_file
 from ray_yolo.config.placement import Placement, RunConfig, workers_here, workers_on
 from ray_yolo.config.recipe import AUTO_BATCH, Recipe, check_workers, recipe_digest, resolve
@@ -35,12 +35,12 @@ from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.core.system import multiplies_bf16
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.index import (
-    drawn,
     label_sizes,
     only_classes,
     read_index,
     refuse_count_from_one,
     require_boxes,
+    sample_images,
 )
 from ray_yolo.engine.autobatch import auto_batch
 from ray_yolo.engine.build import TrainSpec, local_device
@@ -81,7 +81,7 @@ def read_dataset(recipe: Recipe) -> tuple[DatasetDescription, AnnotationIndex, A
         check_classes(recipe.classes, train.names)
         train, val = only_classes(train, recipe.classes), only_classes(val, recipe.classes)
     if recipe.fraction < 1:
-        train = drawn(train, recipe.fraction, recipe.seed)
+        train = sample_images(train, recipe.fraction, recipe.seed)
     if not recipe.allow_empty:
         require_boxes(train, description, "train")
         require_boxes(val, description, "val")
@@ -125,7 +125,7 @@ def resolve_recipe(asked: Recipe, placement: Placement, train: AnnotationIndex, 
     AutoBatch takes the smallest result of all workers.
     """
     if asked.weights:  # workers have other working directories
-        asked = asked.model_copy(update={"weights": anywhere(asked.weights)})
+        asked = asked.model_copy(update={"weights": absolute_weights(asked.weights)})
     bf16 = asked.precision == "auto" and not gpus and _all_multiply_bf16(placement)
     decided = partial(resolve, asked, placement.max_workers, gpu=gpus > 0, bf16=bf16, num_images=len(train))
     recipe = decided()

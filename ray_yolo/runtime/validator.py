@@ -15,7 +15,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from ray_yolo.checkpoints.remote import anywhere, local_file
+from ray_yolo.checkpoints.remote import absolute_weights, local_file
 from ray_yolo.config.commands import ValConfig
 from ray_yolo.config.placement import share_out
 from ray_yolo.core.errors import DatasetError
@@ -26,7 +26,7 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.dataset_yaml import DatasetDescription, read_description
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.data.index import only_classes, read_index, require_boxes, survey
-from ray_yolo.data.remote import at_hand
+from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
@@ -75,7 +75,7 @@ def validate(config: ValConfig, *, quiet: bool = False) -> ValResult:
         make_snapshots(index)
         shared = share_out(placement, gpus, cluster.free_nodes(placement)).placement
         config = config.model_copy(update={"placement": shared})
-    folder = output_folder(placement, (anywhere(config.weights), *index.paths))
+    folder = output_folder(placement, (absolute_weights(config.weights), *index.paths))
     report: Callable[[str], None] = (lambda text: None) if quiet else print
     report("\n".join(dataset_table({config.split: survey(index)}, index.names)))
     if findings := write_findings({config.split: index}, folder):
@@ -178,7 +178,7 @@ def _evaluate(trained: Trained, config: ValConfig, index: AnnotationIndex, colle
 
 def _on_ray(config: ValConfig, index: AnnotationIndex, folder: Path, gpus: float) -> Evaluation:
     """The validation on Ray Train workers."""
-    payload = {"config": config.model_dump(mode="json"), "weights": anywhere(config.weights),
+    payload = {"config": config.model_dump(mode="json"), "weights": absolute_weights(config.weights),
             "index": ray.put(index)}
     policy = FailurePolicy(folder, config.placement.max_failures, None)
     return cast(Evaluation, run_torch_trainer(_worker, payload, config.placement, gpus, policy))
@@ -190,7 +190,7 @@ def _worker(payload: dict[str, Any]) -> Evaluation:
     context = ray.train.get_context()
     torch.set_num_threads(config.placement.threads)
     collectives = Collectives(context.get_world_rank(), context.get_world_size())
-    index = at_hand(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
+    index = localize(ray.get(payload["index"], timeout=config.placement.timeout_seconds))
     return _evaluate(
         load_trained(local_file(payload["weights"])), config, index, collectives, ray.train.torch.get_device()
     )

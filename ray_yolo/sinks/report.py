@@ -26,7 +26,7 @@ from ray_yolo.core.events import (
 )
 from ray_yolo.core.formatting import format_count, format_duration, format_number
 from ray_yolo.core.redact import printable
-from ray_yolo.data.index import first_places
+from ray_yolo.data.index import first_paths
 from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput, surviving
 from ray_yolo.runs.location import location
 from ray_yolo.sinks.mlflow_client import read_run_file
@@ -185,7 +185,7 @@ def dataset_table(splits: Mapping[str, SplitCounts], names: Sequence[str]) -> li
         if missing := [names[number] for number, boxes in enumerate(split.per_class) if not boxes]:
             first = ", ".join(missing[:_CLASSES_SHOWN])
             lines.append(f"no box in {name}: {len(missing)} of {len(names)} classes ({first})")
-        lines.append(printable(f"labels of {name}: looked for in {first_places(split.looked_for)}"))
+        lines.append(printable(f"labels of {name}: looked for in {first_paths(split.looked_for)}"))
     return lines
 
 

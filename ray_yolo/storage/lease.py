@@ -62,7 +62,7 @@ class Lease:
         """The number of this holder, from 1."""
         return self._terms.attempt
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release it; if storage fails it expires."""
         self._stop.set()
         self._thread.join()

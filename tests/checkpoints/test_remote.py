@@ -74,7 +74,7 @@ def test_removed_checkpoints_are_not_used(
         here: Machine, there: Machine, store: FolderStore) -> None:
     for step in (1, 2, 3):
         here.save(step, "last", keep=3)
-    here.stored.withdraw(1)
+    here.stored.remove_newer(1)
     assert there.download() == ([], [1])
     assert len(names(store, "states/")) == 1
 
@@ -112,7 +112,7 @@ def test_an_interrupted_upload_leaves_the_previous_checkpoint(
         here.save(2, "last")
     assert there.download() == ([], [1])
     monkeypatch.undo()
-    here.stored.download_pending(here.folder)
+    here.stored.upload_pending(here.folder)
     assert there.download() == ([], [2])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ray_yolo.checkpoints import local as checkpoint
-from ray_yolo.checkpoints.remote import RemoteCheckpoints, anywhere, local_file
+from ray_yolo.checkpoints.remote import RemoteCheckpoints, absolute_weights, local_file
 from ray_yolo.core.errors import CheckpointError, InputError
 from ray_yolo.storage.store import FolderStore
 from tests.support.checkpoints import save, value
@@ -80,5 +80,5 @@ def test_an_invalid_address_is_refused_with_its_setting() -> None:
 def test_a_path_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert local_file("best.pt") == tmp_path / "best.pt"
-    assert anywhere("best.pt") == str(tmp_path / "best.pt")
-    assert anywhere("s3://bucket/best.pt") == "s3://bucket/best.pt"
+    assert absolute_weights("best.pt") == str(tmp_path / "best.pt")
+    assert absolute_weights("s3://bucket/best.pt") == "s3://bucket/best.pt"

@@ -116,7 +116,7 @@ def test_shared_memory_that_another_user_prepared_is_not_used(
     assert file is not None
     assert file.is_relative_to(own_cache)
     assert not list(aim.iterdir())
-    assert "not this user's alone" in caplog.text
+    assert "is not private" in caplog.text
 
 
 def test_a_link_instead_of_a_cache_file_is_not_followed(index: AnnotationIndex, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_without_memory_images_are_cached_on_disk_or_not_at_all(
     monkeypatch.setattr(image_cache.shutil, "disk_usage", fits_only())
     store = ImageStore(index, 64, "ram")
     assert store.file is None
-    assert "nothing is cached" in caplog.text
+    assert "they are not cached" in caplog.text
     assert store.load(0).shape == (48, 64, 3)
 
 

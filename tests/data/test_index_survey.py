@@ -10,7 +10,7 @@ from ray_yolo.core.errors import DatasetError
 from ray_yolo.data.dataset_yaml import describe
 from ray_yolo.data.index import (
     class_weights,
-    first_places,
+    first_paths,
     image_weights,
     label_sizes,
     read_index,
@@ -75,8 +75,8 @@ def test_the_refusal_counts_and_explains_unusable_rows(tmp_path: Path) -> None:
 
 
 def test_of_many_paths_the_first_are_listed() -> None:
-    assert first_places(list("abcd")) == "a, b, c, d"
-    assert first_places(list("abcdef")) == "a, b, c, d and 2 more"
+    assert first_paths(list("abcd")) == "a, b, c, d"
+    assert first_paths(list("abcdef")) == "a, b, c, d and 2 more"
 
 
 def test_class_weights_are_the_inverse_counts() -> None:

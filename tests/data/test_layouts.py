@@ -11,7 +11,7 @@ import pytest
 
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.dataset_yaml import describe
-from ray_yolo.data.index import drawn, only_classes, read_index
+from ray_yolo.data.index import only_classes, read_index, sample_images
 from tests.support.formats import NAMES, coco_content, items, voc_xml, write, yolo_rows
 from tests.support.jobs import make_index
 
@@ -99,14 +99,14 @@ def test_some_classes_are_the_labels_of_these(index: AnnotationIndex, classes: t
 
 
 def test_a_part_is_whole_images_drawn_by_the_seed(index: AnnotationIndex) -> None:
-    part = drawn(index, 0.5, seed=1)
+    part = sample_images(index, 0.5, seed=1)
     whole = {item.path: item for item in items(index)}
     assert len(part) == 3
     assert list(part.paths) == sorted(part.paths)
     for item in items(part):
         assert item.boxes.tolist() == whole[item.path].boxes.tolist()
         assert item.classes.tolist() == whole[item.path].classes.tolist()
-    assert drawn(index, 0.5, seed=1).digest == part.digest
-    assert len({drawn(index, 0.5, seed).paths for seed in range(9)}) > 3
-    assert drawn(index, 1.0, seed=1).digest == index.digest
-    assert len(drawn(index, 0.01, seed=1)) == 1
+    assert sample_images(index, 0.5, seed=1).digest == part.digest
+    assert len({sample_images(index, 0.5, seed).paths for seed in range(9)}) > 3
+    assert sample_images(index, 1.0, seed=1).digest == index.digest
+    assert len(sample_images(index, 0.01, seed=1)) == 1

@@ -5,7 +5,7 @@ import pytest
 from ray_yolo.config.sections import AugmentConfig
 from ray_yolo.data.augment import GREY, draw_affine
 from ray_yolo.data.labels import move_points
-from ray_yolo.data.mosaic import Tile, around, corner, look, snap
+from ray_yolo.data.mosaic import Tile, corner, enclosing_range, render, snap
 from tests.support.pictures import smooth_picture
 
 QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
@@ -13,9 +13,9 @@ QUADRANTS = ((True, True), (False, True), (True, False), (False, False))
 
 def seen(tiles: list[Tile], seam: tuple[int, int], canvas: tuple[int, int], matrix: np.ndarray,
          size: tuple[int, int]) -> np.ndarray:
-    """What `look` writes; outside of the rows that it names there is grey."""
+    """What `render` writes; outside of the rows that it names there is grey."""
     out = np.zeros((*size, 3), np.uint8)
-    rows = look(out, tiles, seam, canvas, matrix)
+    rows = render(out, tiles, seam, canvas, matrix)
     assert (np.delete(out, rows, axis=0) == GREY).all()
     return out
 
@@ -101,10 +101,10 @@ def test_only_rows_that_a_picture_reaches_are_named() -> None:
     """A strip of 10 rows above the seam and one of 30 below it, which is cut where the output ends."""
     tiles = [Tile(smooth_picture(10, 50), (True, True)), Tile(smooth_picture(30, 50), (False, False))]
     out = np.zeros((60, 60, 3), np.uint8)
-    assert look(out, tiles, (30, 40), (60, 60), np.eye(3)) == range(30, 60)
-    assert look(out, tiles[:1], (30, 40), (60, 60), np.eye(3)) == range(30, 40)
-    assert len(look(out, tiles[:1], (30, 99), (120, 60), np.eye(3))) == 0
-    assert around([range(9, 0), range(3, 5), range(7, 8)]) == range(3, 8)
+    assert render(out, tiles, (30, 40), (60, 60), np.eye(3)) == range(30, 60)
+    assert render(out, tiles[:1], (30, 40), (60, 60), np.eye(3)) == range(30, 40)
+    assert len(render(out, tiles[:1], (30, 99), (120, 60), np.eye(3))) == 0
+    assert enclosing_range([range(9, 0), range(3, 5), range(7, 8)]) == range(3, 8)
 
 
 def test_snapping_moves_the_seam_between_pixels_and_by_half_a_pixel_at_most() -> None:

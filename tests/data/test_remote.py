@@ -20,7 +20,7 @@ from ray_yolo.core.files import HashingWriter
 from ray_yolo.data import remote as module
 from ray_yolo.data.dataset_yaml import read_description
 from ray_yolo.data.index import read_index
-from ray_yolo.data.remote import MANIFEST, address_parts, at_hand, snapshot
+from ray_yolo.data.remote import MANIFEST, address_parts, localize, snapshot
 from ray_yolo.storage.store import Entry, Fetched, FolderStore, ObjectStore, open_store
 from tests.support.formats import FORMATS, write
 from tests.support.jobs import make_dataset
@@ -274,11 +274,9 @@ def test_a_truncated_download_is_an_error(
     """Its tag, which is no digest here, matches: only the size reveals it."""
     fetch = FolderStore.fetch
 
-    def cut(self: FolderStore, key: str, path: Path) -> str:
-        tag = fetch(self, key, path)
-        if key.endswith("3.png"):
-            path.write_bytes(path.read_bytes()[:-1])
-        return tag
+    def cut(self: FolderStore, key: str, path: Path) -> Fetched:
+        fetched = fetch(self, key, path)
+        return fetched._replace(size=fetched.size - 1) if key.endswith("3.png") else fetched
 
     monkeypatch.setattr(FolderStore, "fetch", cut)
     with pytest.raises(DatasetError, match=r"3\.png: the download does not match the listing \(\d+ bytes"):
@@ -290,19 +288,19 @@ def test_a_truncated_download_is_an_error(
 def test_an_index_has_the_paths_of_the_machines_snapshot(bucket: Path, address: str, tmp_path: Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     index = read_index(read_description(address), "train")
-    assert at_hand(index).paths == index.paths
+    assert localize(index).paths == index.paths
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "other"))
-    there = at_hand(index)
+    there = localize(index)
     assert there.digest == index.digest
     assert all(Path(path).is_relative_to(tmp_path / "other") for path in there.paths)
     assert [Path(path).read_bytes() for path in there.paths] == [Path(path).read_bytes() for path in index.paths]
     (bucket / "images" / "train" / "003.png").unlink()
-    assert at_hand(index).paths == there.paths, "a present version is not listed again"
+    assert localize(index).paths == there.paths, "a present version is not listed again"
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "third"))
     with pytest.raises(DatasetError, match="has changed since this command was started"):
-        at_hand(index)
+        localize(index)
     plain = read_index(read_description(bucket), "train")
-    assert at_hand(plain) is plain
+    assert localize(plain) is plain
 
 
 @pytest.mark.parametrize(("address", "why"), [

@@ -35,7 +35,7 @@ def take(store: FolderStore) -> Iterator[Take]:
 
     yield take
     for each in taken:
-        each.give_back()
+        each.release()
 
 
 def held(result: Lease | str) -> Lease:
@@ -52,7 +52,7 @@ def aged(folder: Path, seconds: float) -> None:
 def test_one_process_holds_it_and_the_next_after_release(take: Take) -> None:
     first = held(take("a"))
     assert (first.attempt, take("b")) == (1, f"{os.uname().nodename} {os.getpid()}")
-    first.give_back()
+    first.release()
     assert held(take("b")).attempt == 2
 
 
@@ -68,7 +68,7 @@ def test_an_expired_lease_is_taken_over_and_the_old_holder_notices(take: Take, t
     aged(tmp_path, lease.EXPIRES)
     assert held(take("b")).attempt == 2
     assert not first.renew()
-    first.give_back()  # it no longer holds the lease
+    first.release()  # it no longer holds the lease
     assert isinstance(take("c"), str)
 
 
@@ -127,7 +127,7 @@ def test_of_many_concurrent_processes_one_acquires_it() -> None:
     (winner,) = [each for each in results if isinstance(each, Lease)]
     assert winner.attempt == 1
     assert winner.renew()
-    winner.give_back()
+    winner.release()
     assert held(acquire(store, KEY, "next")).attempt == 2
 
 

@@ -26,7 +26,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
-from ray_yolo.data.remote import at_hand
+from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
@@ -53,7 +53,8 @@ def from_payload(payload: dict[str, Any]) -> TrainSpec:
     """The training that `to_payload` made a payload of."""
     train, val = ray.get([payload["train"], payload["val"]], timeout=_INDEX_SECONDS)
     recipe, run_dir = Recipe.model_validate(payload["recipe"]), Path(payload["run_dir"])
-    return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir, "train": at_hand(train), "val": at_hand(val)})
+    return TrainSpec(**{**payload, "recipe": recipe, "run_dir": run_dir,
+                        "train": localize(train), "val": localize(val)})
 
 
 def train_worker(payload: dict[str, Any]) -> Summary | None:
