@@ -25,7 +25,7 @@ REFUSED = [
     (f"train {TRAIN} --data nowhere.yaml", 2, "nowhere.yaml: no such file"),
     (f"train {TRAIN} --model yolov9", 2, "'yolov9' is unknown"),
     (f"train {TRAIN} --model nowhere.yaml", 2, "nowhere.yaml: cannot be read"),
-    (f"train {TRAIN} --model coarse.yaml", 2, "coarse.yaml: the head has a level of stride 64"),
+    (f"train {TRAIN} --model coarse.yaml", 2, "the head of coarse.yaml has cells of 64 px"),
     (f"train {TRAIN} --weights nowhere.pt", 2, "nowhere.pt: no such weights file"),
     (f"train {TRAIN} --callbacks nowhere.py", 2, "nowhere.py"),
     (f"train {TRAIN} --num-workers 8 --batch-size 4 --set optimizer.nominal_batch=4", 2, "num_workers: 8 workers"),

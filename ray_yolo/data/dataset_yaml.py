@@ -76,7 +76,7 @@ def read_description(source: str | Path) -> DatasetDescription:
     from ray_yolo.config.yaml import load_text_yaml  # as spelled: names may look like numbers or truths
 
     path = ensure_shapes(str(source)) if str(source) in BUILT_IN else Path(os.path.expanduser(source))
-    if str(source) and os.path.isdir(path):  # an empty one names no file and no folder
+    if str(source) and os.path.isdir(path):
         path = _description_in(path)
     if not os.path.isfile(path):
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "

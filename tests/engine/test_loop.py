@@ -36,8 +36,6 @@ X = [grey / 255 for grey in GREYS]
 class Line(nn.Module):
     """y = w x + b of an image's grey."""
 
-    grid = 1
-
     def __init__(self) -> None:
         super().__init__()
         self.line, self.norm = nn.Conv2d(1, 1, 1), BatchNorm(1)
@@ -59,7 +57,7 @@ class MeanLoss:
         y = levels[0].flatten()
         return LossSums(torch.stack([y.sum(), 0 * y.sum(), 0 * y.sum()])[:, None], torch.full((3, 1), float(len(y))))
 
-    def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
+    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
         return (numerators / counts.clamp(min=1)).sum(1)
 
 

@@ -54,7 +54,7 @@ def test_failures_have_the_attributes_that_are_asked_for(sources: str) -> None:
     ("ray._private.state", "state", ray_internals.draining_nodes),
     ("ray.util.placement_group", "NODE_ID_LABEL_KEY", lambda: ray_internals.on_node("a")),
     ("ray.train.torch.config", "_TorchBackend", ray_internals.can_replace_in_place),
-    ("ray.train.torch.config", "_TorchBackend", ray_internals.in_place_backend.__wrapped__),
+    ("ray.train.torch.config", "_TorchBackend", lambda: ray_internals.in_place_backend.__wrapped__(print)),
 ])
 def test_a_ray_without_one_is_told_in_plain_words(module: str, name: str, use: Callable[[], Any],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,8 @@ class Beside:
             monkeypatch.setattr(rendezvous, name, instead)
         monkeypatch.setattr(rendezvous.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
         quorum = Quorum(1, 0, 1, ("", 0), None, False)
-        calls = {"arrive": lambda *_: self.happened.append("arrived"), "formed": lambda uid: quorum,
-                 "beat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
+        calls = {"register": lambda *_: self.happened.append("arrived"), "quorum": lambda uid: quorum,
+                 "heartbeat": self.heartbeat, "leave": lambda uid: None, "introduce": lambda *_: False}
         coordinator: Any = SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
         assert all(hasattr(Coordinator, name) for name in calls)
         self.members = RendezvousClient(
