@@ -63,15 +63,17 @@ def cpu_seconds() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(request: Any) -> Iterator[None]:
-    """Note what a file's fixture costs each of its users: which of them comes first is no property of a test."""
+    """Note what a fixture costs each of its users in the file: which of them comes first is no property of a test."""
     start = cpu_seconds()
     try:
         return (yield)
     finally:
         test, name = request._pyfuncitem, request.fixturename
-        users = sum(item.path == test.path and name in item.fixturenames for item in test.session.items)
-        share = {"function": 1, "session": 0}.get(request.scope, 1 / users)
-        SETUPS[test.path.as_posix(), name] = share * (cpu_seconds() - start)
+        if request.scope == "function":
+            users = 1
+        else:
+            users = sum(item.path == test.path and name in item.fixturenames for item in test.session.items)
+        SETUPS[test.path.as_posix(), name] = (cpu_seconds() - start) / users
 
 
 @pytest.hookimpl(wrapper=True)

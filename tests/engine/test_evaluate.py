@@ -94,7 +94,7 @@ class KnownLoss:
         sums = torch.stack([levels[1].sum(), torch.zeros(()), torch.tensor(float(len(targets)))])
         return LossSums(sums[:, None], torch.full((3, 1), float(len(levels[1]))))
 
-    def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:
+    def terms(self, numerators: Tensor, counts: Tensor) -> Tensor:
         return (numerators / counts).sum(1)
 
 

@@ -122,7 +122,7 @@ def _label_cases() -> Iterator[Case]:
         "zero width": "1 0.5 0.5 0 0.5",
         "a point": "1 0.5 0.5 0 0",
         "flat polygon": "1 0.1 0.5 0.5 0.5 0.9 0.5",
-        "class too large": "3 0.5 0.5 0.5 0.5",
+        "class too large": "4 0.5 0.5 0.5 0.5",
         "class far too large": "99999999999 0.5 0.5 0.5 0.5",
         "negative class": "-1 0.5 0.5 0.5 0.5",
         "class 1e300": "1e300 0.5 0.5 0.5 0.5",
