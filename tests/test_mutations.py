@@ -53,14 +53,13 @@ MUTATIONS = (
     Mutation("engine/evaluate.py", "iou=config.iou", "iou=0.6", EVALUATE),
     Mutation("engine/build.py", "sharding.balanced_shard(pixels, ", "sharding.balanced_shard(pixels[1:], ", EVALUATE),
     Mutation(
-        "engine/session.py", "components.ema.model,\n            components.family",
-        "components.model,\n            components.family", EPOCHS
+        "engine/session.py", "evaluate(parts.ema.model, parts.family", "evaluate(parts.model, parts.family", EPOCHS
     ),
     Mutation("engine/loop.py", "recorded(count - 1 - microbatch.number)", "recorded(0)", LOOP),
     Mutation(
         "engine/loop.py",
-        "components.ema.update(components.model, summed.number + 1)",
-        "components.ema.update(components.model, summed.number)",
+        "parts.ema.update(parts.model, summed.number + 1)",
+        "parts.ema.update(parts.model, summed.number)",
         LOOP,
     ),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
@@ -70,11 +69,11 @@ MUTATIONS = (
         "engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP
     ),
     Mutation("checkpoints/local.py", "_link(folder / MANIFEST, manifest)", "pass", "checkpoints/test_local.py"),
-    Mutation("models/loss_anchor_free.py", "bins - 1 - 0.01)", "bins - 1 - 0.5)", "models/test_loss_anchor_free.py"),
+    Mutation("models/loss_anchor_free.py", "BINS - 1 - 0.01)", "BINS - 1 - 0.5)", "models/test_loss_anchor_free.py"),
     Mutation(
         "models/loss_anchor_free.py",
-        "truth[..., 4:] - places), 2) / strides",
-        "truth[..., 4:] - places), 2) / strides[:1]",
+        "truth[..., 2:] - places), 2) / strides",
+        "truth[..., 2:] - places), 2) / strides[:1]",
         "models/test_loss_anchor_free.py",
     ),
     Mutation(
@@ -91,7 +90,7 @@ MUTATIONS = (
     ),
     Mutation("runs/event_log.py", "StartEvent(regrouped=False)", "StartEvent()", "runs/test_event_log.py"),
     # stores
-    Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
+    Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
     Mutation("storage/store.py", "if known != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
@@ -110,15 +109,17 @@ MUTATIONS = (
         "data/remote.py", "found.st_mtime_ns == file.time or _digests(Path(path))[0] == file.sha256", "True", MIRROR
     ),
     Mutation("data/remote.py", "            if md5 == tag:", "            if True:", MIRROR),
-    Mutation("data/remote.py", "(fetched.md5 == tag or not is_md5)", "True", MIRROR),
-    Mutation("data/remote.py", "self.trusts_tags &= fetched.sha256 != before", "pass", MIRROR),
-    Mutation("data/remote.py", "if fetched.tag != tag:", "if not fetched.tag:", MIRROR),
+    Mutation("data/remote.py", "(md5 == tag or not is_md5)", "True", MIRROR),
+    Mutation("data/remote.py", "self.trusts_tags &= sha256 != before", "pass", MIRROR),
+    Mutation(
+        "data/remote.py", "if self.store.fetch(key, coming) != tag:", "if not self.store.fetch(key, coming):", MIRROR
+    ),
     Mutation("data/remote.py", "while not try_lock(lock.fileno()):", "while False:", MIRROR),
     Mutation("data/remote.py", "fcntl.flock(_used[folder], fcntl.LOCK_SH)", "pass", MIRROR),
     Mutation("data/remote.py", "_remove_unused(top)\n    except", "pass\n    except", MIRROR),
     Mutation("runtime/workers/worker.py", '"train": at_hand(train)', '"train": train', "runtime/test_trainer.py"),
-    Mutation("tune/ledger.py", "self.stored.sync_files()", "pass", "tune/test_stored.py"),
-    Mutation("tune/trial.py", "download_run(run_config.placement)", "pass", "tune/test_stored.py"),
+    Mutation("tune/ledger.py", "self.stored.keep_up()", "pass", "tune/test_stored.py"),
+    Mutation("tune/trial.py", "bring_run(run_config.placement)", "pass", "tune/test_stored.py"),
     # ops
     Mutation("ops/boxes.py", "return iou - distance - weight * aspect", "return iou - distance", "ops/test_boxes.py"),
     Mutation("ops/nms.py", "if not agnostic and len(boxes):", "if len(boxes):", "ops/test_nms.py"),
@@ -229,15 +230,15 @@ MUTATIONS = (
     # engine
     Mutation("engine/loop.py", "targets[:, 3::2].mul_(shape[0] / height)", "pass", LOOP),
     Mutation("engine/loop.py", "    optimizer.zero_grad(set_to_none=True)", "    pass", LOOP),
-    Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  #", "pass  #", LOOP),
+    Mutation("engine/loop.py", "parts.optimizer.zero_grad(set_to_none=True)  # the next", "pass  # the next", LOOP),
     Mutation(
         "engine/build.py",
-        "components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+        "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
         "pass",
         EPOCHS,
     ),
     Mutation("engine/session.py", "score > state.best_fitness", "score >= state.best_fitness", EPOCHS),
-    Mutation("engine/session.py", "progress.epoch % period == 0", "ended.epoch % period == 0", EPOCHS),
+    Mutation("engine/session.py", "(epoch + 1) % period == 0", "epoch % period == 0", EPOCHS),
     Mutation("engine/session.py", "found.metrics.ap.mean(1).tolist()", "found.metrics.ap[:, 0].tolist()", EPOCHS),
     Mutation("engine/evaluate.py", "multi_label=model.num_classes > 1", "multi_label=False", EVALUATE),
     Mutation(
@@ -260,8 +261,7 @@ MUTATIONS = (
     ),
     # runtime
     Mutation(
-        "runtime/validator.py", "config.imgsz or trained.recipe.imgsz", "trained.recipe.imgsz",
-        "runtime/test_validator_numbers.py"
+        "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
     ),
     Mutation(
         "sinks/metric_names.py",
@@ -293,7 +293,7 @@ MUTATIONS = (
         "given = options.given | dict(map(_read_assignment, options.set)) | given",
         "config/test_flags.py",
     ),
-    Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
+    Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
     Mutation(

@@ -207,7 +207,7 @@ REFUSED = {
     "--epochs ten": "--epochs: got 'ten'; expected a whole number >= 1",
     "--epochs 0": "--epochs: got '0'; expected a whole number >= 1",
     "--workers 1e6": "--workers: got '1e6'; expected a whole number >= -1 and <= 256",
-    "--img 100": "--img: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
+    "--img 100": "--img: imgsz: got '100': must be a multiple of 32; nearest: 96 or 128",
     "--img-size 640 320": "--img-size 640 320: training and validation use one size; give one number",
     "--optimizer sgd": "--optimizer: optimizer.name: got 'sgd'; expected one of SGD, Adam, AdamW",
     "--cache no": "--cache: got 'no'; expected one of auto, none, ram, disk",

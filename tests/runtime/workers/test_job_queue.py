@@ -218,7 +218,7 @@ def test_each_job_has_a_roster_of_its_own_which_outlives_it() -> None:
     desk = Desk()
     desk.submit("1", "2")
     for job, name in (("1", "a"), ("2", "b")):
-        desk.queue.coordinator(job, 1, "register", name, Registration(0, ELSEWHERE, (name, 1), None, JOINING))
+        desk.queue.coordinator(job, 1, "arrive", name, Registration(0, ELSEWHERE, (name, 1), None, JOINING))
     assert [desk.queue.coordinator(job, 1, "formed", name).address for job, name in (("1", "a"), ("2", "b"))] == [
         ("a", 1), ("b", 1)]
     desk.queue.cancel("1")
@@ -232,15 +232,15 @@ def test_a_crew_that_was_restarted_hears_of_its_workers_before_it_gives_work_awa
     desk.queue = JobQueue(lambda: desk.now, restarted=True)
     desk.submit("1", "2", wanted=2)
     assert desk.acquire("e") == [None]
-    desk.queue.coordinator("1", 1, "register", "e", Registration(4, ELSEWHERE, ("e", 1), None, JOINING))
+    desk.queue.coordinator("1", 1, "arrive", "e", Registration(4, ELSEWHERE, ("e", 1), None, JOINING))
     assert desk.queue.coordinator("1", 1, "formed", "e") is None
     desk.pass_by(4, "abcd", "12")
     assert desk.acquire("e") == [None]
-    desk.queue.coordinator("1", 1, "heartbeat", "e", JOINING)
+    desk.queue.coordinator("1", 1, "beat", "e", JOINING)
     assert desk.queue.coordinator("1", 1, "formed", "e").num_workers == 1
     desk.submit("3", wanted=1)
     assert desk.acquire("e") == [("3", 0)]
-    desk.queue.coordinator("3", 1, "register", "e", Registration(0, ELSEWHERE, ("e", 1), None, JOINING))
+    desk.queue.coordinator("3", 1, "arrive", "e", Registration(0, ELSEWHERE, ("e", 1), None, JOINING))
     assert desk.queue.coordinator("3", 1, "formed", "e").num_workers == 1  # a new job's waits for nobody
 
 
@@ -250,7 +250,7 @@ def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
         job = str(number)
         desk.submit(job, wanted=1, most=1)
         desk.acquire("a")
-        desk.queue.coordinator(job, 1, "register", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
+        desk.queue.coordinator(job, 1, "arrive", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
         desk.end("a")
         desk.queue.cancel(job)
         desk.queue.coordinator(job, 1, "end", ENDED)
