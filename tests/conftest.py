@@ -110,7 +110,8 @@ class DurationRecorder:
 
     def pytest_sessionfinish(self) -> None:
         recorded = {**read_durations(), **self.seconds}
-        above = {name: round(seconds, 1) for name, seconds in sorted(recorded.items()) if seconds > LONG and exists(name)}
+        above = {name: round(seconds, 1) for name, seconds in sorted(recorded.items())
+                 if seconds > LONG and exists(name)}
         DURATIONS.write_text(json.dumps(above, indent=1) + "\n")
 
 
