@@ -56,6 +56,12 @@ def name_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
+def exists(name: str) -> bool:
+    """Whether the file of a test has a function of its name."""
+    path, function = ROOT / name.partition("::")[0], name.rpartition("::")[2]
+    return path.exists() and f"def {function}(" in path.read_text()
+
+
 def cpu_seconds() -> float:
     """What this process and its ended children have used."""
     return sum(os.times()[:4])
@@ -104,7 +110,8 @@ class DurationRecorder:
 
     def pytest_sessionfinish(self) -> None:
         recorded = {**read_durations(), **self.seconds}
-        above = {name: round(seconds, 1) for name, seconds in sorted(recorded.items()) if seconds > LONG}
+        above = {name: round(seconds, 1) for name, seconds in sorted(recorded.items())
+                 if seconds > LONG and exists(name)}
         DURATIONS.write_text(json.dumps(above, indent=1) + "\n")
 
 

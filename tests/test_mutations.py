@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation("engine/loop.py", "statistics.recorded(later)", "statistics.recorded(0)", LOOP),
     Mutation(
         "engine/loop.py",
-        "components.ema.update(components.model, summed.number + 1)",
-        "components.ema.update(components.model, summed.number)",
+        "parts.ema.update(parts.model, summed.number + 1)",
+        "parts.ema.update(parts.model, summed.number)",
         LOOP,
     ),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
@@ -66,7 +66,7 @@ MUTATIONS = (
         "engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP
     ),
     Mutation("checkpoints/local.py", "_link(folder / MANIFEST, manifest)", "pass", "checkpoints/test_local.py"),
-    Mutation("models/loss_anchor_free.py", "bins - 1 - 0.01)", "bins - 1 - 0.5)", "models/test_loss_anchor_free.py"),
+    Mutation("models/loss_anchor_free.py", "BINS - 1 - 0.01)", "BINS - 1 - 0.5)", "models/test_loss_anchor_free.py"),
     Mutation(
         "models/loss_anchor_free.py",
         "truth[..., 4:] - points), 2) / strides",
@@ -87,7 +87,7 @@ MUTATIONS = (
     ),
     Mutation("runs/event_log.py", "StartEvent(regrouped=False)", "StartEvent()", "runs/test_event_log.py"),
     # stores
-    Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
+    Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
     Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
@@ -228,7 +228,7 @@ MUTATIONS = (
     Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  # the", "pass  # the", LOOP),
     Mutation(
         "engine/build.py",
-        "components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+        "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
         "pass",
         EPOCHS,
     ),
@@ -256,8 +256,7 @@ MUTATIONS = (
     ),
     # runtime
     Mutation(
-        "runtime/validator.py", "config.imgsz or trained.recipe.imgsz", "trained.recipe.imgsz",
-        "runtime/test_validator_numbers.py"
+        "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
     ),
     Mutation(
         "sinks/metric_names.py",
@@ -289,7 +288,7 @@ MUTATIONS = (
         "given = options.given | dict(map(_read_assignment, options.set)) | given",
         "config/test_flags.py",
     ),
-    Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
+    Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
     Mutation(
