@@ -76,7 +76,9 @@ MUTATIONS = (
     Mutation(
         "models/loss_anchor_free.py", "counts.clamp(min=1)", "counts.clamp(min=1e-3)", "models/test_loss_anchor_free.py"
     ),
-    Mutation("ops/assign.py", "claims = taken | contested[image]", "claims = taken", "ops/test_assign_align.py"),
+    Mutation(
+        "ops/assign.py", "torch.where(taken | contested[image], ", "torch.where(taken, ", "ops/test_assign_align.py"
+    ),
     Mutation("ops/assign.py", "TOP = 10", "TOP = 9", "ops/test_assign_align.py"),
     Mutation("inference/results.py", "np.ceil(np.asarray", "np.floor(np.asarray", "inference/test_results.py"),
     Mutation(
@@ -251,9 +253,7 @@ MUTATIONS = (
     Mutation("data/voc.py", '"annots", ', "", "data/test_layouts.py"),
     Mutation("sinks/metric_names.py", "(getattr(row, part) or {})", "row.train", "sinks/test_metric_names.py"),
     Mutation("runs/event_log.py", "<= min(limit, committed)", "<= committed", "runs/test_event_log.py"),
-    Mutation(
-        "sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"
-    ),
+    Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"),
     # runtime
     Mutation(
         "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
