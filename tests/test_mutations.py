@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation("engine/loop.py", "statistics.recorded(later)", "statistics.recorded(0)", LOOP),
     Mutation(
         "engine/loop.py",
-        "parts.ema.update(parts.model, summed.number + 1)",
-        "parts.ema.update(parts.model, summed.number)",
+        "components.ema.update(components.model, summed.number + 1)",
+        "components.ema.update(components.model, summed.number)",
         LOOP,
     ),
     Mutation("engine/loop.py", "(finite & norm.isfinite())", "norm.isfinite()", LOOP),
@@ -66,7 +66,7 @@ MUTATIONS = (
         "engine/plan.py", "schedule.warm_rates(step.batch, ", "schedule.warm_rates(max(step.batch - 1, 0), ", LOOP
     ),
     Mutation("checkpoints/local.py", "_link(folder / MANIFEST, manifest)", "pass", "checkpoints/test_local.py"),
-    Mutation("models/loss_anchor_free.py", "BINS - 1 - 0.01)", "BINS - 1 - 0.5)", "models/test_loss_anchor_free.py"),
+    Mutation("models/loss_anchor_free.py", "bins - 1 - 0.01)", "bins - 1 - 0.5)", "models/test_loss_anchor_free.py"),
     Mutation(
         "models/loss_anchor_free.py",
         "truth[..., 4:] - points), 2) / strides",
@@ -89,7 +89,7 @@ MUTATIONS = (
     ),
     Mutation("runs/event_log.py", "StartEvent(regrouped=False)", "StartEvent()", "runs/test_event_log.py"),
     # stores
-    Mutation("data/remote.py", "coming.stat().st_size == size and (", "(", MIRROR),
+    Mutation("data/remote.py", "fetched.size == size and (", "(", MIRROR),
     Mutation("runs/remote_run.py", 'new[:new.rfind(b"\\n") + 1]', "new", "runs/test_remote_run.py"),
     Mutation("storage/store.py", "if current != version:", "if False:", "storage/test_store.py"),
     Mutation("storage/lease.py", "if first[1] + waited < EXPIRES:", "if False:", "storage/test_lease.py"),
@@ -205,7 +205,7 @@ MUTATIONS = (
     Mutation(
         "data/coco.py", "path: self._rows[path] for path in paths", "path: [] for path in paths", "data/test_index.py"
     ),
-    Mutation("ops/sharding.py", "loads[taker] += costs[number]", "loads[taker] += 1", "ops/test_sharding.py"),
+    Mutation("ops/sharding.py", "loads[least] += costs[item]", "loads[least] += 1", "ops/test_sharding.py"),
     Mutation(
         "data/index.py",
         "missing = (1 - average_precisions) ** 2",
@@ -230,7 +230,7 @@ MUTATIONS = (
     Mutation("engine/loop.py", "components.optimizer.zero_grad(set_to_none=True)  # the", "pass  # the", LOOP),
     Mutation(
         "engine/build.py",
-        "parts.ema.limit, parts.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
+        "components.ema.limit, components.ema.ramp = recipe.schedule.ema_decay, recipe.schedule.ema_ramp",
         "pass",
         EPOCHS,
     ),
@@ -256,7 +256,7 @@ MUTATIONS = (
     Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"),
     # runtime
     Mutation(
-        "runtime/validator.py", "config.imgsz or recipe.imgsz", "recipe.imgsz", "runtime/test_validator_numbers.py"
+        "inference/predictor.py", "size = imgsz or trained.recipe.imgsz", "size = trained.recipe.imgsz", "runtime/test_validator_numbers.py"
     ),
     Mutation(
         "sinks/metric_names.py",
@@ -288,7 +288,7 @@ MUTATIONS = (
         "given = options.given | dict(map(_read_assignment, options.set)) | given",
         "config/test_flags.py",
     ),
-    Mutation("redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
+    Mutation("core/redact.py", r"[^/\s]*@", r"[^/\s@]*@", "core/test_redact.py"),
     # tune
     Mutation("tune/space.py", 'log=self.type == "loguniform"', "log=False", "tune/test_space.py"),
     Mutation(
