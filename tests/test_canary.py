@@ -30,7 +30,7 @@ ENVIRONMENT = {
 # A worker that fails as libraries do: with all that it was given, in its message and in that of its cause.
 TRAINING = """
 import os
-from ray_yolo.runtime import worker
+from ray_yolo.runtime.workers import worker
 
 train = worker.train_worker
 
