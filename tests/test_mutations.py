@@ -256,7 +256,10 @@ MUTATIONS = (
     Mutation("sinks/base.py", "sink.update(last)", "sink.update(self._finishing.is_set())", "sinks/test_base.py"),
     # runtime
     Mutation(
-        "inference/predictor.py", "size = imgsz or trained.recipe.imgsz", "size = trained.recipe.imgsz", "runtime/test_validator_numbers.py"
+        "inference/predictor.py",
+        "size = imgsz or trained.recipe.imgsz",
+        "size = trained.recipe.imgsz",
+        "runtime/test_validator_numbers.py",
     ),
     Mutation(
         "sinks/metric_names.py",
