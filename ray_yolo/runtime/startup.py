@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from rich.control import Control
+from rich.segment import ControlType
+
 from ray_yolo.core.events import EndEvent, EpochEvent, StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.sinks.console import build_console
 
 _TICK_SECONDS = 0.5
 _FIRST_SECONDS, _NEXT_SECONDS = 10.0, 30.0  # until a phase is printed where there is no terminal, and printed again
@@ -26,6 +30,7 @@ class StartupStatus:
 
     def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._quiet, self._clock = stream, quiet, clock
+        self._console = build_console(stream)
         self._live = stream.isatty() and not quiet
         self._lock, self._over = threading.RLock(), threading.Event()
         self._text, self._since, self._due = "", 0.0, 0.0
@@ -97,4 +102,4 @@ class StartupStatus:
 
     def _erase(self) -> None:
         if self._live:
-            print("\r\x1b[2K", end="", file=self._stream, flush=True)
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))

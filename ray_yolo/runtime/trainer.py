@@ -7,7 +7,8 @@ without Ray, and keeps the same records and checkpoints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -112,7 +113,9 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
             run_logger.emit(resources.event)
             if local:
-                summary = _train_here(spec, placement, gpus, run_logger, run)
+                with _local_worker(placement, gpus, run_logger, run) as (context, stop_requested):
+                    summary = cast(Summary, run_session(
+                        spec, context, placement, run_logger.emit, stop_requested=stop_requested))
             else:
                 from ray_yolo.runtime.workers.run import train_on_ray
 
@@ -198,30 +201,22 @@ def _runs_a_script() -> bool:
     return main.__spec__ is None and hasattr(main, "__file__")
 
 
-def _train_here(spec: TrainSpec, placement: Placement, gpus: float, run_logger: RunLogger, run: Run) -> Summary:
-    """The session in this process."""
+@contextmanager
+def _local_worker(placement: Placement, gpus: float, run_logger: RunLogger, run: Run
+                  ) -> Iterator[tuple[WorkerContext, Callable[[], bool]]]:
+    """Context of a session in this process: what surrounds its worker, and whether a stop was requested."""
     keep_freed_memory()
     device = torch.device("cuda" if gpus else "cpu")
 
     def notify(text: str) -> None:
         run_logger.emit(WarningEvent(message=text))
 
-    with (
-        graceful_signals(notify) as stop_requested,
-        forward_warnings(notify, placement.loader_processes) as loader_init,
-    ):
-        context = WorkerContext(
-            device=device,
-            prepare_model=lambda model: model.to(device),
-            cache=placement.image_cache,
-            loader_processes=placement.loader_processes,
-            loader_init=loader_init,
-            threads=placement.threads,
-            stored=run.remote_checkpoints,
-        )
-        return cast(Summary, run_session(
-            spec, context, placement, run_logger.emit,
-            stop_requested=lambda: stop_requested() or run.is_lost))
+    with (graceful_signals(notify) as stop_requested,
+          forward_warnings(notify, placement.loader_processes) as loader_init):
+        yield WorkerContext(
+            device=device, prepare_model=lambda model: model.to(device), cache=placement.image_cache,
+            loader_processes=placement.loader_processes, loader_init=loader_init, threads=placement.threads,
+            stored=run.remote_checkpoints), lambda: stop_requested() or run.is_lost
 
 
 def _ray_metrics(run: Run, local: bool) -> list[Sink]:

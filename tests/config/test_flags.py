@@ -227,7 +227,7 @@ REFUSED = {
     "--resume_evolve x": "--resume_evolve: run the same python -m ray_yolo.tune command again; it continues",
     "--evolve_population x": "--evolve_population: use --warm-start PATH of python -m ray_yolo.tune: an evolve.csv, "
                              "hyp file, or folder",
-    "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once, with --num-workers N",
+    "--local_rank=0": "--local_rank: not needed: Ray starts the workers; run this command once with --num-workers N",
     "--entity me": f"--entity: {MLFLOW}",
     "--upload_dataset": f"--upload_dataset: {MLFLOW}",
     "--bbox_interval -1": f"--bbox_interval: {MLFLOW}",

@@ -166,7 +166,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, m
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_YOLO_CACHE", str(tmp_path / "file"))
     assert len(read_index(write_dataset(tmp_path, {"a": ROW}), "train")) == 1
-    assert "made anew at every start" in caplog.text
+    assert "rebuilt at every start" in caplog.text
 
 
 def _read_many_times(description: DatasetDescription, times: int) -> list[str]:

@@ -52,7 +52,7 @@ def test_a_folder_is_searched_as_one_of_a_data_set_is(folder: Path, tmp_path_fac
     (folder / "linked").symlink_to(elsewhere)
     assert "linked/f.jpg" in names(folder)
     monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
-    with pytest.raises(InputError, match=r"^source: .* may not be read"):
+    with pytest.raises(InputError, match=r"^source: .* permission denied"):
         find_media(str(folder))
 
 
@@ -214,7 +214,7 @@ def test_an_unreadable_folder_is_an_error(tree: Path, monkeypatch: pytest.Monkey
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DatasetError, match=f"{locked}: may not be read"):
+    with pytest.raises(DatasetError, match=f"{locked}: permission denied"):
         files_of(str(tree))
-    with pytest.raises(DatasetError, match="may not be read"):
+    with pytest.raises(DatasetError, match="permission denied"):
         matching(f"{tree}/**")

@@ -210,7 +210,7 @@ def test_precision_left_out_is_that_of_the_training_as_help_says(tmp_path: Path,
     found = {asked: found_in(tmp_path, precision=asked).losses for asked in ("auto", "fp32", "bf16")}
     assert found["auto"] == found[precision]
     assert found["fp32"] != found["bf16"]
-    assert "auto: that of the training" in str(config_fields(ValConfig)["precision"].info.description)
+    assert "auto: as in training" in str(config_fields(ValConfig)["precision"].info.description)
 
 
 def test_validation_repeats_the_trainings_to_the_bit(tmp_path: Path) -> None:

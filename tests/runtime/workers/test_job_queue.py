@@ -250,7 +250,7 @@ def test_what_is_known_does_not_grow_with_the_jobs_that_have_ended() -> None:
         job = str(number)
         desk.submit(job, wanted=1, most=1)
         desk.acquire("a")
-        desk.queue.coordinator(job, 1, "arrive", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
+        desk.queue.coordinator(job, 1, "register", job, Registration(0, ELSEWHERE, (job, 1), None, JOINING))
         desk.end("a")
         desk.queue.cancel(job)
         desk.queue.coordinator(job, 1, "end", ENDED)
