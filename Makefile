@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 UV ?= uv
 
-.PHONY: demo test test-all test-failed floor-test gpu-test cluster-test check docs bench bench-env clean
+.PHONY: demo test test-all test-again floor-test gpu-test cluster-test check docs bench bench-env clean
 
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile what it imports
 
@@ -42,8 +42,8 @@ test: $(VENV)/.dev  ## the quick tests, and one real use of each mechanism
 test-all: $(VENV)/.dev  ## all tests that need nothing outside the clone
 	$(BIN)/python $(PYTEST)
 
-test-failed: $(VENV)/.dev  ## those that failed in the last run, one after the other
-	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
+test-again: $(VENV)/.dev  ## the tests that failed in the last run, or all if it named none, one after the other
+	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures all
 
 gpu-test:  ## is a training on this machine's GPU right, and how fast; needs torch, numpy, OpenCV, pydantic, PyYAML alone
 	PYTHONPATH=. $(PYTHON) tests/benchmarks/gpu.py --write tests/benchmarks/gpu.md
