@@ -26,7 +26,7 @@ from ray_yolo.engine import loop
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.membership import FixedRendezvous
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
 from ray_yolo.ops.seeding import generator
@@ -56,7 +56,7 @@ def run_one(collectives: Collectives, scenario: Scenario) -> dict[str, Any]:
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
-        session = Session(scenario.spec, context, Placement(nosave=True), events.append, FixedRendezvous(collectives))
+        session = Session(scenario.spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
         session.join()
         patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; the tests compare them
         started = halves(session.components.model)
@@ -243,7 +243,7 @@ def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[d
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
         session = Session(
-            scenario.spec, context, Placement(nosave=True), lambda event: None, FixedRendezvous(collectives)
+            scenario.spec, context, Placement(nosave=True), lambda event: None, Rendezvous(collectives)
         )
         session.join()
         components, state = session.components, session.state

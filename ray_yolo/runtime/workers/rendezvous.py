@@ -30,7 +30,7 @@ from ray_yolo.engine.collectives import (
     preload,
     serve_rendezvous_store,
 )
-from ray_yolo.engine.membership import Activity, Generation
+from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers.coordinator import (
@@ -69,8 +69,8 @@ def own_address() -> str:
     return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
 
 
-class RendezvousClient:
-    """How a session finds its peers, see `Membership`. A thread sends the coordinator this worker's `activity`.
+class RendezvousClient(Rendezvous):
+    """Generations that the coordinator forms. A thread sends it this worker's `activity`.
 
     Args:
         worker: this worker's number among Ray's.
