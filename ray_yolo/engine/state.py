@@ -25,7 +25,7 @@ from ray_yolo.engine.build import TrainComponents, TrainSpec, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Generation
 
-START = Progress(0, 0, 0)
+START = Progress()
 
 
 @dataclass
@@ -147,13 +147,8 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
 
 def _start_over(components: TrainComponents) -> TrainState:
     """The state before the first step, for components that have already trained."""
-    context = replace(
-        components.context,
-        collectives=Collectives(),
-        prepare_model=lambda model: model.to(components.context.device),
-        cache="none",
-        loader_processes=0,
-    )
+    context = replace(components.context, collectives=Collectives(), cache="none", loader_processes=0,
+                      prepare_model=lambda model: model.to(components.context.device))
     return restore(components, capture(build(components.spec, context), TrainState(), {}))
 
 

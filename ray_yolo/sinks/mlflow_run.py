@@ -262,24 +262,17 @@ def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) ->
             _deliver_run(delivery or Delivery(folder, uri), folder, uri, note)
 
 
-def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = None,
-                tags: Mapping[str, str] | None = None) -> str:
-    """Deliver a whole run folder to a server. What the server has already stays as it is.
-
-    Returns:
-        The id of the MLflow run.
+def synchronise(folder: Path, uri: str) -> str:
+    """Deliver a whole run folder to a server, which keeps what it has already. Returns the id of the MLflow run.
 
     Raises:
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    folder = Path(run_dir)
-    note = {"parent_run_id": None, "tags": {}, **(read_pending(folder, uri) or {})}
-    given = {"parent_run_id": parent_run_id, "tags": tags}
-    note |= {key: value for key, value in given.items() if value}
+    note = read_pending(folder, uri) or {"parent_run_id": None, "tags": {}}
     run_id = _deliver_run(Delivery(folder, uri), folder, uri, note)
     if run_id is None:  # the folder of a sweep has an MLflow run, too, but no event log
-        raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
+        raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
     return run_id
 
 

@@ -30,7 +30,7 @@ from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
 from ray_yolo.runs.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
@@ -142,8 +142,7 @@ def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent))), None)
-    if not events or isinstance(last, EndEvent):
+    if not events or isinstance(last_of(events, StartEvent, EndEvent), EndEvent):
         return
     recorder = LocalRecorder(str(log))
     recorder.emit(_end_event(log, "stopped", "stopped early"))

@@ -78,9 +78,8 @@ class FailureCallback(ray.train.UserCallback):
         coordinator: of these workers. A draining worker's end is no failure, nor is any end after training.
     """
 
-    def __init__(
-        self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
-    ) -> None:
+    def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
+                 ) -> None:
         self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:

@@ -105,9 +105,8 @@ def _train_until_sigterm(payload: dict[str, Any], placement: Placement, worker: 
         over.set()
 
 
-def train_job(
-    payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
-) -> Summary | None:
+def train_job(payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
+              ) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary.
 
     Args:
@@ -129,16 +128,8 @@ def train_job(
     try:
         device = _device(on_pool)
         if coordinator:
-            members = RendezvousClient(
-                coordinator,
-                worker,
-                activity,
-                device,
-                placement.timeout_seconds,
-                report_stacks,
-                uid,
-                alone=worker == 0 and placement.min_workers == 1,
-            )
+            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds, report_stacks,
+                                       uid, alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:
