@@ -31,12 +31,13 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
-from ray_yolo.runs.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
+_RECORDER_SECONDS = 60.0  # for the recorder to reply
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
 
 _SIGTERM_SECONDS = 0.2  # until a SIGTERM is noticed
@@ -64,7 +65,7 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     placement, worker = Placement.model_validate(payload["placement"]), ray.train.get_context().get_world_rank()
     group = get_current_placement_group()
     if group is not None and worker == 0:
-        emitter(payload["recorder"])(PlacementEvent(group=group.id.hex()))
+        payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
     summary = _train_until_sigterm(payload, placement, worker)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # or Ray Train would not replace it
@@ -114,8 +115,9 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
         uid: by which the coordinator knows this worker.
     """
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
-    await_recorder(payload["recorder"])
-    emit, coordinator = emitter(payload["recorder"]), payload["coordinator"]
+    recorder: RecorderClient = payload["recorder"]
+    recorder.wait(_RECORDER_SECONDS)
+    emit, coordinator = recorder.emit, payload["coordinator"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def notify(text: str) -> None:
@@ -149,7 +151,7 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
     finally:
         if members:
             members.close()
-        flush_recorder(payload["recorder"])  # events are sent without waiting, and the process may end now
+        recorder.flush()  # events are sent without waiting, and the process may end now
 
 
 def _device(on_pool: bool) -> torch.device:
