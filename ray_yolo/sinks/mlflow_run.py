@@ -20,12 +20,13 @@ from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochE
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.folders import lock_file
 from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.mlflow_client import (
+    OWED_FILE,
     RUN_FILE,
     build_client,
     build_monitor,
-    claim_pending,
     clear_pending,
     find_experiment,
     note_pending,
@@ -257,8 +258,12 @@ def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) ->
     Raises:
         Exception: any that MLflow raises; the delivery is still pending then.
     """
-    with claim_pending(folder, uri) as note:
-        if note is not None:
+    try:
+        file = (folder / OWED_FILE).open("r+")
+    except FileNotFoundError:
+        return
+    with file:
+        if lock_file(file) and (note := read_pending(folder, uri)) is not None:
             _deliver_run(delivery or Delivery(folder, uri), folder, uri, note)
 
 
