@@ -83,8 +83,6 @@ AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
 
-_REMOVED = {"augment": {"mosaic_window": 0}}  # removed settings by section, with the value that had no effect
-
 
 def _freeze_list(value: object) -> object:
     """As in YOLOv5: `--freeze 10` means the first ten layers, `--freeze 0 1 2` these layers."""
@@ -160,16 +158,6 @@ class Recipe(ConfigModel):
     augment: sections.AugmentConfig = sections.AugmentConfig()
     evaluate: sections.EvaluateConfig = sections.EvaluateConfig()
     objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_settings(cls, tree: object) -> object:
-        """Drop removed settings, which recorded recipes still name."""
-        if not isinstance(tree, dict):
-            return tree
-        kept = {section: {name: value for name, value in tree[section].items() if (name, value) not in removed.items()}
-                for section, removed in _REMOVED.items() if isinstance(tree.get(section), dict)}
-        return {**tree, **kept}
 
     @model_validator(mode="before")
     @classmethod
