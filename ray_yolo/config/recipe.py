@@ -29,9 +29,8 @@ from ray_yolo.config.sections import SECTIONS, ConfigModel
 from ray_yolo.config.settings import canonical, did_you_mean
 from ray_yolo.core.errors import ConfigError
 
-CHANGEABLE = tuple(
-    path for section, model in SECTIONS.items() for name in model.model_fields
-    if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
+CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields
+                   if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
 """Config paths of the settings that may change during training."""
 
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -277,10 +276,8 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, 
         least = QUAD if recipe.quad else 1
         micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
-    resolved = recipe.model_copy(update={
-        "batch_size": batch, "microbatch": micro, "precision": precision,
-        "threads": recipe.threads or int(recipe.exact),
-    })
+    resolved = recipe.model_copy(update={"batch_size": batch, "microbatch": micro, "precision": precision,
+                                         "threads": recipe.threads or int(recipe.exact)})
     check_workers(resolved, num_workers)
     return resolved
 
