@@ -190,9 +190,8 @@ class YOLO:
         else:
             target = torch.device(f"cuda:{device}" if str(device).isdigit() else device)
         if target not in self._predictors:
-            self._predictors[target] = build_predictor(self._trained, config, device=target)
-        return replace(self._predictors[target], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config,
-                       precision=config.precision)
+            self._predictors[target] = build_predictor(self._trained, config, target)
+        return replace(self._predictors[target], imgsz=config.imgsz or self._trained.recipe.imgsz, settings=config)
 
 
 def _spelled(config: type[BaseModel], settings: dict[str, Any]) -> dict[str, Any]:

@@ -58,10 +58,8 @@ def load_trained(path: Path) -> Trained:
     needed = weights.meta.get("plugin")
     model_name = weights.meta.get("recipe", {}).get("model", "")
     if needed and plugin_of(str(model_name)) is None:
-        raise CheckpointError(
-            f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), which "
-            f"is not installed here; install it"
-        )
+        raise CheckpointError(f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), "
+                              "which is not installed here; install it")
     try:
         recipe = Recipe.model_validate(weights.meta["recipe"])
         named = weights.meta["architecture"] or recipe.model
@@ -117,7 +115,6 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
-    precision: str
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
@@ -145,13 +142,12 @@ class Predictor:
                 detections = torch.cat([corners, selected[:, 4:]], 1).cpu().numpy()
                 times = preprocess, inference, perf_counter() - start
                 detected[number] = ImageDetections(
-                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)}
-                )
+                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
         return [detected[number] for number in range(len(images))]
 
     def _forward(self, pixels: np.ndarray) -> Predictions:
         batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.settings.precision):
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
         predictions = self.family.decode(self.model.head, levels)
         if self.device.type == "cuda":
@@ -164,23 +160,14 @@ class Predictor:
         if settings.classes is not None:  # boxes whose best class is a requested one
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        [detections] = select(
-            boxes,
-            scores,
-            confidence=settings.confidence,
-            iou=settings.iou if self.family.suppress else None,
-            max_detections=settings.max_detections,
-            multi_label=False,
-            agnostic=settings.agnostic_nms,
-        )
-        return detections
+        return select(boxes, scores, confidence=settings.confidence, iou=settings.iou if self.family.suppress else None,
+                      max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)[0]
 
 
-def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | None = None, precision: str = "fp32",
-                    device: torch.device = CPU) -> Predictor:
-    """A predictor for trained weights; `imgsz` defaults to that of the training."""
+def build_predictor(trained: Trained, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
+    """A predictor for trained weights."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, input_size(trained, imgsz), settings, device, precision)
+    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device)
 
 
 def input_size(trained: Trained, imgsz: int | None) -> int:

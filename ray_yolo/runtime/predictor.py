@@ -56,8 +56,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     placement = config.placement
     if placement.num_workers == 0:
         keep_freed_memory()
-        predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
-                                    device=local_device(placement.gpus_per_worker))
+        predictor = build_predictor(trained, config, local_device(placement.gpus_per_worker))
         has_stream = any(each.is_stream for each in media)
         detect = partial(detect_files, predictor, media, threads=0 if has_stream else len(os.sched_getaffinity(0)))
     else:
@@ -155,8 +154,7 @@ class _Actor:
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._settings, self._folder, self._address = settings, folder, address
-        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, imgsz=settings.imgsz,
-                                          precision=settings.precision, device=device)
+        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]

@@ -93,8 +93,7 @@ class Model:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
-        self._predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
-                                          device=local_device(config.gpus_per_replica))
+        self._predictor = build_predictor(trained, config, local_device(config.gpus_per_replica))
         self._broken = ""
         self.detect.set_max_batch_size(config.batch_size)
         self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)

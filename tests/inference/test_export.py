@@ -256,6 +256,15 @@ def test_detections_are_those_of_select(build: Callable[[NmsConfig], Suppress], 
         assert np.abs(actual - wanted).max(initial=0) < 1e-4
 
 
+@pytest.mark.parametrize("suppress", [True, False])
+@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
+def test_equal_scores_keep_the_order_of_select(build: Callable[..., Suppress], suppress: bool) -> None:
+    predictions = random_predictions(2, 500, 9)
+    predictions[..., 4:] = (predictions[..., 4:] * 8).round() / 8
+    assert np.array_equal(build(NmsConfig(), suppress=suppress)(predictions),
+                          expected(predictions, NmsConfig(), suppress=suppress))
+
+
 def test_the_cases_need_suppression() -> None:
     predictions = random_predictions()
     sizes = [len(expected(predictions, settings)) for settings in SETTINGS]

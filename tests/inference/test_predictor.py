@@ -101,7 +101,7 @@ def test_agnostic_suppression_keeps_fewer(trained: Trained, image: np.ndarray) -
 
 def test_the_image_size_is_that_of_the_training_unless_given(trained: Trained) -> None:
     assert predictor(trained).imgsz == 64
-    assert build_predictor(trained, DetectConfig(), imgsz=96).imgsz == 96
+    assert predictor(trained, imgsz=96).imgsz == 96
 
 
 def test_concurrent_threads_give_the_same_detections(trained: Trained) -> None:
