@@ -75,6 +75,7 @@ VAL = Command(
         "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
     ),
     switches={"--half": ("precision", "fp16")},
+    unsupported={"--augment": "not supported: a larger --imgsz has most of its effect"},
 )
 
 PREDICT = Command(

@@ -3,6 +3,7 @@
     python tests/benchmarks/run.py first_hour words               # --version, --help, mistakes
     python tests/benchmarks/run.py first_hour bare workers        # first step, last epoch, prompt
     python tests/benchmarks/run.py first_hour joining job         # the same on a Ray that `ray start` has started
+    python tests/benchmarks/run.py first_hour joining:2-2 [--head NAME=VALUE]  # other workers, environment of that Ray
     python tests/benchmarks/run.py first_hour bccd yolov5 --data .../bccd/data.yaml  # three epochs, to the prompt
     python tests/benchmarks/run.py first_hour pictures noplots --data .../bccd/data.yaml --rounds 2
 
@@ -38,8 +39,7 @@ Taken = dict[str, tuple[float, float]]  # seconds by the clock and of the proces
 TRAIN = ("-m", "ray_yolo.train", "--model", "yolov5n")
 SHORT = (*TRAIN, "--data", "shapes", "--imgsz", "64", "--epochs", "1")
 PROGRAMS = Path(sys.executable).parent
-WORDS = {"--version": (), "--help": ("-m", "ray_yolo.train", "--help"), "wrong flag": (*SHORT, "--bathc-size", "16"),
-         "wrong data": (*SHORT, "--data", "nowhere.yaml")}
+REFUSED = {"wrong flag": (*SHORT, "--bathc-size", "16"), "wrong data": (*SHORT, "--data", "nowhere.yaml")}
 MARKS = {"first step": StepEvent, "last epoch": EpochEvent, "end": EndEvent}
 
 
@@ -49,29 +49,34 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data", default="shapes1k", help="of the commands that train three epochs")
     parser.add_argument("--imgsz", default="320")
     parser.add_argument("--epochs", default="3")
+    parser.add_argument("--head", nargs="*", default=[], metavar="NAME=VALUE", help="environment of `ray start`")
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args(argv)
-    names = [*WORDS] if given.commands == ["words"] else given.commands
+    names = ["--version", "--help", *REFUSED] if given.commands == ["words"] else given.commands
+    kinds = {name.partition(":")[0] for name in names}
     long = (*TRAIN, "--data", os.path.abspath(given.data) if os.path.exists(given.data) else given.data,
             "--imgsz", given.imgsz, "--batch-size", "16", "--epochs", given.epochs)
-    with ray_head(needed=not {"joining", "job"}.isdisjoint(names)) as (address, dashboard, pids):
+    with ray_head(needed=not {"joining", "job"}.isdisjoint(kinds), settings=given.head) as (address, dashboard, pids):
         submit = (f"{PROGRAMS}/ray", "job", "submit", "--address", dashboard, "--", sys.executable)
-        workers = ("--num-workers", "2")
-        commands: Mapping[str, Callable[[], Taken]] = {
-            **{name: partial(at_terminal, (sys.executable, *words) if words else (f"{PROGRAMS}/ray_yolo", name),
-                             fails="wrong" in name) for name, words in WORDS.items()},
-            "bare": lambda: at_terminal((sys.executable, *SHORT)),
-            "workers": lambda: at_terminal((sys.executable, *SHORT, *workers)),
-            "joining": lambda: at_terminal((sys.executable, *SHORT, *workers, "--address", address), pids),
-            "job": lambda: at_terminal((*submit, *SHORT, *workers, "--storage-path"), pids, stored=True),
-            "bccd": lambda: at_terminal((sys.executable, *long)),
-            "pictures": lambda: at_terminal((sys.executable, *long)),
-            "noplots": lambda: at_terminal((sys.executable, *long, "--noplots")),
-            "yolov5": lambda: peer(given.data, int(given.imgsz), int(given.epochs))}
+        commands: Mapping[str, Callable[[str], Taken]] = {
+            **{name: partial(refused, (sys.executable, *words)) for name, words in REFUSED.items()},
+            "--version": lambda _: at_terminal((f"{PROGRAMS}/ray_yolo", "--version")),
+            "--help": lambda _: at_terminal((f"{PROGRAMS}/ray_yolo", "train", "--help")),
+            "bare": lambda _: at_terminal((sys.executable, *SHORT)),
+            "workers": lambda count: at_terminal((sys.executable, *SHORT, "--num-workers", count)),
+            "joining": lambda count: at_terminal(
+                (sys.executable, *SHORT, "--num-workers", count, "--address", address), pids),
+            "job": lambda count: at_terminal((*submit, *SHORT, "--num-workers", count, "--storage-path"), pids,
+                                             stored=True),
+            "bccd": lambda _: at_terminal((sys.executable, *long)),
+            "pictures": lambda _: at_terminal((sys.executable, *long)),
+            "noplots": lambda _: at_terminal((sys.executable, *long, "--noplots")),
+            "yolov5": lambda _: peer(given.data, int(given.imgsz), int(given.epochs))}
         turns: dict[str, list[Taken]] = {name: [] for name in names}
         for number in range(given.rounds):
             for name in names[:: -1 if number % 2 else 1]:
-                turns[name].append(commands[name]())
+                kind, _, workers = name.partition(":")
+                turns[name].append(commands[kind](workers or "2"))
                 print(name, {mark: [round(each, 2) for each in both] for mark, both in turns[name][-1].items()},
                       file=sys.stderr)
     print(json.dumps({"id": "first_hour", **{name: {mark: [round(statistics.median(turn[mark][n] for turn in each), 2)
@@ -117,6 +122,10 @@ def at_terminal(command: Sequence[str], pids: Sequence[int] = (), *, fails: bool
         return {**taken, "prompt": (end, max(cpu for _, cpu in samples))}
 
 
+def refused(command: Sequence[str], _: str) -> Taken:
+    return at_terminal(command, fails=True)
+
+
 def wait_for_plots(folder: str) -> None:
     """Until no process works in the folder: the next command shall have the machine alone."""
     def works(path: Path) -> bool:
@@ -144,7 +153,7 @@ def peer(data: str, imgsz: int, epochs: int) -> Taken:
 
 
 @contextmanager
-def ray_head(*, needed: bool) -> Iterator[tuple[str, str, list[int]]]:
+def ray_head(*, needed: bool, settings: Sequence[str] = ()) -> Iterator[tuple[str, str, list[int]]]:
     """`ray start --head`: its address, its dashboard's address, and its processes. Nothing unless it is needed."""
     if not needed:
         yield "", "", []
@@ -158,7 +167,8 @@ def ray_head(*, needed: bool) -> Iterator[tuple[str, str, list[int]]]:
         process = subprocess.Popen(
             [f"{PROGRAMS}/ray", "start", "--head", "--block", f"--port={ports[0]}",
              f"--temp-dir={folder}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}",
-             "--dashboard-agent-listen-port=0"], stdout=said, stderr=said, env=dict(environment()))
+             "--dashboard-agent-listen-port=0"], stdout=said, stderr=said,
+            env={**environment(), **dict(setting.split("=", 1) for setting in settings)})
         try:
             while "Ray runtime started" not in Path(said.name).read_text():
                 assert process.poll() is None, Path(said.name).read_text()
