@@ -75,6 +75,7 @@ VAL = Command(
         "project", "name", "exist_ok", "storage_path", "noplots", "mlflow_uri",
     ),
     switches={"--half": ("precision", "fp16")},
+    unsupported={"--augment": "not supported: a larger --imgsz has most of its effect"},
 )
 
 PREDICT = Command(
@@ -234,6 +235,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     from ray_yolo.sinks.mlflow_client import own_uri, tracking_uri
     from ray_yolo.sinks.mlflow_run import synchronise
+    from ray_yolo.sinks.tensorboard import complete
 
     run_dir = _folder(options.run_dir)
     requested = options.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or own_uri(run_dir)
@@ -241,6 +243,7 @@ def sync(argv: Sequence[str] | None = None) -> int:
     if uri is None:
         parser.error("--mlflow-uri off: no server to deliver to; give one")
     print(f"run {synchronise(run_dir, uri)} at {redact(uri)}")
+    complete(run_dir)
     return 0
 
 

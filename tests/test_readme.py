@@ -29,7 +29,7 @@ from ray_yolo.config.flags import parse
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?:<!-- needs: (?P<needs>[^>]*) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
 EXTRA, SERVING, HEAD = "pip install '.[export]'", "pip install '.[serve]'", "ray start --head"
-MINUTES = "minutes"
+MINUTES, DEMO = "minutes", "make demo"
 HEAD_ADDRESS = "http://127.0.0.1:8265"
 PARSED = {"train": TRAIN, "val": VAL, "predict": PREDICT, "export": EXPORT, "serve": SERVE, "tune": TUNE}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
@@ -146,7 +146,7 @@ def test_every_block_is_found() -> None:
     assert TEXT.count("```bash") + TEXT.count("```python") == len(BLOCKS)
 
 
-@pytest.mark.parametrize("needs", [EXTRA, SERVING, HEAD])
+@pytest.mark.parametrize("needs", [EXTRA, SERVING, HEAD, DEMO])
 def test_the_line_above_a_block_states_its_needs(needs: str) -> None:
     before = TEXT.partition(f"<!-- needs: {needs} -->")[0].splitlines()[-2]
     assert f"`{needs}`" in before
@@ -210,6 +210,25 @@ def test_a_job_with_a_working_dir_stores_in_the_home_folder(new_user: NewUser) -
     assert (stored / "runs" / "train" / "exp" / "weights" / "best.pt").exists()
     assert (stored / "mlflow.db").exists()
     assert [path.name for path in new_user.folder.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_first_prediction_finds_figures_in_all_pictures(new_user: NewUser) -> None:
+    """Trained as `make demo` trains, the detector finds most figures of the pictures, at the default confidence."""
+    made = subprocess.run(["make", "-n", "-o", ".venv/.base", "demo"], cwd=ROOT, capture_output=True, text=True,
+                          check=True)
+    new_user.run(made.stdout.replace(".venv/bin/python", "python"))
+    (block,) = [block for block in BLOCKS if block.needs == DEMO]
+    output = new_user.run(block.code)
+    labels, found = ({path.stem: len(path.read_text().splitlines()) for path in folder.glob("*.txt")}
+                     for folder in (new_user.home / ".cache/ray_yolo/shapes-v2/labels/val",
+                                    new_user.folder / "runs/detect/exp/labels"))
+    with_figures = {stem for stem, boxes in labels.items() if boxes}
+    assert len(with_figures) > 50, output
+    assert len(with_figures & found.keys()) >= 0.95 * len(with_figures), output
+    assert sum(found.values()) >= 0.9 * sum(labels.values()), output
 
 
 def test_commands_of_the_other_blocks_are_accepted() -> None:

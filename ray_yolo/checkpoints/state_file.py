@@ -144,17 +144,26 @@ def load_plain(path: Path) -> object:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        reason = (str(error) or "it ends early").splitlines()[0]
-        raise CheckpointError(f"{path}: not a readable weights file ({reason})") from None
-    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
-        with path.open("rb") as file:
-            head = file.read(len(_LEGACY))
-        if not head.startswith((_ARCHIVE, _PICKLE)):
+        if not _starts_as_torch(path):
             raise CheckpointError(f"{path}: was not written by torch.save; download it again") from None
-        why = "torch's format before 1.6, of which only plain tensors are read" if head == _LEGACY else (
+        reason = (str(error) or "it ends early").splitlines()[0].partition("  (")[0]
+        raise CheckpointError(f"{path}: not a readable weights file ({reason}); download it again") from None
+    except Exception as error:  # pickle.UnpicklingError: weights_only refused an object
+        if not _starts_as_torch(path):
+            raise CheckpointError(f"{path}: was not written by torch.save; download it again") from None
+        why = "torch's format before 1.6, of which only plain tensors are read" if _head(path) == _LEGACY else (
             type(error).__name__)
         raise CheckpointError(f"{path}: holds pickled objects, which are never loaded ({why}); {CONVERT_HINT}"
                               ) from None
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_LEGACY))
+
+
+def _starts_as_torch(path: Path) -> bool:
+    return _head(path).startswith((_ARCHIVE, _PICKLE))
 
 
 def _inflates(path: Path) -> bool:

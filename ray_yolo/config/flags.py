@@ -271,4 +271,6 @@ def _explain_unknown(words: Sequence[str], command: Command[Any]) -> str:
     path = canonical(flag.strip("-").replace("-", "_"))
     if path in config_fields(command.model) and path not in command.paths:
         return f"{flag} is not a flag; write --set {path}=VALUE"
-    return f"unknown flag {flag}{did_you_mean(flag, {name: name for name in command.flags})}"
+    settings = {f"--{path.rpartition('.')[2].replace('_', '-')}": f"--set {path}=VALUE"
+                for path in config_fields(command.model) if "." in path}
+    return f"unknown flag {flag}{did_you_mean(flag, settings | {name: name for name in command.flags})}"

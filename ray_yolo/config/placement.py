@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
@@ -18,6 +18,7 @@ from pydantic import Field, NonNegativeFloat, field_validator
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
 from ray_yolo.core.events import ResourcesEvent
+from ray_yolo.core.formatting import format_count
 
 
 class Placement(ConfigModel):
@@ -29,8 +30,8 @@ class Placement(ConfigModel):
     gpus_per_worker: NonNegativeFloat | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
     cpus_per_worker: Annotated[float, Gt(0), Le(4096)] | Literal["auto"] = "auto"
-    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs
-    (1 in a sweep)."""
+    """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs,
+    else on a requested cluster of half of what is free (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """Ray's strategy for placing workers on nodes."""
     accelerator_type: str = ""
@@ -163,6 +164,10 @@ class NodeResources:
 
     cpus: float
     gpus: float = 0.0
+    cpus_per_gpu: float = 0.0
+    """All CPUs of the node for each of its GPUs; 0: the free ones for each free GPU."""
+    is_shared: bool = False
+    """Whether other jobs use the node, too."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,9 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
               images: Images | None = None) -> Resources:
     """The placement with all open settings resolved.
 
-    cpus_per_worker becomes the most that all workers can have at once, at least 1, limited by their share of GPUs and
-    by `threads`; workers (loader processes) the number that keeps the rest busy; cache ram if the images fit.
+    cpus_per_worker becomes the most that all workers can have at once, at least 1, limited by their share of GPUs, by
+    half of a shared node without GPUs, and by `threads`; workers (loader processes) the number that keeps the rest
+    busy; cache ram if the images fit.
 
     Args:
         gpus: of each worker.
@@ -214,7 +220,7 @@ def share_out(placement: Placement, gpus: float, nodes: Sequence[NodeResources],
         if threads and not gpus:
             cpus = min(cpus, threads + math.ceil(threads / feeds))
         chosen = chosen.model_copy(update={"cpus_per_worker": float(cpus)})
-        reasons.insert(0, _free(nodes, placement.max_workers))
+        reasons.insert(0, _free(nodes, placement.max_workers, gpus))
     if chosen.workers < 0:
         loaders = loader_processes(int(chosen.cpus), gpus, threads, feeds)
         chosen = chosen.model_copy(update={"workers": loaders})
@@ -245,10 +251,12 @@ def workers_on(nodes: Sequence[NodeResources], gpus: float, cpus: float) -> tupl
 def most_cpus(nodes: Sequence[NodeResources], workers: int, gpus: float, strategy: str) -> int:
     """The most whole CPUs, at least 1, that all workers can have at the same time with `gpus` GPUs each.
 
-    A worker with GPUs gets at most the same share of a node's CPUs as of its GPUs.
+    A worker with GPUs gets at most the same share of a node's CPUs as of its GPUs. Workers without get at most half of
+    the CPUs that are free on a shared node.
     """
-    nodes = [node for node in nodes if node.gpus >= gpus]
-    most = min((node.cpus * gpus / node.gpus for node in nodes), default=1) if gpus else max(
+    nodes = [node if gpus or not node.is_shared else replace(node, cpus=node.cpus / 2)
+             for node in nodes if node.gpus >= gpus]
+    most = min((gpus * (node.cpus_per_gpu or node.cpus / node.gpus) for node in nodes), default=1) if gpus else max(
         (node.cpus for node in nodes), default=1)
 
     def fits(cpus: int) -> bool:
@@ -284,7 +292,7 @@ def _cache(images: Images | None) -> tuple[str, str]:
     return "ram" if images.num_bytes <= images.room else "none", needed
 
 
-def _free(nodes: Sequence[NodeResources], workers: int) -> str:
+def _free(nodes: Sequence[NodeResources], workers: int, gpus: float) -> str:
     cpus = sum(node.cpus for node in nodes)
-    shared = f"{workers} workers" if workers > 1 else "1 worker"
-    return f"{cpus:g} CPUs free for {shared}"
+    text = f"{cpus:g} CPUs free for {format_count(workers, 'worker')}"
+    return f"{text}, half of them left to other jobs" if not gpus and any(node.is_shared for node in nodes) else text

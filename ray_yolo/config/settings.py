@@ -229,7 +229,7 @@ def _messages(
 
 def _field_message(detail: ErrorDetails, path: str, given: Mapping[str, SourcedValue], field: ConfigField) -> str:
     if detail["type"] == "missing":
-        return f"{path} is required: {field.info.description}"
+        return f"{path} is required: {' '.join((field.info.description or '').split())}"
     value, origin = given[path]
     named = origin.replace("-", "_").rstrip("=").endswith(path)  # --batch-size already names batch_size
     where = origin if named else f"{origin}: {path}"

@@ -105,7 +105,7 @@ def _read_text(path: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from None
+        raise InputError(f"{path}:{line}: not UTF-8; save the file as UTF-8, or give a YAML file") from None
 
 
 def _syntax_message(path: Path, text: str, error: yaml.YAMLError) -> str:

@@ -75,6 +75,22 @@ def available_memory() -> int:
     return max(0, min([int(fields["MemAvailable"].split()[0]) * 1024, *limits]))
 
 
+def undo_niceness() -> bool:
+    """Give this process the niceness of its parent, as far as the system permits. Ray runs its workers at niceness 15.
+
+    Returns:
+        Whether it is no nicer now.
+    """
+    try:
+        niceness = os.getpriority(os.PRIO_PROCESS, os.getppid())
+        if os.getpriority(os.PRIO_PROCESS, 0) > niceness:
+            for thread in os.listdir("/proc/self/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+    except OSError:
+        return False
+    return True
+
+
 @cache
 def _pid_space(boot: Path) -> str:
     """Boot id and PID namespace of this process; the namespace alone has the same number on every kernel."""

@@ -124,7 +124,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
-        raise DatasetError(f"{file}: is not a JSON file: {error}") from None
+        raise DatasetError(f"{file}: is not a JSON file: {error}; write or download it again") from None
     for key in ("images", "annotations", "categories"):
         rows = content.get(key) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

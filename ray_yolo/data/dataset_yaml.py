@@ -79,8 +79,11 @@ def read_description(source: str | Path) -> DatasetDescription:
     if str(source) and os.path.isdir(path):
         path = _description_in(path)
     if not os.path.isfile(path):
+        from ray_yolo.config.settings import did_you_mean
+
+        near = did_you_mean(str(source), {name: name for name in BUILT_IN})
         raise DatasetError(f"{source}: no such file, and no built-in data set has this name "
-                           f"({', '.join(BUILT_IN)}); give the path of a data-set YAML")
+                           f"({', '.join(BUILT_IN)}){near or '; give the path of a data-set YAML'}")
     content = load_text_yaml(path)
     return describe(content.data, path, content.where)
 

@@ -53,7 +53,7 @@ class LabelSources:
         self.paths = sorted(images | set(self._coco))
         if not self.paths:
             raise DatasetError(f"{description.file}: {split}: no images in {', '.join(description.split(split))} "
-                               f"(looked for {', '.join(sorted(SUFFIXES))})")
+                               f"(looked for {', '.join(sorted(SUFFIXES))}); correct the path")
 
     def part(self, paths: list[str]) -> LabelSources:
         """A subset of the images with the data to read them, small enough to send to a process."""

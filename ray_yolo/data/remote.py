@@ -102,8 +102,8 @@ def snapshot(address: str, version: str = "", notify: Callable[[str], None] = _l
     except InputError as error:  # in the description, known to the user by its address
         raise DatasetError(str(error).replace(str(top / _PARTIAL), folder)) from None
     except OSError as error:
-        advice = f"{top} can be written to" if error.errno else "the environment's credentials may list and read it"
-        raise DatasetError(f"data: {address}: {error}; see that {advice}") from None
+        advice = f"; see that {top} can be written to" if error.errno else ""
+        raise DatasetError(f"data: {address}: {error}{advice}") from None
     return DatasetSnapshot(address, current, str(top / current))
 
 

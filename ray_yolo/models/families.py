@@ -88,7 +88,10 @@ def find_family(model: str | Mapping[str, object]) -> Family:
         family: Family = getattr(importlib.import_module(module), name)
         return family
     known = [*FAMILY_OF, *(name for each in plugins() for name in each.plugin.models)]
-    near = difflib.get_close_matches(model, known, n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(stem := model.rpartition("/")[2].partition(".")[0], known, n=1, cutoff=0.0)[0]
+    if model.endswith((".pt", ".safetensors")):
+        name = f" --model {stem}" if stem in known else ", and the name of its model with --model"
+        raise ConfigError(f"model: {model} is a file of weights; give it with --weights {model}{name}")
     raise ConfigError(f"model: {model!r} is unknown; did you mean {near}? Known: {', '.join(known)}, or a YAML file")
 
 

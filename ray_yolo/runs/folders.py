@@ -18,6 +18,7 @@ from ray_yolo.storage.lease import store_time, try_lock
 from ray_yolo.storage.store import Store, is_address, open_store
 
 RAYS_COPIES = "/runtime_resources/working_dir_files/"  # Ray unpacks `ray job submit --working-dir` here
+_PROBE = ".ray_yolo-"  # how the name of a temporary file begins
 _logger = logging.getLogger(__name__)
 
 
@@ -29,7 +30,8 @@ def usable_storage() -> Iterator[None]:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in a path
-        place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        place = str(error.filename or "") if isinstance(error, OSError) else ""
+        place = f"{place.partition(f'/{_PROBE}')[0]}: " if place else ""
         raise StorageError(f"{place}{getattr(error, 'strerror', None) or error}; give a --project and --storage-path "
                            "that runs can be written to") from None
 
@@ -71,7 +73,7 @@ def storage_probe(placement: Placement) -> Iterator[Path | str]:
             if address := project_address(placement):
                 store_time(open_store(address), "")
             place = next(path for path in (project, *project.parents) if path.exists())
-            probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place))
+            probe = stack.enter_context(tempfile.NamedTemporaryFile(prefix=_PROBE, dir=place))
             lock_file(probe)
         yield address or Path(probe.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput, read_events
 from ray_yolo.runs.location import is_active, location
 
-MEMBERS_FILE = ".members.json"
+MEMBERS_FILE, STARTUP_FILE = ".members.json", ".startup.json"
 _FRESH_SECONDS = 10.0
 _WARNINGS_SHOWN = 5
 
@@ -52,11 +53,9 @@ class Members(Frozen):
 
 def write_members(run_dir: Path, members: Sequence[Member]) -> None:
     """Write the states of the workers beside the log. A file that cannot be written is left out."""
-    try:
-        content = Members(time=time.time(), members=tuple(members)).model_dump_json()
+    content = Members(time=time.time(), members=tuple(members)).model_dump_json()
+    with suppress(OSError):
         atomic_write(run_dir / MEMBERS_FILE, content, durable=False)
-    except OSError:
-        return
 
 
 def read_members(run_dir: Path) -> tuple[Member, ...] | None:
@@ -66,6 +65,33 @@ def read_members(run_dir: Path) -> tuple[Member, ...] | None:
     except (OSError, ValidationError):
         return None
     return states.members if time.time() - states.time < _FRESH_SECONDS else None
+
+
+class Startup(Frozen):
+    """The phase of a start at one moment."""
+
+    time: float
+    phase: str
+    seconds: float
+    """Time in this phase."""
+    waits_for: str = ""
+    """Resources, and who holds them."""
+
+
+def write_startup(run_dir: Path, phase: str, seconds: float, waits_for: str) -> None:
+    """Write the phase of a start beside the log. A file that cannot be written is left out."""
+    content = Startup(time=time.time(), phase=phase, seconds=seconds, waits_for=waits_for).model_dump_json()
+    with suppress(OSError):
+        atomic_write(run_dir / STARTUP_FILE, content, durable=False)
+
+
+def read_startup(run_dir: Path) -> Startup | None:
+    """The phase of a start; None if none is under way."""
+    try:
+        startup = Startup.model_validate_json((run_dir / STARTUP_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return startup if time.time() - startup.time < _FRESH_SECONDS else None
 
 
 def describe_run(run_dir: Path) -> list[str]:
@@ -78,17 +104,21 @@ def describe_run(run_dir: Path) -> list[str]:
     if not events:
         raise InputError(f"{run_dir}: has no {EVENTS_FILE}; give the folder of a run, such as runs/train/exp")
     now, active = time.time(), is_active(run_dir)
-    lines = [f"{location(run_dir)}: {_state(run_dir, events, active)}"]
+    startup = read_startup(run_dir) if active else None
+    lines = [f"{location(run_dir)}: {_state(run_dir, events, active, startup)}"]
+    lines += [startup.waits_for] if startup and startup.waits_for else []
     lines += [_progress(events, now)] if any(isinstance(event, (StepEvent, EpochEvent)) for event in events) else []
     cost = measure_goodput(events)
     lines += [cost.line] if cost.restarts or cost.regroupings else []
-    if active:
+    if active and not startup:
         lines += _members(run_dir, events)
     warnings = [event for event in events if isinstance(event, WarningEvent)]
     return lines + [f"{_clock(event.time)}  {_by(event)}{event.message}" for event in warnings[-_WARNINGS_SHOWN:]]
 
 
-def _state(run_dir: Path, events: Sequence[Event], active: bool) -> str:
+def _state(run_dir: Path, events: Sequence[Event], active: bool, startup: Startup | None) -> str:
+    if startup:
+        return f"starting: {startup.phase}, {startup.seconds:.0f} s"
     last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent, RunEvent))), None)
     if active:
         return "training" if isinstance(last, StartEvent) else "ending" if isinstance(last, EndEvent) else "starting"

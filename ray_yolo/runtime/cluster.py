@@ -12,7 +12,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from ray_yolo.runtime.local_ray import in_own_groups, session_folder
 from ray_yolo.runtime.ray_internals import (
     DRIVER_ENVIRONMENT,
     available_resources,
+    creator_of,
     draining_nodes,
     local_head,
     other_jobs,
@@ -47,6 +50,7 @@ MALLOC = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=17179869184:glibc.
 _CONNECT_SECONDS = 10.0
 _LONGEST_JOB = 100  # characters of another job's command
 _DYING_SECONDS = 1.0  # in which a worker ends after it has lost its placement group
+_is_shared = True  # whether other jobs may use the cluster: not one that `connect` has started
 LOCAL = "RAY_YOLO_LOCAL"  # set for a Ray that a command starts for itself: all its workers are on this machine
 
 
@@ -58,9 +62,11 @@ def connect(placement: Placement, *, start: bool = True) -> float:
         ResourcesError: if there is no cluster at the address, or it denies access; without `start` also if none runs
             on this machine.
     """
+    global _is_shared
     os.environ.update({**DRIVER_ENVIRONMENT, **os.environ})
     if not ray.is_initialized():
         address = _address(placement)
+        _is_shared = address != "local"
         if fault := _connection_fault(address):
             raise ResourcesError(f"address: no answer from {address} ({fault}); check --address or RAY_ADDRESS, and "
                                  "that the head runs (ray status)")
@@ -96,8 +102,13 @@ def connect_and_wait(placement: Placement, notify: Callable[[str], None] | None 
 def free_nodes(placement: Placement) -> list[NodeResources]:
     """The free resources of the nodes that workers may be placed on."""
     kind = f"accelerator_type:{placement.accelerator_type}"
-    return [NodeResources(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in available_resources().values()
-            if not placement.accelerator_type or kind in node]
+    total = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
+    return [NodeResources(free.get("CPU", 0.0), free.get("GPU", 0.0), _cpus_per_gpu(total.get(node, {})), _is_shared)
+            for node, free in available_resources().items() if not placement.accelerator_type or kind in free]
+
+
+def _cpus_per_gpu(total: Mapping[str, float]) -> float:
+    return total.get("CPU", 0.0) / total["GPU"] if total.get("GPU") else 0.0
 
 
 def room(placement: Placement, gpus: float) -> int:
@@ -115,14 +126,34 @@ def described(placement: Placement, gpus: float) -> str:
 
 
 def describe_wait(placement: Placement, gpus: float) -> str:
-    """For which reserved resources the minimum number of workers waits, and which other jobs run; '': it does not."""
+    """For which reserved resources the minimum number of workers waits, and which jobs hold some; '': it does not, or
+    Ray does not answer.
+    """
+    with suppress(ray.exceptions.RayError):
+        return _describe_wait(placement, gpus)
+    return ""
+
+
+def _describe_wait(placement: Placement, gpus: float) -> str:
     needed = resources_of(placement, gpus).items()
     if not any(all(group["bundles"][0].get(kind) == amount for kind, amount in needed)
                for group in placement_group_table().values() if group["state"] == "PENDING"):
         return ""
-    others = "; ".join(redact(job)[:_LONGEST_JOB] for job in other_jobs())
     return (f"waiting for {placement.min_workers} workers of {described(placement, gpus)}, until they are free; other "
-            f"jobs on this cluster: {others or 'none'}")
+            f"jobs on this cluster: {'; '.join(_other_holders()) or 'none'}")
+
+
+def _other_holders() -> list[str]:
+    """The cluster's other jobs, each with the CPUs and GPUs that its placement groups hold."""
+    jobs = other_jobs()
+    held = {job: Counter[str]() for job in jobs}
+    for group in placement_group_table().values():
+        if group["state"] == "CREATED" and (job := creator_of(group["placement_group_id"])) in held:
+            for bundle in group["bundles"].values():
+                held[job].update({kind: bundle.get(kind, 0) for kind in ("CPU", "GPU")})
+    return [f"{redact(jobs[job])[:_LONGEST_JOB]}: " + (", ".join(
+        f"{amount:g} {kind}" for kind, amount in amounts.items() if amount) or "no placement group")
+        for job, amounts in held.items()]
 
 
 def planned_gpus(placement: Placement) -> float | None:

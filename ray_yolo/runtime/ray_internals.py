@@ -46,11 +46,17 @@ def draining_nodes() -> set[str]:
     return set(internal("ray._private.state", "state").get_draining_nodes())
 
 
-def other_jobs() -> list[str]:
-    """The commands of the cluster's other running jobs, each with its driver's node."""
+def other_jobs() -> dict[str, str]:
+    """The commands of the cluster's other running jobs, each with its driver's node, by their ids."""
     own = ray.get_runtime_context().get_job_id()
-    return [f"{job['Entrypoint']} (on {job['DriverIPAddress']})" for job in internal("ray._private.state", "jobs")()
-            if not job["IsDead"] and job["JobID"] != own and "_ray_internal" not in job["Entrypoint"]]
+    return {job["JobID"]: f"{job['Entrypoint']} (on {job['DriverIPAddress']})"
+            for job in internal("ray._private.state", "jobs")()
+            if not job["IsDead"] and job["JobID"] != own and "_ray_internal" not in job["Entrypoint"]}
+
+
+def creator_of(group: str) -> str:
+    """The id of the job that has created a placement group: the end of the group's id."""
+    return group[-2 * ray.JobID.size():]
 
 
 def local_head() -> str:

@@ -13,10 +13,13 @@ from rich.segment import ControlType
 
 from ray_yolo.core.events import EndEvent, EpochEvent, StepEvent, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
+from ray_yolo.runs.status import STARTUP_FILE, write_startup
 from ray_yolo.sinks.console import build_console
 
 _TICK_SECONDS = 0.5
 _FIRST_SECONDS, _NEXT_SECONDS = 10.0, 30.0  # until a phase is printed where there is no terminal, and printed again
+_WAIT_SECONDS = 10.0  # without a worker, until the resources it waits for are looked up, and looked up again
+_FILE_SECONDS = 2.0  # between updates of the file that `ray_yolo.status` reads
 
 
 class StartupStatus:
@@ -35,6 +38,10 @@ class StartupStatus:
         self._lock, self._over = threading.RLock(), threading.Event()
         self._text, self._since, self._due = "", 0.0, 0.0
         self._observe: Callable[[], None] = lambda: None
+        self._waits_for = ""
+        self._written_at = -_FILE_SECONDS
+        self.run_dir: Path | None = None
+        """The run that starts, once it is known; `ray_yolo.status` shows its phase."""
 
     def __enter__(self) -> StartupStatus:
         if not self._quiet:
@@ -52,17 +59,28 @@ class StartupStatus:
                 self._due = self._since + _FIRST_SECONDS
             self.update()
 
-    def watch_workers(self, run_dir: Path, num_workers: int) -> None:
-        """From now on the phase is that of the workers, by the run's log; 0: training runs in this process."""
+    def watch_workers(self, run_dir: Path, num_workers: int, describe_wait: Callable[[], str] = str) -> None:
+        """From now on the phase is that of the workers, by the run's log.
+
+        Args:
+            num_workers: of the start; 0: training runs in this process.
+            describe_wait: the resources that workers wait for, and who holds them; '': they do not wait.
+        """
+        self.run_dir, looked_at = run_dir, self._clock()
         log, started = follow(run_dir / EVENTS_FILE), set[int]()
         next(log)  # of earlier starts
 
         def observe() -> None:
+            nonlocal looked_at
             for event in next(log):
                 if isinstance(event, WorkerEvent):
                     started.add(event.worker)
                 elif isinstance(event, (StepEvent, EpochEvent, EndEvent)):
                     self.close()
+            if started:
+                self._waits_for = ""
+            elif num_workers and self._clock() - looked_at >= _WAIT_SECONDS:
+                self._waits_for, looked_at = describe_wait(), self._clock()
             self.phase(f"starting workers: {len(started)} of {num_workers} up" if len(started) < num_workers else
                        "preparing the first step")
 
@@ -94,11 +112,22 @@ class StartupStatus:
             if not self._over.is_set():
                 self._over.set()
                 self._erase()
+                if self.run_dir:
+                    (self.run_dir / STARTUP_FILE).unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._over.wait(_TICK_SECONDS):
             self._observe()
             self.update()
+            self._write()
+
+    def _write(self) -> None:
+        """Write the phase for `ray_yolo.status`, if it is due."""
+        with self._lock:
+            now = self._clock()
+            if self.run_dir and self._text and not self._over.is_set() and now - self._written_at >= _FILE_SECONDS:
+                self._written_at = now
+                write_startup(self.run_dir, self._text, now - self._since, self._waits_for)
 
     def _erase(self) -> None:
         if self._live:

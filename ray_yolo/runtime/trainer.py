@@ -83,6 +83,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
     run = _find(config)
     try:
         with StartupStatus(sys.stderr, quiet=quiet) as status:
+            status.run_dir = run.folder if run else None
             status.phase("reading the data set")
             _, train, val = read_dataset(_read_by(config, run))
             config, workers_reason = with_workers(config, run, train)
@@ -95,7 +96,8 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
             resources = _share_out(config.placement, gpus, spec)
             if workers_reason:
                 resources = replace(resources, reasons=(workers_reason, *resources.reasons))
-            status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers)
+            status.watch_workers(run.folder, 0 if config.placement.num_workers == 0 else config.placement.min_workers,
+                                 partial(_describe_wait, config.placement, gpus))
             result = _train(run, spec, resources, gpus, hooks, quiet=quiet, link=link or {}, queue=queue)
     finally:
         if run:
@@ -180,6 +182,12 @@ def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, s
     for warning in [] if queue else check_cluster(placement, run, *indices):  # the pool's nodes were checked before
         status.print(f"warning: {warning}")
     return gpus
+
+
+def _describe_wait(placement: Placement, gpus: float) -> str:
+    from ray_yolo.runtime import cluster
+
+    return cluster.describe_wait(placement, gpus)
 
 
 def _share_out(placement: Placement, gpus: float, spec: TrainSpec) -> Resources:

@@ -21,6 +21,7 @@ from ray_yolo.runs.event_log import follow, last_of
 Warn = Callable[[str], None]
 
 _LONGEST_PAUSE_SECONDS = 60.0
+_PROMPT_SECONDS = 3.5  # for all sinks that can be completed elsewhere
 
 
 class Sink:
@@ -98,10 +99,14 @@ class SinkRunner:
         self._finishing, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
         threading.Thread(target=self._run, name=f"ray_yolo {sink.name}", daemon=True).start()
 
-    def finish(self) -> None:
-        """Complete the sink after the log is complete. Errors become warnings."""
+    def finish(self, deadline: float = math.inf) -> None:
+        """Complete the sink after the log is complete. Errors become warnings.
+
+        Args:
+            deadline: by `time.monotonic`, if the sink can be completed elsewhere.
+        """
         message = ""
-        complete = self._await_last_update()
+        complete = self._await_last_update(deadline if self._time_limit < math.inf else math.inf)
         try:
             if complete:
                 self._sink.finish()
@@ -112,13 +117,13 @@ class SinkRunner:
         if message and (complete or not self._warned):
             self._warn(message)
 
-    def _await_last_update(self) -> bool:
+    def _await_last_update(self, deadline: float) -> bool:
         """Whether the last update succeeds in time; if not, the thread ends when it can."""
         start = time.monotonic()
         self._finishing.set()
         while not self._done.wait(0.02):
             now = time.monotonic()
-            is_late = now - start > self._time_limit
+            is_late = now > min(start + self._time_limit, deadline)
             is_late |= now - max(start, self._sink.answered_at()) > self._sink.patience_seconds
             if self._abandoned.is_set() or is_late:
                 self._abandoned.set()
@@ -163,8 +168,9 @@ class Sinks:
         Args:
             flush: writes those warnings, so that the sinks that follow receive them.
         """
+        deadline = time.monotonic() + _PROMPT_SECONDS
         for runner in self._runners:
-            runner.finish()
+            runner.finish(deadline)
             flush()
 
 

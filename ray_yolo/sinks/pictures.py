@@ -36,6 +36,7 @@ from ray_yolo.plots.results import plot_results
 from ray_yolo.runs.event_log import EVENTS_FILE, epoch_rows, follow, surviving
 from ray_yolo.sinks.base import Sink, without_classes
 from ray_yolo.sinks.mlflow_run import deliver_pending
+from ray_yolo.sinks.tensorboard import complete
 
 NUM_BATCHES = 3  # of pictures, as many as YOLOv5 draws
 TRAIN_PICTURES, VAL_PICTURES = 16, 8  # in each
@@ -195,9 +196,11 @@ def follow_training(pipe: Connection) -> None:
         pipe.recv()
         pipe.send(plots.failed)
         pipe.recv()  # until the driver closes the pipe
-    if uri and (run_dir / "finished").exists():
+    if (run_dir / "finished").exists():
         with suppress(Exception):  # no terminal is left: it stays pending
-            deliver_pending(run_dir, uri)
+            complete(run_dir)
+            if uri:
+                deliver_pending(run_dir, uri)
 
 
 class PlotWorker:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray_yolo.core.events import CheckpointEvent, EndEvent, EpochEvent, StartEvent
-from ray_yolo.runs.event_log import durable, epoch_rows
+from ray_yolo.runs.event_log import EVENTS_FILE, durable, epoch_rows, read_events
 from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.metric_names import metrics, terms_of
 
@@ -27,7 +27,7 @@ class TensorBoard(Sink):
     that a restart at any moment neither repeats nor loses a point.
     """
 
-    name, needs = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent)
+    name, needs, prompt_seconds = "TensorBoard", (StartEvent, EpochEvent, CheckpointEvent, EndEvent), 1.0
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -60,11 +60,25 @@ class TensorBoard(Sink):
             self._writer.close()
         self._writer = None
 
+    def abandon(self) -> str:
+        """Leave the rest to the plot process, or to `ray_yolo.sync`."""
+        return f"TensorBoard gets the last epochs in the background; if not: python -m ray_yolo.sync {self._folder}"
+
     def _open(self) -> SummaryWriter:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._written = _read_points(self._folder)
         return SummaryWriter(str(self._folder))
+
+
+def complete(run_dir: Path) -> None:
+    """Write what the files of a run lack, if TensorBoard is installed."""
+    if is_installed():
+        board = TensorBoard(run_dir)
+        for event in read_events(run_dir / EVENTS_FILE):
+            board.event(event)
+        board.update(last=True)
+        board.finish()
 
 
 def _read_points(folder: Path) -> set[tuple[str, int]]:

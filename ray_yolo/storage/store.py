@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import HashingWriter, replacing
@@ -33,6 +33,10 @@ _CHUNK = 1 << 17  # bytes; an incomplete chunk is lost with its connection
 _UPLOADS = 4  # concurrent parts of an object; on a slow line more only compete
 _FOLDER = "file://"
 _DIGESTS = "sha256", "md5"
+_CREDENTIALS = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+                "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"}
+# obstore asks a cloud machine for those of its role if the environment has none; Azure needs at least the account
+_NO_CREDENTIALS = "http://169.254.169.254", "http://metadata", "Account must be specified"
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"
 
 P = ParamSpec("P")
@@ -115,7 +119,7 @@ def open_store(address: str, setting: str = "storage_path") -> Store:
     except ImportError:
         raise InputError(f"{setting}: {redact(address)} needs pip install 'ray_yolo[s3]' on every node") from None
     except Exception as error:  # obstore's own or ValueError: invalid addresses and settings
-        raise InputError(f"{setting}: {redact(f'{address}: {error}').splitlines()[0]}") from None
+        raise InputError(f"{setting}: {redact(address)}: {_reason(error, address)}") from None
 
 
 class FolderStore:
@@ -190,17 +194,29 @@ def _file_entry(name: str, file: Path | os.DirEntry[str]) -> Entry:
     return Entry(name, status.st_mtime, status.st_size, f"{status.st_mtime_ns:x}-{status.st_size:x}")
 
 
-def _as_os_errors(method: Callable[P, T]) -> Callable[P, T]:
+def _reason(error: Exception, address: str) -> str:
+    """An error of obstore on one line, without secrets, with the environment variables that are missing or refused."""
+    scheme, address = address.partition("://")[0], redact(address)
+    text = redact(str(error).splitlines()[0].partition(": <")[0])  # the rest is a server's XML
+    if any(part in text for part in _NO_CREDENTIALS):
+        return (f"there are no credentials for {address}; set {_CREDENTIALS[scheme]}, or give this machine a role that "
+                "may use the bucket")
+    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"{text}; check {_CREDENTIALS[scheme]}, and what they permit at {address}"
+    return text
+
+
+def _as_os_errors(method: Callable[Concatenate[ObjectStore, P], T]) -> Callable[Concatenate[ObjectStore, P], T]:
     """Turn obstore's errors into OSErrors on one line without secrets."""
     @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(store: ObjectStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         from obstore.exceptions import BaseError
 
         try:
-            return method(*args, **kwargs)
+            return method(store, *args, **kwargs)
         except (BaseError, FileNotFoundError) as error:
             kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-            raise kind(redact(str(error).splitlines()[0].partition(": <")[0])) from None  # the rest is a server's XML
+            raise kind(_reason(error, store.address)) from None
 
     return call
 
@@ -211,6 +227,7 @@ class ObjectStore:
     def __init__(self, address: str) -> None:
         from obstore.store import from_url
 
+        self.address = address
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
         self._store = from_url(
             address, client_options={"timeout": _UNLIMITED, "read_timeout": READ_TIMEOUT,

@@ -27,6 +27,12 @@ GPU_NODE = NodeResources(96, 8)
     ([NodeResources(5), NodeResources(16)], 4, 0, "PACK", 5),  # other jobs use 11 of the first one's
     ([NodeResources(16)], 8, 0, "PACK", 2),  # an elastic range by its high bound
     ([NodeResources(2.5)], 1, 0, "PACK", 2),
+    ([NodeResources(16, is_shared=True)], 1, 0, "PACK", 8),  # half is left to other jobs
+    ([NodeResources(16, is_shared=True)], 16, 0, "PACK", 1),
+    ([NodeResources(2, is_shared=True)], 2, 0, "PACK", 1),
+    ([NodeResources(60, 1, cpus_per_gpu=8)], 1, 1, "PACK", 8),  # other jobs use 7 GPUs with few CPUs
+    ([NodeResources(6, 2, cpus_per_gpu=8)], 2, 1, "PACK", 3),  # and here with many
+    ([NodeResources(96, 8, cpus_per_gpu=12, is_shared=True)], 8, 1, "PACK", 12),
     ([], 1, 0, "PACK", 1),
     ([GPU_NODE], 1, 1, "PACK", 12),  # a GPU's part, however many workers there are
     ([GPU_NODE], 8, 1, "PACK", 12),
@@ -87,6 +93,8 @@ def test_reasons_are_given_for_what_was_chosen_alone() -> None:
     nodes = [NodeResources(4), NodeResources(2)]
     event = share_out(Placement(num_workers=2), 0, nodes, 0, Images(3 * GB, 2 * GB)).event
     assert event.reasons == ("6 CPUs free for 2 workers", "3 GB of decoded images, 2 GB of memory available")
+    (reason,) = share_out(Placement(num_workers=2), 0, [NodeResources(8, is_shared=True)]).event.reasons
+    assert reason == "8 CPUs free for 2 workers, half of them left to other jobs"
     asked = Placement(cpus_per_worker=1, workers=0, cache="none")
     assert share_out(asked, 0, [NodeResources(4)], 0, FITS).event.reasons == ()
 

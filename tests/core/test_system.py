@@ -35,6 +35,21 @@ def test_a_process_is_known_by_its_machine_and_its_space(tmp_path: Path, monkeyp
     assert not ended.has_ended  # as far as can be seen from there
 
 
+@pytest.mark.parametrize("permitted", [True, False])
+def test_a_process_gets_back_the_priority_of_its_parent(monkeypatch: pytest.MonkeyPatch, permitted: bool) -> None:
+    threads = {int(thread): 15 for thread in os.listdir("/proc/self/task")}
+
+    def set_priority(which: int, thread: int, niceness: int) -> None:
+        if not permitted:
+            raise PermissionError(13, "Permission denied")
+        threads[thread] = niceness
+
+    monkeypatch.setattr(os, "getpriority", lambda which, pid: 3 if pid == os.getppid() else threads[os.getpid()])
+    monkeypatch.setattr(os, "setpriority", set_priority)
+    assert system.undo_niceness() == permitted
+    assert set(threads.values()) == {3 if permitted else 15}
+
+
 def write(folder: Path, **content: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in content.items():

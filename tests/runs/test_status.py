@@ -13,7 +13,7 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import WarningEvent, WorkerEvent
 from ray_yolo.runs import status
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.runs.status import Member, describe_run, write_members
+from ray_yolo.runs.status import Member, describe_run, write_members, write_startup
 from tests.support import run_log
 
 WORKERS = [WorkerEvent(worker=number, node=f"n{number}", pid=40 + number) for number in range(2)]
@@ -74,3 +74,17 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"has no events\.jsonl; give the folder of a run"):
         describe_run(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_start_is_shown_with_its_phase_and_what_it_waits_for(
+        held: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    run_log.write(held / EVENTS_FILE, TRAINING if again else TRAINING[:1])
+    wait = "waiting for 2 workers of 1 CPU (0 are free), until they are free; other jobs on this cluster: a.py: 2 CPU"
+    write_startup(held, "starting workers: 0 of 2 up", 41.8, wait)
+    lines = describe_run(held)
+    assert lines[:2] == [f"{held}: starting: starting workers: 0 of 2 up, 42 s", wait]
+    assert not any("process" in line for line in lines)  # those of an earlier start
+    later = time.time() + 11  # the start was killed
+    monkeypatch.setattr(status.time, "time", lambda: later)
+    assert describe_run(held)[0] == f"{held}: {'training' if again else 'starting'}"

@@ -170,7 +170,7 @@ def test_an_address_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, ad
 @pytest.mark.usefixtures("ray_session")
 def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
     deadline = time.monotonic() + 30
-    while cluster.free_nodes(Placement()) != [NodeResources(4, 0)]:  # what earlier tests held comes back in a moment
+    while cluster.free_nodes(Placement()) != [NodeResources(4, 0, is_shared=True)]:  # earlier tests' come back soon
         assert time.monotonic() < deadline, cluster.free_nodes(Placement())
         time.sleep(0.2)
     assert cluster.free_nodes(Placement(accelerator_type="A100")) == []
@@ -178,24 +178,34 @@ def test_free_resources_of_nodes_are_those_that_are_not_reserved() -> None:
     group = ray.util.placement_group([{"CPU": 3}])
     try:
         assert group.wait(30)
-        while cluster.free_nodes(Placement()) != [NodeResources(1, 0)]:
+        while cluster.free_nodes(Placement()) != [NodeResources(1, 0, is_shared=True)]:
             assert time.monotonic() < deadline, cluster.free_nodes(Placement())
             time.sleep(0.2)
     finally:
         ray.util.remove_placement_group(group)
 
 
-PENDING = {"state": "PENDING", "bundles": {0: {"CPU": 2.0, "GPU": 1.0}}}
+def group(job: str, state: str, *bundles: dict[str, float]) -> dict[str, Any]:
+    return {"placement_group_id": f"{'0' * 28}{job}", "state": state, "bundles": dict(enumerate(bundles))}
+
+
+OWN, OTHER, THIRD = "02000000", "01000000", "03000000"
+BUNDLE = {"CPU": 2.0, "GPU": 1.0}
+PENDING = group(OWN, "PENDING", BUNDLE)
+HELD = [group(OTHER, "CREATED", BUNDLE, BUNDLE), group(OTHER, "CREATED", {"CPU": 1.0}), group(OTHER, "REMOVED", BUNDLE),
+        group(OWN, "CREATED", {"CPU": 1.0})]
 
 
 @pytest.mark.parametrize(("groups", "waits"), [
-    ({}, False), ({"a": PENDING}, True), ({"a": {**PENDING, "state": "CREATED"}}, False),
-    ({"a": {**PENDING, "bundles": {0: {"CPU": 3.0}}}}, False)])
-def test_a_wait_for_reserved_resources_names_them_and_the_other_jobs(
-        monkeypatch: pytest.MonkeyPatch, groups: dict[str, Any], waits: bool) -> None:
-    monkeypatch.setattr(cluster, "placement_group_table", lambda: groups)
+    ([], False), ([*HELD, PENDING], True), ([{**PENDING, "state": "CREATED"}], False),
+    ([group(OWN, "PENDING", {"CPU": 3.0})], False)])
+def test_a_wait_for_reserved_resources_names_them_and_the_jobs_that_hold_some(
+        monkeypatch: pytest.MonkeyPatch, groups: list[dict[str, Any]], waits: bool) -> None:
+    monkeypatch.setattr(cluster, "placement_group_table", lambda: dict(enumerate(groups)))
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
-    monkeypatch.setattr(cluster, "other_jobs", lambda: ["python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)"])
+    monkeypatch.setattr(cluster, "other_jobs", lambda: {
+        OTHER: "python -m ray_yolo.train s3://ann:s3cr3t@host (on 10.0.0.1)", THIRD: "python notes.py (on 10.0.0.2)"})
     assert cluster.describe_wait(Placement(num_workers=2, cpus_per_worker=2.0), 1.0) == (
         "waiting for 2 workers of 2 CPU (1 are free), 1 GPU (0 are free), until they are free; other jobs on this "
-        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1)" if waits else "")
+        "cluster: python -m ray_yolo.train s3://***@host (on 10.0.0.1): 5 CPU, 2 GPU; python notes.py (on 10.0.0.2): "
+        "no placement group" if waits else "")

@@ -9,6 +9,7 @@ import pytest
 
 from ray_yolo.core.events import WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
+from ray_yolo.runs.status import STARTUP_FILE, read_startup
 from ray_yolo.runtime.startup import StartupStatus
 from tests.support import run_log
 
@@ -90,3 +91,26 @@ def test_workers_are_counted_until_the_first_step(tmp_path: Path, again: bool) -
         lines.append(stream.getvalue().replace("\r\x1b[2K", "").strip())
     assert lines == ["starting workers: 0 of 2 up, 0 s", "starting workers: 1 of 2 up, 0 s",
                      "preparing the first step, 0 s", ""]
+
+
+def test_the_phase_and_what_it_waits_for_are_written_for_others_until_the_first_step(tmp_path: Path) -> None:
+    log, answers = EventLog(tmp_path / EVENTS_FILE), iter(["waiting for 2 CPU", ""])
+    status, _, clock = status_on(terminal=False)
+    status.watch_workers(tmp_path, 2, lambda: next(answers))
+    shown = []
+    for clock.now, started in ((0.0, ()), (9.0, ()), (11.0, ()), (22.0, ()), (24.0, (0,)), (60.0, (1,))):
+        for worker in started:
+            log.append(WorkerEvent(worker=worker, node="n1", pid=2))
+        status._observe()
+        status._write()
+        state = read_startup(tmp_path)
+        assert state
+        shown.append((state.phase, state.seconds, state.waits_for))
+    assert shown == [
+        ("starting workers: 0 of 2 up", 0, ""), ("starting workers: 0 of 2 up", 9, ""),
+        ("starting workers: 0 of 2 up", 11, "waiting for 2 CPU"), ("starting workers: 0 of 2 up", 22, ""),
+        ("starting workers: 1 of 2 up", 0, ""), ("preparing the first step", 0, "")]
+    log.append(run_log.step(4))
+    status._observe()
+    status._write()
+    assert not (tmp_path / STARTUP_FILE).exists()

@@ -187,6 +187,29 @@ class TestRunner:
         wait_until(lambda: threading.active_count() <= before)
 
 
+class Prompt(Work):
+    """One that can be completed elsewhere."""
+
+    prompt_seconds = 60.0
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_at_a_prompt_all_that_can_be_completed_elsewhere_has_one_time_limit(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interactive: bool) -> None:
+    monkeypatch.setattr("ray_yolo.sinks.base._PROMPT_SECONDS", 0.3)
+    release = threading.Event()
+    slow: list[Work] = [Prompt(release.wait), Prompt(release.wait), Work(release.wait)]
+    for sink in slow:
+        sink.patience_seconds = 0.6
+    sinks = Sinks(tmp_path / EVENTS_FILE, slow, lambda text: None, interactive=interactive)
+    began = time.monotonic()
+    sinks.finish()
+    assert [sink.end for sink in slow] == ["abandoned"] * 3
+    expected = 0.3 + 0.6 if interactive else 3 * 0.6  # the last one cannot
+    assert expected <= time.monotonic() - began < expected + 0.5
+    release.set()
+
+
 class TestHistory:
     @pytest.mark.parametrize(("events", "well"), [
         ([], False), ([run_log.start()], False), ([run_log.start(), run_log.end(10)], True),

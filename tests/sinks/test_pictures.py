@@ -193,7 +193,9 @@ def test_a_prompt_does_not_wait_for_the_last_pictures(spec: TrainSpec, monkeypat
 def test_what_the_driver_left_pending_is_delivered_after_the_pictures(
         spec: TrainSpec, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     delivered: list[tuple[Path, str]] = []
+    completed: list[Path] = []
     monkeypatch.setattr(pictures_module, "deliver_pending", lambda *run: delivered.append(run))
+    monkeypatch.setattr(pictures_module, "complete", completed.append)
     for finished in (False, True):
         if finished:
             (spec.run_dir / "finished").touch()
@@ -203,4 +205,5 @@ def test_what_the_driver_left_pending_is_delivered_after_the_pictures(
         ours.close()
         follow_training(theirs)
         assert delivered == [(spec.run_dir, "http://server")] * finished
+        assert completed == [spec.run_dir] * finished
     assert "draw_training" in calls

@@ -12,8 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from ray_yolo.core.events import Event
+from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.runtime.trainer import fit
-from ray_yolo.sinks.tensorboard import TensorBoard
+from ray_yolo.sinks.tensorboard import TensorBoard, complete
 from tests.sinks.test_metric_names import HEADER
 from tests.support import run_log
 from tests.support.jobs import make_config
@@ -109,6 +110,17 @@ def test_what_was_not_measured_has_no_point(tmp_path: Path) -> None:
     assert "metrics/recall" not in found
     assert "val/box_loss" not in found
     assert not any(math.isnan(value) for points in found.values() for _, value in points)
+
+
+def test_what_a_prompt_did_not_wait_for_is_completed_once(tmp_path: Path) -> None:
+    run_log.write(tmp_path / EVENTS_FILE, [*TWO, run_log.end(20)])
+    board = TensorBoard(tmp_path)
+    notify(board, TWO[:2])
+    board.finish()
+    assert board.abandon().endswith(f"if not: python -m ray_yolo.sync {tmp_path}")
+    for _ in range(2):
+        complete(tmp_path)
+        assert scalars(tmp_path)["train/box_loss"] == [(0, 0.5), (1, 0.5)]
 
 
 def test_a_training_without_tensorboard_writes_all_but_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
 
 from ray_yolo.core.errors import InputError
+from ray_yolo.storage import store as store_module
 from ray_yolo.storage.store import Store, open_store
 
 PIECE = os.urandom(1 << 20)
@@ -176,6 +178,24 @@ def test_a_storage_failure_is_an_os_error_without_secrets(s3: None, monkeypatch:
         open_store("s3://no-such-bucket/x").put("a", b"")
     assert "canary" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("address", "error", "reason"), [
+    ("s3://bucket/x", GenericError("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token"),
+     "there are no credentials for s3://bucket/x; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "),
+    ("gs://bucket", GenericError("Generic GCS error: Error performing GET http://metadata/computeMetadata/v1/token"),
+     "there are no credentials for gs://bucket; set GOOGLE_APPLICATION_CREDENTIALS, or "),
+    ("s3://bucket/x", PermissionDeniedError("403 Forbidden: <Error>canary</Error>"),
+     "403 Forbidden; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they permit at s3://bucket/x"),
+    ("s3://bucket/x", GenericError("500 Internal: <Error>"), "500 Internal")])
+def test_credentials_are_named_where_they_are_missing_or_refused(address: str, error: Exception, reason: str) -> None:
+    assert store_module._reason(error, address).startswith(reason)
+
+
+def test_an_account_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(InputError, match="storage_path: az://bucket/x: there are no credentials .* set AZURE_STORAGE_"):
+        open_store("az://bucket/x")
 
 
 def test_obstore_is_imported_lazily() -> None:

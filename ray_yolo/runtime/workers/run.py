@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-
-import ray.exceptions
 
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import PlacementEvent, Summary, WorkerEvent
@@ -75,7 +72,6 @@ def _warn_of_wait(placement: Placement, gpus: float, run_dir: Path, notify: Call
     log = follow(run_dir / EVENTS_FILE)
     next(log)
     time.sleep(_QUIET_SECONDS)
-    if not any(isinstance(event, WorkerEvent) for event in next(log)):
-        with contextlib.suppress(ray.exceptions.RayError):
-            if text := cluster.describe_wait(placement, gpus):
-                notify(text)
+    if not any(isinstance(event, WorkerEvent) for event in next(log)) and (
+            text := cluster.describe_wait(placement, gpus)):
+        notify(text)

@@ -26,6 +26,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import WorkerLeftError
 from ray_yolo.core.events import FailureEvent, PlacementEvent, StacksEvent, Summary, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import without_secrets
+from ray_yolo.core.system import undo_niceness
 from ray_yolo.data.remote import localize
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
@@ -126,6 +127,9 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
     def report_stacks(stacks: str) -> None:
         emit(StacksEvent(worker=worker, stacks=stacks))
 
+    if not undo_niceness() and worker == 0:
+        notify("Ray runs its workers at a lower priority than other programs, which slow training down; start Ray with "
+               "RAY_worker_niceness=0")
     on_pool, members = payload.get("on_pool", False), None
     try:
         device = _device(on_pool)
