@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -96,6 +97,14 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
     quick = "not long" in item.config.getoption("markexpr") and not item.get_closest_marker("smoke")
     if seconds > UNRECORDED and quick and not item.config.getoption("--record-durations"):
         pytest.fail(f"{seconds:.1f} CPU seconds: record it with --record-durations, or mark it with smoke or long")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: Any, nextitem: Any) -> None:
+    """End Ray with the last file that uses it. If Ray's head does not answer for 60 s, as on a very busy machine, Ray
+    ends this process, in whatever test that is then."""
+    if nextitem and "ray" in sys.modules and scope_of(item.nodeid) == "ray" != scope_of(nextitem.nodeid):
+        sys.modules["ray"].shutdown()
 
 
 class DurationRecorder:

@@ -39,7 +39,7 @@ from ray_yolo.runs.event_log import measure_goodput, read_events
 from ray_yolo.runs.working_copy import working_copy_of_run
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
+from tests.support.faults import PATIENCE, Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
 from tests.support.object_storage import Relay, s3_server
 from tests.support.run_log import only
 from tests.support.servers import MlflowServer
@@ -104,7 +104,7 @@ class Chaos:
             time.sleep(0.5)
         self.tracker.wait_until_up()
         self._driver.send_signal(signal.SIGINT)
-        self._driver.wait(120)
+        self._driver.wait(PATIENCE)
         subprocess.run([sys.executable, "-m", "ray_yolo.sync", self.training.run_dir, "--mlflow-uri", self.tracker.uri],
                        check=True, stdout=sys.stderr)
 
