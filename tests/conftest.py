@@ -114,6 +114,14 @@ def slowness() -> float:
     return max(1.0, (time.process_time() - start) / YARDSTICK)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: Any, nextitem: Any) -> None:
+    """End Ray with the last file that uses it. If Ray's head does not answer for 60 s, as on a very busy machine, Ray
+    ends this process, in whatever test that is then."""
+    if nextitem and "ray" in sys.modules and scope_of(item.nodeid) == "ray" != scope_of(nextitem.nodeid):
+        sys.modules["ray"].shutdown()
+
+
 class DurationRecorder:
     """Sums the CPU seconds of each test over its cases and rewrites DURATIONS at the end."""
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
 from pydantic import Field, NonNegativeFloat, field_validator
 
 from ray_yolo.config.recipe import Recipe
@@ -29,7 +28,7 @@ class Placement(ConfigModel):
     of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one."""
     gpus_per_worker: NonNegativeFloat | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
-    cpus_per_worker: Annotated[float, Gt(0), Le(4096)] | Literal["auto"] = "auto"
+    cpus_per_worker: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs,
     else on a requested cluster of half of what is free (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"

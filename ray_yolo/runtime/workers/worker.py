@@ -90,14 +90,16 @@ def received_sigterm() -> bool:
 
 
 def _train_until_sigterm(payload: dict[str, Any], placement: Placement, worker: int) -> Summary | None:
-    """`train_job`; with a coordinator the worker leaves after the current step once it receives SIGTERM."""
+    """`train_job`; with a coordinator the worker leaves after the current step once it receives SIGTERM.
+
+    The request is repeated: a coordinator that was restarted has forgotten it.
+    """
     uid, over = uuid.uuid4().hex, threading.Event()
 
     def leave_on_sigterm() -> None:
         while not over.wait(_SIGTERM_SECONDS):
             if received_sigterm():
                 payload["coordinator"].drain.remote(uid)
-                return
 
     if payload["coordinator"]:
         threading.Thread(target=leave_on_sigterm, name="ray_yolo sigterm", daemon=True).start()
@@ -147,8 +149,10 @@ def train_job(payload: dict[str, Any], placement: Placement, worker: int, activi
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
+            stop_requested = poll_stop_request(payload["recorder"], worker, placement.max_workers)
             return run_session(spec, context, placement, emit, members,
-                               poll_stop_request(payload["recorder"], worker, placement.max_workers))
+                               # without a coordinator all stop, and restart from the step that they have saved
+                               lambda: stop_requested() or (coordinator is None and received_sigterm()))
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs
