@@ -32,8 +32,8 @@ class AnchorFreeLoss:
         box = sum of (1 - CIoU) w / W,   cls = sum of cross-entropies of all class scores / W,
         dfl = sum of w x mean over the sides of -((l + 1 - d) log p_l + (d - l) log p_(l+1)) / W
 
-    for a side at distance d from its point, in cells, between the bins l and l + 1. With `small_labels`, sides below the
-    second stride count as that long when candidates are chosen: else most labels below 6 px have no point.
+    for a side at distance d from its point, in cells, between the bins l and l + 1. With `small_labels`, sides below
+    the second stride count as that long when candidates are chosen: without it most labels below 6 px have no point.
     """
 
     names: tuple[str, ...] = ("box", "cls", "dfl")
