@@ -152,15 +152,18 @@ def test_a_loss_that_knows_the_progress_of_training_goes_on_with_the_same_bits(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n"])
-def test_killed_twice_and_continued_on_more_workers_each_family_ends_with_the_same_bits(
+def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_same_bits(
         tmp_path: Path, model: str) -> None:
     recipe = {**EXACT, "model": model, "imgsz": 2 * MODELS[model].grid}
     uninterrupted, killed = (replace(make_spec(tmp_path / name, **recipe), architecture=None)
                              for name in ("uninterrupted", "killed"))
     train(Collectives(), killed, EVERY_STEP, die_at=3)
-    run_workers(2, train, killed, EVERY_STEP, 6)
-    recorder, *_ = run_workers(3, train, killed, EVERY_STEP)
-    assert steps(recorder) == [6, 7, 8]
+    on_two, _ = run_workers(2, train, killed, EVERY_STEP, -1, 2)
+    train(Collectives(), killed, EVERY_STEP, die_at=6)
+    on_three, *_ = run_workers(3, train, killed, EVERY_STEP)
+    assert len(steps(on_two)) > 1
+    assert steps(on_three)[-1] == 8
+    assert len(steps(on_three)) > 1
     assert_same(last_state(killed), train(Collectives(), uninterrupted, Placement())["state"])
 
 
