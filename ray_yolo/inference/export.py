@@ -24,7 +24,7 @@ from torchvision.ops import batched_nms
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing
-from ray_yolo.inference.predictor import Trained, input_size, load_trained
+from ray_yolo.inference.predictor import Trained, check_iou, input_size, load_trained
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import Family
 from ray_yolo.ops.nms import select
@@ -153,6 +153,7 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
         raise InputError("weights: the export is written beside them; download them to a local folder first")
     folder = Path(config.weights).parent
     trained = load_trained(Path(config.weights))
+    check_iou(trained, config)
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained

@@ -6,9 +6,11 @@ an image depend only on the image and the settings (in batches, up to rounding).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -20,9 +22,10 @@ import torch
 from torch import Tensor
 
 from ray_yolo.checkpoints.foreign import Weights, read_weights
-from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.commands import DetectConfig, NmsConfig
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
@@ -34,6 +37,8 @@ from ray_yolo.models.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,17 @@ def input_size(trained: Trained, imgsz: int | None) -> int:
     if reason := off_grid(size, trained.model.grid):
         raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.model.grid} px)")
     return size
+
+
+def check_iou(trained: Trained, settings: NmsConfig | EvaluateConfig) -> None:
+    """Warn, once in a process, of a given `iou` that has no effect: these detections are not suppressed."""
+    if not trained.family.suppress and "iou" in settings.model_fields_set:
+        _warn_of_iou()
+
+
+@cache
+def _warn_of_iou() -> None:
+    _log.warning("iou is ignored: this model's detections need no non-maximum suppression")
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
-from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, load_trained
+from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
@@ -91,6 +91,7 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
     trained = load_trained(local_file(config.weights))
     check_classes(config.classes, trained.names)
+    check_iou(trained, config)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
+from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import (
@@ -133,6 +134,37 @@ def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
     assert_same(final["state"], uninterrupted["state"])
     # dying after a step, before its checkpoint: each restart repeats exactly that one
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
+
+
+END_TO_END = {**{key: value for key, value in TINY.items() if key != "anchors"}, "end2end": True, "reg_max": 1,
+              "head": [[[3, 4], 1, "Detect", ["nc"]]]}
+
+
+def test_a_loss_that_knows_the_progress_of_training_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Its weights of the two heads change with each epoch."""
+    uninterrupted, killed = (replace(make_spec(tmp_path / name, **EXACT), architecture=END_TO_END)
+                             for name in ("uninterrupted", "killed"))
+    for step in (3, 6):
+        train(Collectives(), killed, EVERY_STEP, die_at=step)
+    assert_same(train(Collectives(), killed, EVERY_STEP)["state"],
+                train(Collectives(), uninterrupted, Placement())["state"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n"])
+def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_same_bits(
+        tmp_path: Path, model: str) -> None:
+    recipe = {**EXACT, "model": model, "imgsz": 2 * MODELS[model].grid}
+    uninterrupted, killed = (replace(make_spec(tmp_path / name, **recipe), architecture=None)
+                             for name in ("uninterrupted", "killed"))
+    train(Collectives(), killed, EVERY_STEP, die_at=3)
+    on_two, _ = run_workers(2, train, killed, EVERY_STEP, -1, 2)
+    train(Collectives(), killed, EVERY_STEP, die_at=6)
+    on_three, *_ = run_workers(3, train, killed, EVERY_STEP)
+    assert len(steps(on_two)) > 1
+    assert steps(on_three)[-1] == 8
+    assert len(steps(on_three)) > 1
+    assert_same(last_state(killed), train(Collectives(), uninterrupted, Placement())["state"])
 
 
 ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False,

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.config.model_facts import MODELS as MODEL_FACTS
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, ShardEvent
 from ray_yolo.data import dataset
@@ -223,17 +224,19 @@ def distance(result: dict[str, Any], uninterrupted: dict[str, Any]) -> float:
 
 
 
-MODELS = ("yolov5n", "yolov5nu", "yolo11n", "yolo26n")
+MODELS = ("yolov5n", "yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n")
 PRECISIONS = ("fp32", "bf16")
 # 8, 8, 8 and 6 images a step in microbatches of two: four, which three workers share unevenly, and three, which two do
-# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at 64 or 96 pixels.
+# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at two or three cells of
+# the grid.
 REAL = {"batch_size": 8, "microbatch": 2, "multi_scale": True, "epochs": 50,
         "optimizer": {"nominal_batch": 8, "lr0": 0.01}}
 CONTROL_EPOCHS = 5
 
 
 def real_job(folder: Path, model: str, precision: str) -> TrainSpec:
-    return replace(make_spec(folder, 30, model=model, precision=precision, **REAL), architecture=None)
+    spec = make_spec(folder, 30, model=model, precision=precision, imgsz=2 * MODEL_FACTS[model].grid, **REAL)
+    return replace(spec, architecture=None)
 
 
 def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
