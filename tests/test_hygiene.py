@@ -17,7 +17,7 @@ UNPICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "s
 
 def texts() -> Iterator[tuple[str, str]]:
     """(path, content) of the project's own text files."""
-    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # of a worktree
     files += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     for path in sorted(files):
         content = path.read_bytes()

@@ -43,11 +43,7 @@ class _Name(NamedTuple):
 
 
 class RemoteCheckpoints:
-    """The checkpoints of one run, as one attempt at it sees them.
-
-    Args:
-        store: of the run.
-    """
+    """The checkpoints of one run, as one attempt at it sees them."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt = store, attempt
@@ -240,11 +236,8 @@ def _cached(store: Store, key: str, path: Path) -> Path:
 
 
 def _download_state(store: Store, data: bytes, state: Path, manifest: Path, key: str = "") -> str | None:
-    """Download the state that a stored manifest (`data`) names, unless it is present. Returns how it mismatches.
-
-    Args:
-        key: of an object that holds it, preferred to the run's states if it exists.
-    """
+    """Download the state that a stored manifest (`data`) names, unless it is present. Returns how it mismatches. The
+    object at `key` is preferred to the run's states if it exists."""
     expected = json.loads(data)
     name = state_key(expected)
     with suppress(OSError, ValueError, KeyError):

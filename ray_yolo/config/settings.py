@@ -246,13 +246,8 @@ def _rule_message(detail: ErrorDetails, given: Mapping[str, SourcedValue]) -> st
 
 
 def describe(config: Model, origins: Mapping[str, str], decided: Model | None = None) -> str:
-    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment.
-
-    Passwords in URLs are masked.
-
-    Args:
-        decided: the configuration with all open settings resolved; its values are printed.
-    """
+    """The configuration as YAML that `read_config_file` accepts, with each value's origin as a comment. The values
+    are those of `decided`, which has all open settings resolved. Passwords in URLs are masked."""
     lines, requested, resolved = [], config.model_dump(mode="json"), (decided or config).model_dump(mode="json")
     for path, field in config_fields(type(config)).items():
         before, value = (functools.reduce(dict.__getitem__, field.keys, tree) for tree in (requested, resolved))

@@ -33,13 +33,8 @@ class CocoFile:
     """One annotation file: the paths of its images, and the labels of each.
 
     Categories map to the description's classes by name, else in the order of their ids. A category without annotations
-    (Roboflow's supercategory) may be unknown.
-
-    Args:
-        folder: of the images; left out: one of the usual folders.
-
-    Attributes:
-        findings: annotations of unknown images, which are left out.
+    (Roboflow's supercategory) may be unknown. Images are in `folder`, by default in one of the usual ones;
+    `findings` has the annotations of unknown images, which are left out.
 
     Raises:
         DatasetError: if the file is no COCO annotation file, or its categories do not match the description.

@@ -63,7 +63,7 @@ class ImageStore:
     Pickling it is cheap: another process maps the same file.
 
     Args:
-        mode: none decodes at every call; ram and disk cache one file per node.
+        mode: none decodes at every call.
         directory: folder of the cache file; by default shared memory (ram) or the user's cache (disk).
         smooth: shrink the full image by area averaging (validation) instead of linearly (training).
     """

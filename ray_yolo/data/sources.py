@@ -84,10 +84,8 @@ def unique_stems(names: list[str]) -> list[str]:
 
 
 def files_of(source: str, root: Path | None = None) -> list[str]:
-    """The files of a source: all below a folder, the lines of a list file, one file, or a pattern's matches.
-
-    Args:
-        root: second base of a list file's relative paths, after its own folder.
+    """The files of a source: all below a folder, the lines of a list file, one file, or a pattern's matches. Relative
+    paths of a list file start in its own folder or in `root`.
 
     Raises:
         DatasetError: for an unreadable folder, or a list with a line that names no file.

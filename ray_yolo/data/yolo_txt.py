@@ -26,13 +26,8 @@ def label_path(image_path: str) -> str:
 
 def parse_labels(content: bytes, size: tuple[int, int], names: Sequence[str],
                  where: str) -> tuple[Labels, list[Finding]]:
-    """The labels in a file's bytes, and the findings about its rows.
-
-    Args:
-        content: of the file. UTF-8 with or without BOM, UTF-16 with BOM; any line ends.
-        size: (height, width) of the upright image.
-        names: of the classes.
-        where: the file's path, for messages.
+    """The labels in a file's bytes (UTF-8 with or without BOM, UTF-16 with BOM; any line ends), and the findings about
+    its rows. `size` is (height, width) of the upright image, `where` the file's path for messages.
 
     Raises:
         UnreadableLabelsError: for a file that is not text.

@@ -253,10 +253,7 @@ def coco_results(table: np.ndarray, index: AnnotationIndex, description: Dataset
     """Rows of image_id, category_id, bbox (x, y, width, height) and score for COCO evaluators.
 
     Ids are those of the split's COCO files. Without them, the image id is the file's stem (as an integer if it is one)
-    and the category id is the class number.
-
-    Args:
-        table: detections of an `Evaluation`.
+    and the category id is the class number. `table` has the detections of an `Evaluation`.
     """
     sources = LabelSources(description, split)
     ids = [sources.own_ids(path) for path in index.paths]

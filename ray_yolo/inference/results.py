@@ -127,13 +127,8 @@ class Results:
         return replace(self, boxes=self.boxes[rows])
 
     def plot(self, *, labels: bool = True, conf: bool = True, line_width: int | None = None) -> np.ndarray:
-        """The image with its boxes, (height, width, 3) uint8 BGR.
-
-        Args:
-            labels: write class names.
-            conf: write scores.
-            line_width: in pixels; left out: 1/200 of the shorter side.
-        """
+        """The image with its boxes, class names and scores, (height, width, 3) uint8 BGR. `line_width` is in pixels;
+        left out: 1/200 of the shorter side."""
         plot = draw_detections(np.ascontiguousarray(self.orig_img[..., ::-1]), np.asarray(self.boxes.data), self.names,
                                labels=labels, scores=conf, line_px=line_width)
         return np.ascontiguousarray(plot[..., ::-1])

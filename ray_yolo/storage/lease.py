@@ -44,11 +44,8 @@ class Terms:
 
 
 class Lease:
-    """A lease that this process holds; a thread renews it until it is given back.
-
-    Args:
-        on_loss: called once if another process has taken it over.
-    """
+    """A lease that this process holds; a thread renews it until it is given back, or calls `on_loss` once if another
+    process has taken it over."""
 
     def __init__(self, store: Store, key: str, terms: Terms, version: Any,
                  on_loss: Callable[[], None] = lambda: None) -> None:

@@ -100,10 +100,7 @@ def is_address(path: str) -> bool:
 
 
 def open_store(address: str, setting: str = "storage_path") -> Store:
-    """The store at an address; no request is made yet.
-
-    Args:
-        setting: the setting that names the address, for messages.
+    """The store at an address, which messages call `setting`; no request is made yet.
 
     Raises:
         InputError: if the address is invalid, or `obstore` is not installed.

@@ -84,7 +84,9 @@ def test_the_holder_renews_it_and_notices_its_loss(take: Take, store: FolderStor
         while read_terms(store, KEY) == before:
             pass
     assert not lost.is_set()
-    store.put(KEY, lease.Terms(2, "b", "elsewhere 1").to_bytes())
+    taken = lease.Terms(2, "b", "elsewhere 1").to_bytes()
+    while not store.put_if(KEY, taken, store.get(KEY).version):
+        pass  # renewed meanwhile, which a plain `put` might have undone
     assert lost.wait(10)
 
 
