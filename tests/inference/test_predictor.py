@@ -154,11 +154,11 @@ def test_a_given_iou_that_has_no_effect_is_said_once(
     weights, data = str(tmp_path / "best.pt"), str(make_dataset(tmp_path, 1))
     Path(weights).touch()
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == module.__name__]
 
     check()
-    assert told() == []
+    assert warnings() == []
     for _ in range(2):
         check("--iou-thres", "0.5")
-    assert told() == ["iou is ignored: this model's detections need no non-maximum suppression"] * (not suppress)
+    assert warnings() == ["iou is ignored: this model's detections need no non-maximum suppression"] * (not suppress)
