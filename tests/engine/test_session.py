@@ -794,6 +794,21 @@ def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
     assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=-1), lambda event: None, rendezvous)
 
 
+def test_losses_with_a_step_between_them_are_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 0, "train")
+    after_step = session.Session.after_step
+
+    def lose_after_step(made: session.Session, *given: Any) -> None:
+        after_step(made, *given)
+        if made.state.progress.step <= 4:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
+
+    monkeypatch.setattr(session.Session, "after_step", lose_after_step)
+    summary = run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
+    assert summary
+    assert summary.step == STEPS
+
+
 @pytest.mark.parametrize(("workers", "ended"), [
     (3, ["PeerLost", "WrongWeights", "PeerLost"]), (2, ["WrongWeights", "WrongWeights"])])
 def test_a_worker_with_a_flipped_bit_is_found_before_the_next_checkpoint(
