@@ -135,6 +135,8 @@ class Session:
 
     def join(self) -> None:
         """Join the next generation, and take the state of its most advanced worker. Collective."""
+        if self._regroup:  # another worker may record next: this one's checkpoint has to be older than its
+            self._await_saver()
         self.context.activity.enter("joining")
         if not self._rendezvous.lasting:
             release_process_group(self.components)
@@ -155,6 +157,8 @@ class Session:
             self.components = regroup(self.components, generation.collectives)
         if self.records:
             self._emit_start(regrouped=generation.source is not None)
+        else:
+            self._await_saver()  # as above, after a loss
         if self.state is before:  # this worker's own state, between the same two steps
             self.timer.resume()
         else:

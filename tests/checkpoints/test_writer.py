@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import state_file, writer
-from ray_yolo.checkpoints.writer import Saver, copied
+from ray_yolo.checkpoints.writer import Saver, copied, save_interval
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Event, WarningEvent
 
@@ -130,3 +132,14 @@ def test_unresponsive_storage_counts_as_a_failure(tmp_path: Path, monkeypatch: p
     assert isinstance(event, WarningEvent)
     assert "step 1 could not be written (the storage has not answered for 0.1 s)" in event.message
     desk.go.set()
+
+
+@pytest.mark.parametrize(("setting", "busy", "wrote", "waited", "seconds"), [
+    ("auto", False, 0.0, 0.0, 60), ("auto", False, 10.0, 0.0, 50), ("auto", False, 25.0, 0.0, 50),
+    ("auto", False, 100.0, 0.0, 200), ("auto", False, 1.0, 2.0, 200), ("auto", True, 1.0, 0.0, math.inf),
+    (25.0, True, 100.0, 2.0, 25), (0.0, False, 1.0, 0.0, math.inf)])
+def test_the_interval_of_saves_by_time_follows_from_their_cost(
+        setting: Any, busy: bool, wrote: float, waited: float, seconds: float) -> None:
+    """One complete save a minute; the thread is idle for as long as it writes; training waits for 1 % of the time."""
+    saver: Any = SimpleNamespace(is_busy=busy, wrote=wrote, waited=waited)
+    assert save_interval(setting, saver) == seconds

@@ -256,6 +256,45 @@ def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_contin
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
+class Moving(Rendezvous):
+    """In the second generation another worker records."""
+
+    lasting = False
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        super().__init__(Collectives())
+        self.is_busy, self.found = is_busy, list[bool]()
+
+    def join(self, progress: Progress | None) -> Generation:
+        self.found.append(self.is_busy())
+        return Generation(Collectives(len(self.found) - 1), progress and 0, False)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_next_recording_worker_saves_after_the_last_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    """Otherwise an older checkpoint could be the later one, and the best weights be missing in the newest. After a
+    loss, training waits for it only if another worker records."""
+    write, rendezvous = checkpoint.save_checkpoint, Moving(lambda: made.saver.is_busy)
+
+    def save(*given: Any) -> Path:
+        time.sleep(0.3)
+        return write(*given)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
+    monkeypatch.setattr(session, "regroup", lambda parts, group: replace(
+        parts, context=replace(parts.context, collectives=group)))
+    context = WorkerContext(prepare_model=lambda model: model)
+    made = session.Session(make_spec(tmp_path, **EXACT), context, Placement(), lambda event: None, rendezvous)
+    made.join()
+    made._save_agreed()
+    made._regroup = not lost
+    made.join()
+    assert rendezvous.found == [False, lost]
+    assert (made.records, made.saver.is_busy) == (False, False)
+    made.close()
+
+
 class Abandoned(Rendezvous):
     """After the second step all workers drain."""
 
@@ -753,6 +792,21 @@ def test_as_many_lost_peers_in_a_row_as_failures_are_allowed(
         monkeypatch.undo()
     rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 30, "evaluate")
     assert run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=-1), lambda event: None, rendezvous)
+
+
+def test_losses_with_a_step_between_them_are_not_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendezvous = Losing(make_spec(tmp_path, **EXACT), monkeypatch, 0, "train")
+    after_step = session.Session.after_step
+
+    def lose_after_step(made: session.Session, *given: Any) -> None:
+        after_step(made, *given)
+        if made.state.progress.step <= 4:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection reset by peer")
+
+    monkeypatch.setattr(session.Session, "after_step", lose_after_step)
+    summary = run_session(rendezvous.spec, WorkerContext(), Placement(max_failures=1), lambda event: None, rendezvous)
+    assert summary
+    assert summary.step == STEPS
 
 
 @pytest.mark.parametrize(("workers", "ended"), [

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.config.placement import RunConfig
-from ray_yolo.core.events import Event, StartEvent, StepEvent, Summary, WorkerEvent
+from ray_yolo.core.events import CheckpointEvent, Event, StartEvent, StepEvent, Summary, WorkerEvent
 from ray_yolo.engine import session as own_session
 from ray_yolo.engine.session import Session
 from ray_yolo.runs.event_log import read_events, surviving
@@ -195,6 +195,7 @@ class Training:
 
 def check(training: Training, uninterrupted: Path) -> None:
     """Same bits at every common step, and no step missing or repeated."""
+    training.wait(lambda events: len(only(CheckpointEvent, events)) > 3)  # of one that has just begun
     findings = compare_runs(training.run_dir, uninterrupted)
     assert len(findings) > 2
     assert not [finding for finding in findings if finding.problem]

@@ -102,6 +102,7 @@ class RendezvousClient(Rendezvous):
             ray.exceptions.RayError: if the coordinator does not answer.
         """
         leave_process_group()
+        self._current = None  # else the heartbeat thread would introduce what this worker has left
         if not self._alone:
             preload()
         host = own_address()
@@ -206,7 +207,8 @@ def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify
                 if hung:
                     notify(f"{hung.text}: it is killed, and the others continue")
                     kill(hung.process)
-        (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (run_dir / MEMBERS_FILE).unlink(missing_ok=True)
 
     if coordinator:
         threading.Thread(target=watch, args=(coordinator,), name="ray_yolo watchdog", daemon=True).start()

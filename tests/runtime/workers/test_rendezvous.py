@@ -169,6 +169,27 @@ def test_a_worker_introduces_itself_to_a_coordinator_that_does_not_know_it(
     assert beside.members.must_regroup() is not known
 
 
+def test_a_worker_that_waits_introduces_no_generation_that_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted coordinator would answer with that generation, whose members have left it, too."""
+    beside, introduced, beats = Beside(monkeypatch, alone=True), [], []
+    beside.ready.set()
+    monkeypatch.setattr(beside.members._coordinator.introduce, "remote", lambda *given: introduced.append(given))
+    beside.members.join(None)
+
+    def heartbeat(*_: Any) -> HeartbeatReply:
+        beats.append(len(beats))
+        return HeartbeatReply(False, 0, False, all_draining=False, unknown=True)
+
+    def quorum(uid: str) -> Quorum | None:
+        monkeypatch.setattr(beside.members._coordinator.heartbeat, "remote", heartbeat)
+        return Quorum(2, 0, 1, ("", 0), None, False) if len(beats) > 5 else None
+
+    monkeypatch.setattr(beside.members._coordinator.quorum, "remote", quorum)
+    assert isinstance(beside.members.join(None), Generation)
+    beside.members.close()
+    assert {given[2].number for given in introduced} <= {2}
+
+
 def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = Beside(monkeypatch, alone=True)
     answers = iter([None, "unknown", None, Quorum(1, 0, 1, ("", 0), None, False)])
