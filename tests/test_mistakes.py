@@ -201,7 +201,7 @@ SLOW = [  # their imports take seconds
     ("export --weights page.pt", "page.pt: is a page of HTML or XML", "download it again"),
     ("tune --data DATA --space nowhere.yaml", "space: nowhere.yaml: no such file", "quick"),
     ("tune --data DATA --space evolv", "space: evolv: no such file", "evolve"),
-    ("tune --data DATA --space bad_key.yaml", "bad_key.yaml:1", "did you mean lr0?"),
+    ("tune --data DATA --space bad_key.yaml", "bad_key.yaml:1: unknown setting 'lr'", "did you mean optimizer.lr0?"),
     ("tune --data DATA --space reversed.yaml", "reversed.yaml:1", "0.1"),
     ("tune --data DATA --space good.yaml --warm-start nowhere.csv", "nowhere.csv: cannot be read", "No such file"),
 ]
