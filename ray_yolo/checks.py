@@ -1,9 +1,7 @@
 """`python -m ray_yolo.checks`: versions, devices, cluster and storage on one page, for a bug report."""
 
-import sys
-
 from ray_yolo.cli import checks as main
 from ray_yolo.cli import run
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

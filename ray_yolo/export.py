@@ -1,9 +1,7 @@
 """`python -m ray_yolo.export`: writes trained weights for other programs."""
 
-import sys
-
 from ray_yolo.cli import export as main
 from ray_yolo.cli import run
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

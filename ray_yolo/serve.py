@@ -2,8 +2,6 @@
 `ray_yolo.serve:app`; see `runtime/serving.py`.
 """
 
-import sys
-
 from ray_yolo.cli import run
 from ray_yolo.cli import serve as main
 from ray_yolo.runtime.serving import app
@@ -11,4 +9,4 @@ from ray_yolo.runtime.serving import app
 __all__ = ["app"]
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

@@ -1,9 +1,7 @@
 """`python -m ray_yolo.sync`: delivers a run folder to an MLflow server."""
 
-import sys
-
 from ray_yolo.cli import run
 from ray_yolo.cli import sync as main
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

@@ -1,9 +1,7 @@
 """`python -m ray_yolo.val`: validates trained weights."""
 
-import sys
-
 from ray_yolo.cli import run
 from ray_yolo.cli import val as main
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

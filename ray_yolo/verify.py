@@ -1,9 +1,7 @@
 """`python -m ray_yolo.verify`: checks the files of a run, and whether two runs trained the same weights."""
 
-import sys
-
 from ray_yolo.cli import run
 from ray_yolo.cli import verify as main
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    raise SystemExit(run(main))

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,12 +30,18 @@ DURATIONS = ROOT / "tests" / "durations.json"
 """CPU seconds of the tests that take more than LONG, by name; of a parametrised one all cases together."""
 LONG, UNRECORDED = 1.0, 3.0
 """CPU seconds: tests above the first are not in `make test`, tests above the second are recorded or marked."""
+YARDSTICK = 0.04
+"""CPU seconds of the work in `slowness` on the machine of the record; UNRECORDED is longer on a slower one."""
+IMPORTED = 50
+"""Modules: a test that imports more for the first time pays for those after it."""
 NOT_QUICK = ("ray", "slow", "faults", "gpu", "realdata", "root", "azure")
 SETUPS: dict[tuple[str, str], float] = {}  # (file, fixture): CPU seconds of its set-up for each test that uses it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help=f"write what the tests take to {DURATIONS.name}")
+    parser.addoption("--check-durations", action="store_true",
+                     help=f"fail tests above {UNRECORDED:g} CPU seconds that are neither recorded nor marked")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,18 +92,34 @@ def pytest_fixture_setup(request: Any) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Iterator[None]:
-    """Note a test's CPU seconds in its report; of the quick tests, one above UNRECORDED fails unless it is recorded or
-    marked."""
-    start = cpu_seconds()
+    """Note a test's CPU seconds. On request, one above UNRECORDED fails unless it is recorded or marked."""
+    start, modules = cpu_seconds(), len(sys.modules)
     try:
         yield
     finally:
         setup = sum(SETUPS.get((item.path.as_posix(), name), 0) for name in item.fixturenames)
         seconds = setup + cpu_seconds() - start
         item.user_properties.append(("cpu", seconds))
-    quick = "not long" in item.config.getoption("markexpr") and not item.get_closest_marker("smoke")
-    if seconds > UNRECORDED and quick and not item.config.getoption("--record-durations"):
+    marks = {mark.name for mark in item.iter_markers()}
+    exempt = not marks.isdisjoint({"smoke", "long"}) or len(sys.modules) - modules > IMPORTED
+    checked = item.config.getoption("--check-durations") and not exempt and seconds > UNRECORDED
+    if checked and seconds > UNRECORDED * slowness():
         pytest.fail(f"{seconds:.1f} CPU seconds: record it with --record-durations, or mark it with smoke or long")
+
+
+def slowness() -> float:
+    """How much slower this machine computes than that of the record, at least 1."""
+    start = time.process_time()
+    sum(number % 7 for number in range(1_000_000))
+    return max(1.0, (time.process_time() - start) / YARDSTICK)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: Any, nextitem: Any) -> None:
+    """End Ray with the last file that uses it. If Ray's head does not answer for 60 s, as on a very busy machine, Ray
+    ends this process, in whatever test that is then."""
+    if nextitem and "ray" in sys.modules and scope_of(item.nodeid) == "ray" != scope_of(nextitem.nodeid):
+        sys.modules["ray"].shutdown()
 
 
 class DurationRecorder:

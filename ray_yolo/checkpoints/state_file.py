@@ -25,17 +25,13 @@ _ARCHIVE = b"PK\x03\x04"  # of zip archives, as torch checks it
 _PICKLE = b"\x80"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch's pickled magic number before 1.6
 _HEAD = 1024  # bytes that identify other file types
-_OTHER_KINDS = (
-    (rb"<(!doctype|html|head|\?xml)", "a page of HTML or XML"), (rb"\xff\xd8\xff", "a JPEG picture"),
-    (rb"\x89PNG", "a PNG picture"), (rb"RIFF....WEBP", "a WebP picture"), (rb"\x1f\x8b", "a gzip archive"),
-    (rb"version https://git-lfs", "a pointer of Git LFS (run `git lfs pull`)"), (rb"%PDF", "a PDF file"),
-)
+_OTHER_KINDS = ((rb"<(!doctype|html|head|\?xml)", "a page of HTML or XML"), (rb"\xff\xd8\xff", "a JPEG picture"),
+                (rb"\x89PNG", "a PNG picture"), (rb"RIFF....WEBP", "a WebP picture"), (rb"\x1f\x8b", "a gzip archive"),
+                (rb"version https://git-lfs", "a pointer of Git LFS (run `git lfs pull`)"), (rb"%PDF", "a PDF file"))
 
-CONVERT_HINT = (
-    "convert it in the environment that made it: python -c \"import torch; "
-    "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
-    "and give weights.pt"
-)
+CONVERT_HINT = ("convert it in the environment that made it: python -c \"import torch; "
+                "torch.save(torch.load('best.pt', weights_only=False)['model'].float().state_dict(), 'weights.pt')\" "
+                "and give weights.pt")
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.remote import RemoteCheckpoints
 from ray_yolo.core.errors import TrainingError
 from ray_yolo.core.events import CheckpointEvent, Emit, WarningEvent
+from ray_yolo.core.threads import run_in_thread
 
 MAX_MISSED_SAVES, MISSED_SECONDS = 3, 300.0  # training ends after both: failures in a row, time without a save
 WRITE_SECONDS = 600.0  # a slower write counts as failed
@@ -36,8 +36,7 @@ class Saver:
                  stored: RemoteCheckpoints | None = None) -> None:
         self._run_dir, self._digest, self._keep, self._emit, self._stored = run_dir, digest, keep, emit, stored
         self._pending: Future[None] | None = None
-        self._missed = 0
-        self._missed_since = 0.0
+        self._missed, self._missed_since = 0, 0.0
         self.step = -1  # of the newest requested checkpoint
         self.waited = self.wrote = 0.0  # seconds that the last save blocked training and occupied its thread
 
@@ -49,20 +48,14 @@ class Saver:
         """
         began = time.monotonic()
         self.wait()
-        self.step = step
-        pending, copy = Future[None](), copied(state)
+        self.step, copy = step, copied(state)
         self.waited = time.monotonic() - began
 
-        def run() -> None:
-            try:
-                self._write(copy, step, epoch, kinds)
-                self.wrote = time.monotonic() - began
-                pending.set_result(None)
-            except BaseException as error:
-                pending.set_exception(error)
+        def write() -> None:
+            self._write(copy, step, epoch, kinds)
+            self.wrote = time.monotonic() - began
 
-        self._pending, self._thread = pending, threading.Thread(target=run, name="ray_yolo saver", daemon=True)
-        self._thread.start()
+        self._pending = run_in_thread(write, "saver")
 
     @property
     def is_busy(self) -> bool:
@@ -82,7 +75,6 @@ class Saver:
         try:
             if pending:
                 pending.result(WRITE_SECONDS)
-                self._thread.join()
                 self._missed = 0
         except OSError as error:
             self._missed += 1

@@ -37,7 +37,16 @@ class ValPlacement(ResultsPlacement):
     """Restarts after worker failures, each from the first image; -1: no limit."""
 
 
-class ValConfig(ConfigModel):
+class LabelFiles(ConfigModel):
+    """Label files of detections."""
+
+    save_txt: bool = False
+    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as fractions of the image."""
+    save_conf: bool = False
+    """Add the score to each row of the text files."""
+
+
+class ValConfig(LabelFiles):
     """A validation of trained weights. The metrics do not depend on the placement."""
 
     weights: str
@@ -58,10 +67,6 @@ class ValConfig(ConfigModel):
     """Also compute the twelve metrics of the COCO protocol."""
     classes: Classes = None
     """Numbers of the classes to evaluate; default: all."""
-    save_txt: bool = False
-    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as fractions of the image."""
-    save_conf: bool = False
-    """Add the score to each row of the text files."""
     save_json: bool = False
     """Write detections.json in COCO's result format, with the ids of the dataset's COCO files if it has any."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -82,8 +87,12 @@ class NmsConfig(ConfigModel):
 
 
 class DetectConfig(NmsConfig):
-    """Detections of an image."""
+    """Detections of an image, and the network's input and arithmetic."""
 
+    imgsz: ImageSize = None
+    """Long side of the network input in pixels, a multiple of 32; default: as in training."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass."""
     classes: Classes = None
     """Numbers of the classes to detect; default: all."""
     rect: bool = True
@@ -100,7 +109,7 @@ class PredictPlacement(ResultsPlacement):
     """Do not write pictures and videos with boxes."""
 
 
-class PredictConfig(DetectConfig):
+class PredictConfig(DetectConfig, LabelFiles):
     """A prediction. The detections of an image depend on that image alone (in batches, up to rounding)."""
 
     weights: str
@@ -108,16 +117,8 @@ class PredictConfig(DetectConfig):
     source: str
     """Pictures and videos: a folder, a file, a pattern such as 'day*/*.jpg', a .txt file with one path per line, the
     number of a camera, or the address of a stream."""
-    imgsz: ImageSize = None
-    """Long side of the network input in pixels, a multiple of 32; default: as in training."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the forward pass."""
     batch_size: int = Field(1, ge=1)
     """Images of equal shape per forward pass; larger batches are faster on a GPU and round differently."""
-    save_txt: bool = False
-    """Write labels/NAME.txt: rows of class, centre x, centre y, width, height as fractions of the image."""
-    save_conf: bool = False
-    """Add the score to each row of the text files."""
     save_json: bool = False
     """Write predictions.json: all detections in pixels."""
     save_csv: bool = False
@@ -140,10 +141,6 @@ class ServeConfig(DetectConfig):
 
     weights: str
     """Weights to use, such as runs/train/exp/weights/best.pt, at a path that every node can read."""
-    imgsz: ImageSize = None
-    """Long side of the network input in pixels, a multiple of 32; default: as in training."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the forward pass."""
     batch_size: int = Field(8, ge=1)
     """Most images per forward pass; 1 gives the bits of `predict`, larger batches round differently."""
     batch_wait_ms: float = Field(5.0, ge=0.0)

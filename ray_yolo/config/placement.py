@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, field_validator
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.config.sections import ConfigModel
@@ -26,9 +26,9 @@ class Placement(ConfigModel):
     num_workers: int | tuple[int, int] | Literal["auto"] = "auto"
     """Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or auto: one per GPU
     of the requested cluster, or per node without GPUs; without a cluster one per local GPU, 0 for at most one."""
-    gpus_per_worker: float | Literal["auto"] = "auto"
+    gpus_per_worker: NonNegativeFloat | Literal["auto"] = "auto"
     """GPUs of each worker; auto: 1 if the cluster has any, else 0."""
-    cpus_per_worker: float | Literal["auto"] = "auto"
+    cpus_per_worker: Annotated[float, Field(gt=0, le=4096)] | Literal["auto"] = "auto"
     """CPUs of each worker; auto: the most that all workers can have at once, with GPUs its share of the node's CPUs,
     else on a requested cluster of half of what is free (1 in a sweep)."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
@@ -69,7 +69,7 @@ class Placement(ConfigModel):
     """Epochs between permanent checkpoints epochN.pt, N counted from 0; -1: none."""
     save_steps: int = Field(0, ge=0)
     """Optimiser steps between checkpoints, also within epochs; 0: at epoch ends only."""
-    save_seconds: float | Literal["auto"] = "auto"
+    save_seconds: NonNegativeFloat | Literal["auto"] = "auto"
     """Seconds between checkpoints within epochs; auto: 60, or more if that costs over a hundredth of the time; 0: not
     by time."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -98,27 +98,6 @@ class Placement(ConfigModel):
         low, high = value if isinstance(value, tuple) else (value, value)
         if low < 0 or high > 4096 or low > high or (isinstance(value, tuple) and low < 1):
             raise ValueError("must be 0 (no Ray), a number up to 4096, a range such as 2-8, or auto")
-        return value
-
-    @field_validator("gpus_per_worker")
-    @classmethod
-    def _check_gpus(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and value < 0:
-            raise ValueError("must be 0 or more, or auto")
-        return value
-
-    @field_validator("cpus_per_worker")
-    @classmethod
-    def _check_cpus(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and not 0 < value <= 4096:
-            raise ValueError("must be more than 0 and at most 4096, or auto")
-        return value
-
-    @field_validator("save_seconds")
-    @classmethod
-    def _check_save_seconds(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and value < 0:
-            raise ValueError("must be 0 or more, or auto")
         return value
 
     @field_validator("name", "registered_name")

@@ -29,9 +29,8 @@ from ray_yolo.config.sections import SECTIONS, ConfigModel
 from ray_yolo.config.settings import canonical, did_you_mean
 from ray_yolo.core.errors import ConfigError
 
-CHANGEABLE = tuple(
-    path for section, model in SECTIONS.items() for name in model.model_fields
-    if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
+CHANGEABLE = tuple(path for section, model in SECTIONS.items() for name in model.model_fields
+                   if (path := f"{section}.{name}") not in ("optimizer.name", "optimizer.nominal_batch"))
 """Config paths of the settings that may change during training."""
 
 _EPOCH = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -82,8 +81,6 @@ MAX_LAYERS = 1000
 AUTO_BATCH = -1
 BATCH_PER_WORKER = 16
 QUAD = 4  # images that --quad merges into one
-
-_REMOVED = {"augment": {"mosaic_window": 0}}  # removed settings by section, with the value that had no effect
 
 
 def _freeze_list(value: object) -> object:
@@ -160,16 +157,6 @@ class Recipe(ConfigModel):
     augment: sections.AugmentConfig = sections.AugmentConfig()
     evaluate: sections.EvaluateConfig = sections.EvaluateConfig()
     objective: sections.ObjectiveConfig = sections.ObjectiveConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_settings(cls, tree: object) -> object:
-        """Drop removed settings, which recorded recipes still name."""
-        if not isinstance(tree, dict):
-            return tree
-        kept = {section: {name: value for name, value in tree[section].items() if (name, value) not in removed.items()}
-                for section, removed in _REMOVED.items() if isinstance(tree.get(section), dict)}
-        return {**tree, **kept}
 
     @model_validator(mode="before")
     @classmethod
@@ -289,10 +276,8 @@ def resolve(recipe: Recipe, num_workers: int, *, gpu: bool, bf16: bool = False, 
         least = QUAD if recipe.quad else 1
         micro = max((d for d in divisors(batch) if d <= room and d % least == 0), default=least)
     precision = recipe.precision if recipe.precision != "auto" else ("bf16" if gpu or bf16 else "fp32")
-    resolved = recipe.model_copy(update={
-        "batch_size": batch, "microbatch": micro, "precision": precision,
-        "threads": recipe.threads or int(recipe.exact),
-    })
+    resolved = recipe.model_copy(update={"batch_size": batch, "microbatch": micro, "precision": precision,
+                                         "threads": recipe.threads or int(recipe.exact)})
     check_workers(resolved, num_workers)
     return resolved
 

@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from reprlib import repr as short
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -56,6 +56,10 @@ class ConfigField(NamedTuple):
     @property
     def types(self) -> tuple[Any, ...]:
         """Alternatives of its type, without None: (int,), (Literal['a', 'b'],), (float, Literal['auto'])."""
+        return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in self._alternatives)
+
+    @property
+    def _alternatives(self) -> tuple[Any, ...]:
         annotation = self.info.annotation
         union = get_origin(annotation) in (Union, types.UnionType)
         return tuple(kind for kind in (get_args(annotation) if union else (annotation,)) if kind is not type(None))
@@ -71,9 +75,14 @@ class ConfigField(NamedTuple):
         words = [_words(kind) for kind in self.types]
         if "" in words:
             return " ".join((self.info.description or "").split()).rstrip(".")
-        bounds = [f"{sign} {getattr(limit, name)}" for limit in self.info.metadata
-                  for name, sign in _SIGNS.items() if hasattr(limit, name)]
-        return " ".join([" or ".join(words), " and ".join(bounds)]).strip()
+        words = [f"{word} {_bounds(get_args(kind)[1:])}" if get_origin(kind) is Annotated else word
+                 for word, kind in zip(words, self._alternatives, strict=True)]
+        return f"{' or '.join(words)} {_bounds(self.info.metadata)}".strip()
+
+
+def _bounds(limits: Iterable[Any]) -> str:
+    return " and ".join(f"{sign} {getattr(limit, name)}" for limit in limits for name, sign in _SIGNS.items()
+                        if hasattr(limit, name))
 
 
 def _words(kind: Any) -> str:

@@ -69,6 +69,11 @@ class AnnotationIndex:
                           self.polygons.get(image, ()))
 
     @property
+    def owners(self) -> np.ndarray:
+        """(labels,) int64, the image of each label."""
+        return np.arange(len(self)).repeat(np.diff(self.offsets))
+
+    @property
     def digest(self) -> str:
         """Identity of the labels: 16 hex digits of SHA-256 over class names, image sizes, classes and boxes."""
         digest = hashlib.sha256("\0".join(self.names).encode())

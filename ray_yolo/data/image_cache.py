@@ -2,7 +2,7 @@
 
 One file holds all images of a split back to back, in memory (`/dev/shm`) or on disk. Workers and loader processes map
 it read-only, so N processes need the memory of one, and a restarted worker reuses it. Its name is a digest of its
-sources; it is built once under a lock and appears atomically.
+sources; it is built once under the folder's lock and appears atomically.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -135,8 +134,13 @@ class ImageStore:
         return cv2.resize(picture, (width, height), interpolation=method)
 
     def _build(self, file: Path) -> np.ndarray:
-        """The file's bytes, built first if missing. Mapped under the lock: an unmapped file counts as unused."""
-        with _only_one(file.with_suffix(".lock")):
+        """The file's bytes, built first if missing. Mapped under the lock: an unmapped file counts as unused.
+
+        A folder has one builder at a time, because each decodes with all CPUs.
+        """
+        lock = file.with_name(".lock")
+        with lock.open("a") as locked:
+            _lock(lock, locked, fcntl.LOCK_EX)
             if file.exists():
                 return _map(file)
             for other in file.parent.glob("*.rgb"):
@@ -194,26 +198,6 @@ def _is_private(folder: Path) -> bool:
     """Whether no other user can have created a file or link there: shared memory is world-writable."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-@contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
-    """Admits one process at a time and removes the lock file; a process that waited for it opens a new one."""
-    while True:
-        with open(os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w") as file:
-            _lock(lock, file, fcntl.LOCK_EX)
-            if _is_at(lock, file):
-                try:
-                    yield
-                finally:
-                    lock.unlink(missing_ok=True)
-                return
-
-
-def _is_at(path: Path, file: IO[Any]) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    return False
 
 
 def _lock(path: Path, file: IO[Any], kind: int) -> None:

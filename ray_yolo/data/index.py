@@ -74,30 +74,28 @@ def read_index(description: DatasetDescription, split: str, *, single_cls: bool 
 
 def only_classes(index: AnnotationIndex, classes: Sequence[int]) -> AnnotationIndex:
     """The same images with only the labels of some classes. Class numbers and names stay."""
-    kept, owners = np.isin(index.classes, classes), np.arange(len(index)).repeat(np.diff(index.offsets))
-    counts = np.bincount(owners[kept], minlength=len(index))
-    polygons = {image: tuple(compress(outlines, kept[index.offsets[image]:].tolist()))
-                for image, outlines in index.polygons.items()}
-    return replace(
-        index, offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), classes=index.classes[kept],
-        boxes=index.boxes[kept], polygons={image: outlines for image, outlines in polygons.items() if outlines},
-        areas=None if index.areas is None else index.areas[kept],
-        crowds=index.crowds[np.isin(index.crowds[:, 1], classes)])
+    part = _part(index, np.arange(len(index)), np.isin(index.classes, classes))
+    return replace(part, crowds=part.crowds[np.isin(part.crowds[:, 1], classes)])
 
 
 def sample_images(index: AnnotationIndex, fraction: float, seed: int) -> AnnotationIndex:
     """A random subset of at least one image, by the seed, in the original order."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(index))[: max(round(fraction * len(index)), 1)])
-    labels = np.concatenate([np.arange(index.offsets[image], index.offsets[image + 1]) for image in chosen])
-    crowds = index.crowds[np.isin(index.crowds[:, 0], chosen)].copy()
-    crowds[:, 0] = np.searchsorted(chosen, crowds[:, 0])
+    return _part(index, chosen, np.isin(index.owners, chosen))
+
+
+def _part(index: AnnotationIndex, images: np.ndarray, kept: np.ndarray) -> AnnotationIndex:
+    """Some images, by ascending number, with those of their labels where `kept` (labels,) holds."""
+    counts = np.bincount(index.owners[kept], minlength=len(index))[images]
+    polygons = {position: tuple(compress(index.polygons[image], kept[index.offsets[image]:].tolist()))
+                for position, image in enumerate(images.tolist()) if image in index.polygons}
+    crowds = index.crowds[np.isin(index.crowds[:, 0], images)]
+    crowds[:, 0] = np.searchsorted(images, crowds[:, 0])
     return replace(
-        index, paths=tuple(index.paths[image] for image in chosen), sizes=index.sizes[chosen],
-        offsets=np.concatenate([[0], np.cumsum(np.diff(index.offsets)[chosen])]).astype(np.int64),
-        classes=index.classes[labels], boxes=index.boxes[labels], crowds=crowds,
-        polygons={position: index.polygons[image] for position, image in enumerate(chosen.tolist())
-                  if image in index.polygons},
-        areas=None if index.areas is None else index.areas[labels])
+        index, paths=tuple(index.paths[image] for image in images), sizes=index.sizes[images],
+        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), classes=index.classes[kept],
+        boxes=index.boxes[kept], polygons={image: outlines for image, outlines in polygons.items() if outlines},
+        areas=None if index.areas is None else index.areas[kept], crowds=crowds)
 
 
 def _check_all(sources: LabelSources, num_readers: int) -> list[Checked]:
@@ -237,12 +235,11 @@ def image_weights(index: AnnotationIndex, average_precisions: np.ndarray) -> np.
     """
     missing = (1 - average_precisions) ** 2
     label_weights = (class_weights(index.classes, len(index.names)) * missing)[index.classes]
-    image_of_label = np.arange(len(index)).repeat(np.diff(index.offsets))
-    weights = np.bincount(image_of_label, label_weights, minlength=len(index))
+    weights = np.bincount(index.owners, label_weights, minlength=len(index))
     return weights if weights.sum() > 0 else np.ones(len(index))
 
 
 def label_sizes(index: AnnotationIndex, imgsz: int) -> np.ndarray:
     """(labels, 2) width and height of every box once its image's long side is `imgsz`, pixels."""
-    scales = (loaded_sizes(index.sizes, imgsz) / index.sizes).repeat(np.diff(index.offsets), axis=0)
+    scales = (loaded_sizes(index.sizes, imgsz) / index.sizes)[index.owners]
     return (index.boxes[:, 2:] - index.boxes[:, :2]) * scales[:, ::-1]

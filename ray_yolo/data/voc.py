@@ -34,8 +34,7 @@ def folders(image_path: str, exists: Callable[[str], bool] = os.path.isdir) -> l
     return [folder, *filter(exists, usual)]
 
 
-def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str],
-              where: str) -> tuple[Labels, list[Finding]]:
+def parse_voc(content: bytes, size: tuple[int, int], names: Sequence[str], where: str) -> tuple[Labels, list[Finding]]:
     """The labels in a VOC file's bytes, and the findings about its objects.
 
     VOC counts pixels from 1 and includes the last one, so a box spans xmin - 1 .. xmax.

@@ -78,7 +78,6 @@ class WorkerContext:
     loader_init: Callable[[int], None] = worker_init  # called in each loader process with its number
     threads: int = 1
     cache: Literal["none", "ram", "disk"] = "none"
-    cache_dir: Path | None = None
     activity: Activity = field(default_factory=Activity)
     stored: RemoteCheckpoints | None = None  # if workers share no folder
 
@@ -136,8 +135,8 @@ def build(spec: TrainSpec, context: WorkerContext) -> TrainComponents:
         model.model[number].requires_grad_(False)
     shared = _shared_components(spec, context, model)
     model = cast(Detector, bare(shared["replica"]))  # on its device
-    stores = (ImageStore(spec.train, recipe.imgsz, context.cache, context.cache_dir),
-              ImageStore(spec.val, recipe.imgsz, context.cache, context.cache_dir, smooth=True))
+    stores = (ImageStore(spec.train, recipe.imgsz, context.cache),
+              ImageStore(spec.val, recipe.imgsz, context.cache, smooth=True))
     return TrainComponents(
         family=family, model=model, ema=Ema(model, recipe.schedule.ema_decay, recipe.schedule.ema_ramp),
         optimizer=build_optimizer(model, recipe), stores=stores,

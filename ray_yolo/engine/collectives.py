@@ -54,15 +54,13 @@ class _GlobalSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
-        total = x.clone()
+        total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return total
+        return _GlobalSum.apply(gradient)
 
 
 @dataclass(frozen=True)
@@ -179,14 +177,8 @@ def use_interface(address: str) -> None:
                         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def form_process_group(
-    own: dist.TCPStore,
-    address: tuple[str, int],
-    worker: int,
-    num_workers: int,
-    timeout_seconds: float,
-    device: torch.device,
-) -> Collectives:
+def form_process_group(own: dist.TCPStore, address: tuple[str, int], worker: int, num_workers: int,
+                       timeout_seconds: float, device: torch.device) -> Collectives:
     """Form the process group of the workers that meet in the store of worker 0, at `address`. Collective.
 
     Args:

@@ -53,7 +53,7 @@ class Evaluation:
 def per_class(evaluation: Evaluation, index: AnnotationIndex) -> tuple[ClassResult, ...]:
     """The results of each class that has labels."""
     metrics = evaluation.metrics
-    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))  # image of each label
+    owners = index.owners
     return tuple(
         ClassResult.model_validate({
             "name": name, "images": len(np.unique(owners[index.classes == number])),
@@ -73,7 +73,7 @@ def outcome(evaluation: Evaluation | None, index: AnnotationIndex) -> dict[str, 
 def twelve_numbers(evaluation: Evaluation, index: AnnotationIndex) -> dict[str, float]:
     """The twelve metrics of the COCO protocol, by name."""
     rows = evaluation.detections
-    owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+    owners = index.owners
     crowds, areas = index.crowds, box_areas(index.boxes) if index.areas is None else index.areas
     truth = Labelled(np.concatenate([owners, crowds[:, 0].astype(np.int64)]),
                      np.concatenate([index.classes, crowds[:, 1].astype(np.int64)]),

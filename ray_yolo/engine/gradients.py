@@ -58,7 +58,7 @@ class GradientTree:
         self._leaf: TreeNode | None = None  # the leaf whose gradient DDP reduces
         self._exchanges: list[_Exchange] = []  # of this step's buckets, in order
         if isinstance(replica, DistributedDataParallel):
-            replica.register_comm_hook(self, _reduce)
+            replica.register_comm_hook(self, GradientTree.exchange)
 
     def start(self, counts: Sequence[int]) -> None:
         """Begin a step in which worker w computes the next `counts[w]` leaves."""
@@ -185,11 +185,6 @@ class _Exchange:
         """Pass the sum to DDP."""
         self._work.wait()
         self._future.set_result(self._sum[: self._length])
-
-
-def _reduce(tree: GradientTree, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook."""
-    return tree.exchange(bucket)
 
 
 def _root(count: int) -> TreeNode:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from ray_yolo.checkpoints.writer import WRITE_SECONDS
 from ray_yolo.core.events import Summary
@@ -70,59 +70,36 @@ class Generation(NamedTuple):
     behind: bool  # some worker has another state than the source
 
 
-class Rendezvous(Protocol):
-    """How a session joins the group of workers."""
+class Rendezvous:
+    """How a session joins the group of workers: this one has a single generation, which the caller has formed.
 
-    lasting: bool
-    """Whether there is only one generation, which does not survive the loss of a worker."""
-
-    def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """Join the next generation.
-
-        Args:
-            progress: of this worker's state; None: it has no state yet.
-
-        Returns:
-            The generation; the summary if training has ended meanwhile; None if this worker leaves and training
-            continues without it.
-        """
-
-    def must_regroup(self) -> bool:
-        """Whether the generation should end because a worker waits to join or has to leave. Does not block."""
-
-    def all_draining(self) -> bool:
-        """Whether all workers have to leave, so that unsaved progress will be lost. Does not block."""
-
-    def elect_saver(self) -> bool:
-        """Whether this worker saves the last completed step after the loss of a peer."""
-
-    def finish(self, summary: Summary) -> None:
-        """Announce the end of training to workers that join later."""
-
-
-class FixedRendezvous:
-    """The only generation of a process group that the caller has formed."""
+    `runtime.workers.rendezvous.RendezvousClient` forms generations that follow one another. Only `join` may wait.
+    """
 
     lasting = True
+    """Whether there is only one generation, which does not survive the loss of a worker."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
     def join(self, progress: Progress | None) -> Generation | Summary | None:
-        """The fixed group."""
+        """The next generation, from `progress` of this worker's state (None: it has none).
+
+        Returns the summary if training has ended meanwhile; None if this worker leaves and training continues.
+        """
         return Generation(self._collectives, None, False)
 
     def must_regroup(self) -> bool:
-        """Never."""
+        """Whether the generation should end because a worker waits to join or has to leave."""
         return False
 
     def all_draining(self) -> bool:
-        """Never: no worker of a fixed group leaves."""
+        """Whether all workers have to leave, so that unsaved progress will be lost."""
         return False
 
     def elect_saver(self) -> bool:
-        """Never: a fixed group restarts from its last checkpoint."""
+        """Whether this worker saves the last completed step after the loss of a peer."""
         return False
 
     def finish(self, summary: Summary) -> None:
-        """Does nothing: no worker joins later."""
+        """Announce the end of training to workers that join later."""

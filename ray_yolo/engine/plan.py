@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch.utils.data import Dataset, DistributedSampler
@@ -111,16 +111,6 @@ class Plan:
                                    plan.warmup_momentum)
 
 
-class _Positions(Dataset[int]):
-    """A data set that has a length only, which is all that DistributedSampler needs."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-
 class ShardSampler(DistributedSampler[SampleKey]):
     """Sample keys of one worker for the rest of one epoch, in the order of its microbatches.
 
@@ -128,7 +118,8 @@ class ShardSampler(DistributedSampler[SampleKey]):
     """
 
     def __init__(self, plan: Plan, worker: int, num_workers: int, fixed_order: np.ndarray | None = None) -> None:
-        super().__init__(_Positions(plan.num_images), num_replicas=num_workers, rank=worker, shuffle=False)
+        positions = cast("Dataset[int]", range(plan.num_images))  # DistributedSampler needs its length only
+        super().__init__(positions, num_replicas=num_workers, rank=worker, shuffle=False)
         self._plan, self._worker, self._num_workers = plan, worker, num_workers
         self._fixed_order = fixed_order
         self._keys: list[SampleKey] = []

@@ -27,7 +27,7 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regr
 from ray_yolo.engine.collectives import Collectives, collective_errors
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome
 from ray_yolo.engine.loop import REMEDY, ControlFlags, StepResult, train
-from ray_yolo.engine.membership import FixedRendezvous, Generation, Rendezvous
+from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Step
 from ray_yolo.engine.state import TrainState, about, capture, fingerprint, resume, sync_from_peer
 from ray_yolo.ops.schedule import Rates
@@ -62,7 +62,7 @@ def run_session(
         PeerLostError: if a worker was lost and `rendezvous` cannot form another group.
         CheckpointError: if there are checkpoints and none of them can be resumed.
     """
-    session = Session(spec, context, placement, emit, rendezvous or FixedRendezvous(context.collectives))
+    session = Session(spec, context, placement, emit, rendezvous or Rendezvous(context.collectives))
     try:
         session.train(stop_requested)
     finally:

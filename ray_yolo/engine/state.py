@@ -25,7 +25,7 @@ from ray_yolo.engine.build import TrainComponents, TrainSpec, build
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.membership import Generation
 
-START = Progress(0, 0, 0)
+START = Progress()
 
 
 @dataclass
@@ -78,7 +78,8 @@ def capture(components: TrainComponents, state: TrainState, about: dict[str, Any
         "meta": json.dumps(meta),
         "model": components.model.state_dict(),
         "ema": components.ema.model.state_dict(),
-        "optimizer": {str(number): _tensors(entry) for number, entry in optimizer["state"].items()},
+        "optimizer": {str(number): {name: torch.as_tensor(value) for name, value in entry.items() if value is not None}
+                      for number, entry in optimizer["state"].items()},
     }
 
 
@@ -118,10 +119,6 @@ def fingerprint(components: TrainComponents) -> Tensor:
     return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()  # odd weights detect swapped tensors
 
 
-def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(value) for name, value in entry.items() if value is not None}
-
-
 def resume(components: TrainComponents, collectives: Collectives, warn: Callable[[str], None]) -> TrainState:
     """The state of the newest verified checkpoint that the recording worker sees, or a new state. Collective.
 
@@ -141,19 +138,17 @@ def resume(components: TrainComponents, collectives: Collectives, warn: Callable
     if stored and collectives.worker:
         stored.download(spec.run_dir, chosen)
     saved = state_file.read_state(spec.run_dir / "checkpoints" / f"step-{chosen}" / "state.pt")
-    _check_threads(spec, json.loads(saved["meta"]))
+    meta = json.loads(saved["meta"])
+    if spec.recipe.exact and meta["threads"] != torch.get_num_threads():  # they affect the result
+        raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
+                            f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")
     return restore(components, saved)
 
 
 def _start_over(components: TrainComponents) -> TrainState:
     """The state before the first step, for components that have already trained."""
-    context = replace(
-        components.context,
-        collectives=Collectives(),
-        prepare_model=lambda model: model.to(components.context.device),
-        cache="none",
-        loader_processes=0,
-    )
+    context = replace(components.context, collectives=Collectives(), cache="none", loader_processes=0,
+                      prepare_model=lambda model: model.to(components.context.device))
     return restore(components, capture(build(components.spec, context), TrainState(), {}))
 
 
@@ -175,10 +170,3 @@ def about(spec: TrainSpec) -> dict[str, Any]:
             "threads": torch.get_num_threads(), "labels": spec.train.digest,
             "plugin": plugin and [plugin.package, plugin.version],
             "versions": {"python": platform.python_version(), "torch": torch.__version__}}
-
-
-def _check_threads(spec: TrainSpec, meta: dict[str, Any]) -> None:
-    """Under `exact` the number of arithmetic threads affects the result, so it must not change."""
-    if spec.recipe.exact and meta["threads"] != torch.get_num_threads():
-        raise TrainingError(f"threads: the checkpoint was trained with {meta['threads']} arithmetic threads per "
-                            f"worker, this worker uses {torch.get_num_threads()}; exact needs the same number")

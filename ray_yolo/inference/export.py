@@ -24,7 +24,7 @@ from torchvision.ops import batched_nms
 from ray_yolo.config.commands import ExportConfig, NmsConfig
 from ray_yolo.core.errors import InputError, RayYoloError
 from ray_yolo.core.files import replacing
-from ray_yolo.inference.predictor import Trained, input_size, load_trained
+from ray_yolo.inference.predictor import Trained, check_iou, input_size, load_trained
 from ray_yolo.models.detector import Detector, fuse
 from ray_yolo.models.families import Family
 from ray_yolo.ops.nms import select
@@ -39,77 +39,53 @@ _REQUIRED = ("onnx", "onnxruntime", "onnxscript")
 
 Run = Callable[[Tensor], np.ndarray]  # an exported model
 
-_ONNX_TEXT = """
-<ir_version: {ir}, opset_import: ["" : {opset}]>
-suppress (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
-<int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
- int64[1] axis = {{2}}, int64[2] place = {{0, 2}}, float none = {{0}}, int64[1] limit = {{{limit}}}, float all = {{1}},
- float overlap = {{{iou}}}, float score = {{{confidence}}}>
-{{
-    corners = Slice (predictions, zero, four, axis)
-    scores = Slice (predictions, four, end, axis)
-    best, label = TopK <axis = 2> (scores, one)
-    other = Less (scores, best)
-    own = Where (other, none, scores)
+_ONNX_SUPPRESSION = """
+    overlap = Constant <value = float {{{iou}}}> ()
+    place = Constant <value = int64[2] {{0, 2}}> ()
     by_class = Transpose <perm = [0, 2, 1]> ({competing})
     kept = NonMaxSuppression (corners, by_class, limit, overlap, score)
     kept_place = Gather <axis = 1> (kept, place)
-    kept_score = GatherND (best, kept_place)
-    shape = Shape (best)
-    nothing = ConstantOfShape <value = float[1] {{0}}> (shape)
-    left = ScatterND (nothing, kept_place, kept_score)
-    ranked = Transpose <perm = [0, 2, 1]> (left)
-    chosen = NonMaxSuppression (corners, ranked, limit, all, score)
-    chosen_place = Gather <axis = 1> (chosen, place)
-    chosen_image = Gather <axis = 1> (chosen, zero)
-    image = Cast <to = 1> (chosen_image)
-    box = GatherND (corners, chosen_place)
-    chance = GatherND (best, chosen_place)
-    chosen_label = GatherND (label, chosen_place)
-    class = Cast <to = 1> (chosen_label)
-    detections = Concat <axis = 1> (image, box, chance, class)
-}}
+    kept_scores = GatherND (single, kept_place)
+    survivors = ScatterND (nothing, kept_place, kept_scores)
 """
 
-_ONNX_TOP_TEXT = """
+_ONNX_TEXT = """
 <ir_version: {ir}, opset_import: ["" : {opset}]>
-best (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
+selection (float[images, boxes, numbers] predictions) => (float[found, 7] detections)
 <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] four = {{4}}, int64[1] end = {{65536}},
- int64[1] axis = {{2}}, int64[2] rows = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}, float
- none = {{0}}>
+ int64[2] row = {{0, -1}}, int64[1] limit = {{{limit}}}, float score = {{{confidence}}}>
 {{
-    corners = Slice (predictions, zero, four, axis)
-    scores = Slice (predictions, four, end, axis)
-    highest, label = TopK <axis = 2> (scores, one)
-    other = Less (scores, highest)
-    own = Where (other, none, scores)
-    entered = Identity ({entered})
-    flat = Reshape (entered, rows)
-    flat_shape = Shape (flat)
-    entries = Gather (flat_shape, one)
-    count = Min (limit, entries)
-    best, place = TopK <axis = 1> (flat, count)
+    corners = Slice (predictions, zero, four, two)
+    scores = Slice (predictions, four, end, two)
+    best, label = TopK <axis = 2> (scores, one)
+    shape = Shape (scores)
+    nothing = ConstantOfShape <value = float[1] {{0}}> (shape)
+    single = ScatterElements <axis = 2> (nothing, label, best)
+{suppression}
+    entered = Reshape ({entered}, row)
+    classes = Gather (shape, two)
     entered_shape = Shape (entered)
-    classes = Gather (entered_shape, two)
-    box_row = Div (place, classes)
-    column = Mod (place, classes)
-    above = Greater (best, score)
+    entries = Gather (entered_shape, one)
+    count = Min (limit, entries)
+    highest, entry = TopK <axis = 1> (entered, count)
+    above = Greater (highest, score)
     where = NonZero (above)
     chosen = Transpose <perm = [1, 0]> (where)
-    chance = GatherND (best, chosen)
-    chosen_row = GatherND (box_row, chosen)
-    chosen_column = GatherND (column, chosen)
     image = Gather <axis = 1> (chosen, zero)
-    row = Unsqueeze (chosen_row, one)
-    at = Concat <axis = 1> (image, row)
+    chosen_score = GatherND (highest, chosen)
+    chosen_entry = GatherND (entry, chosen)
+    number = Div (chosen_entry, classes)
+    class = Mod (chosen_entry, classes)
+    number_column = Unsqueeze (number, one)
+    at = Concat <axis = 1> (image, number_column)
+    image_column = Cast <to = 1> (image)
     box = GatherND (corners, at)
-    image_number = Cast <to = 1> (image)
-    score_column = Unsqueeze (chance, one)
-    class_number = Cast <to = 1> (chosen_column)
+    score_column = Unsqueeze (chosen_score, one)
+    class_number = Cast <to = 1> (class)
     class_column = Unsqueeze (class_number, one)
-    detections = Concat <axis = 1> (image_number, box, score_column, class_column)
+    detections = Concat <axis = 1> (image_column, box, score_column, class_column)
 }}
-"""
+"""  # `entered`: the scores (images, boxes, classes) of which each image's highest are its detections
 
 
 @dataclass(frozen=True)
@@ -177,6 +153,7 @@ def check(config: ExportConfig) -> tuple[ExportConfig, Trained]:
         raise InputError("weights: the export is written beside them; download them to a local folder first")
     folder = Path(config.weights).parent
     trained = load_trained(Path(config.weights))
+    check_iou(trained, config)
     if not os.access(folder, os.W_OK):
         raise InputError(f"weights: {folder} cannot be written to; copy the weights to a writable folder")
     return config.model_copy(update={"imgsz": input_size(trained, config.imgsz)}), trained
@@ -261,15 +238,9 @@ def _compare_predictions(model: Decoded, run: Run, batch_size: int, imgsz: int, 
 def _compare_selection(run: Run, settings: NmsConfig, *, suppress: bool) -> float:
     """`_difference` from `select` on clusters of overlapping boxes."""
     predictions = random_predictions()
-    detections = select(
-        predictions[..., :4],
-        predictions[..., 4:],
-        confidence=settings.confidence,
-        iou=settings.iou if suppress else None,
-        max_detections=settings.max_detections,
-        multi_label=False,
-        agnostic=settings.agnostic_nms,
-    )
+    detections = select(predictions[..., :4], predictions[..., 4:], confidence=settings.confidence,
+                        iou=settings.iou if suppress else None, max_detections=settings.max_detections,
+                        multi_label=False, agnostic=settings.agnostic_nms)
     expected = torch.cat([nn.functional.pad(rows, (1, 0), value=image) for image, rows in enumerate(detections)])
     return _difference(expected.numpy(), run(predictions), slice(1, 5), 640)
 
@@ -300,19 +271,15 @@ def _difference(expected: np.ndarray, actual: np.ndarray, boxes: slice, imgsz: i
 def onnx_selection(settings: NmsConfig, ir_version: int, opset: int, *, suppress: bool) -> ModelProto:
     """`ops.nms.select` as a graph from `predictions` (B, N, 4 + classes) to `detections`.
 
-    Detections are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and descending score. With
-    `suppress`, the operator runs twice because it limits boxes per class: the second run, with an overlap limit of 1,
-    suppresses nothing and sorts the best `max_detections` of each image.
+    Detections are (m, 7) float32 rows [image, x1, y1, x2, y2, score, class], by image and descending score.
     """
     from onnx import parser
 
-    if not suppress:
-        return parser.parse_model(_ONNX_TOP_TEXT.format(
-            ir=ir_version, opset=opset, limit=settings.max_detections, confidence=settings.confidence,
-            entered="own" if settings.agnostic_nms else "scores"))
+    competing = "best" if settings.agnostic_nms else "single"
     return parser.parse_model(_ONNX_TEXT.format(
-        ir=ir_version, opset=opset, limit=settings.max_detections, iou=settings.iou, confidence=settings.confidence,
-        competing="best" if settings.agnostic_nms else "own"))
+        ir=ir_version, opset=opset, limit=settings.max_detections, confidence=settings.confidence,
+        suppression=_ONNX_SUPPRESSION.format(iou=settings.iou, competing=competing) if suppress else "",
+        entered="survivors" if suppress else "single" if settings.agnostic_nms else "scores"))
 
 
 class Selection(nn.Module):
@@ -324,37 +291,36 @@ class Selection(nn.Module):
 
     def forward(self, predictions: Tensor) -> Tensor:
         """Detections of `predictions` (B, N, 4 + classes)."""
-        settings = self.settings
-        if not self.suppress:
-            return _best(predictions, settings.confidence, settings.max_detections, settings.agnostic_nms)
-        return _suppress(predictions, settings.confidence, settings.iou, settings.max_detections, settings.agnostic_nms)
+        settings, boxes, scores = self.settings, predictions[..., :4], predictions[..., 4:]
+        labels = torch.arange(scores.shape[2], device=scores.device).expand_as(scores)
+        if self.suppress or settings.agnostic_nms:  # one class per box
+            scores, labels = scores.max(2, keepdim=True)
+        if self.suppress:
+            scores = _survivors(boxes, scores, labels, settings.confidence, settings.iou, settings.agnostic_nms)
+        return _highest(boxes, scores, labels, settings.confidence, settings.max_detections)
 
 
 @torch.jit.script_if_tracing
-def _suppress(predictions: Tensor, confidence: float, iou: float, limit: int, agnostic: bool) -> Tensor:
-    detections = [torch.zeros((0, 7), device=predictions.device)]
-    for image in range(predictions.shape[0]):
-        scores, classes = predictions[image, :, 4:].max(dim=1)
-        chosen = torch.nonzero(scores > confidence)[:, 0]
-        boxes, scores, classes = predictions[image, chosen, :4], scores[chosen], classes[chosen]
-        rivals = torch.zeros_like(classes) if agnostic else classes
-        kept = batched_nms(boxes, scores, rivals, iou)[:limit]
-        number = torch.full((kept.shape[0], 1), float(image), device=predictions.device)
-        detections.append(torch.cat([number, boxes[kept], scores[kept, None], classes[kept, None].float()], 1))
-    return torch.cat(detections)
+def _survivors(boxes: Tensor, best: Tensor, labels: Tensor, confidence: float, iou: float, agnostic: bool) -> Tensor:
+    """The best score of each box, (images, boxes, 1), 0 for suppressed ones."""
+    survivors = torch.zeros_like(best)
+    for image in range(best.shape[0]):
+        chosen = torch.nonzero(best[image, :, 0] > confidence)[:, 0]
+        rivals = torch.zeros_like(chosen) if agnostic else labels[image, chosen, 0]
+        kept = chosen[batched_nms(boxes[image, chosen], best[image, chosen, 0], rivals, iou)]
+        survivors[image, kept] = best[image, kept]
+    return survivors
 
 
 @torch.jit.script_if_tracing
-def _best(predictions: Tensor, confidence: float, limit: int, agnostic: bool) -> Tensor:
-    detections = [torch.zeros((0, 7), device=predictions.device)]
-    for image in range(predictions.shape[0]):
-        scores = predictions[image, :, 4:]
-        if agnostic:
-            scores = torch.where(scores < scores.max(dim=1, keepdim=True)[0], torch.zeros_like(scores), scores)
-        best, entries = scores.flatten().sort(descending=True, stable=True)
-        best, entries = best[:limit], entries[:limit]
-        best, entries = best[best > confidence], entries[best > confidence]
-        boxes = predictions[image, torch.div(entries, scores.shape[1], rounding_mode="floor"), :4]
-        number = torch.full((entries.shape[0], 1), float(image), device=predictions.device)
-        detections.append(torch.cat([number, boxes, best[:, None], (entries % scores.shape[1])[:, None].float()], 1))
+def _highest(boxes: Tensor, scores: Tensor, labels: Tensor, confidence: float, limit: int) -> Tensor:
+    """The rows of the highest of each image's scores, which have labels, for each of its boxes."""
+    detections = [torch.zeros((0, 7), device=scores.device)]
+    for image in range(scores.shape[0]):
+        rows, columns = torch.nonzero(scores[image] > confidence).unbind(1)
+        order = scores[image, rows, columns].sort(descending=True, stable=True)[1][:limit]
+        rows, columns = rows[order], columns[order]
+        number = torch.full((rows.shape[0], 1), float(image), device=scores.device)
+        score, label = scores[image, rows, columns], labels[image, rows, columns]
+        detections.append(torch.cat([number, boxes[image, rows], score[:, None], label[:, None].float()], 1))
     return torch.cat(detections)

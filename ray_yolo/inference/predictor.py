@@ -6,9 +6,11 @@ an image depend only on the image and the settings (in batches, up to rounding).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -20,9 +22,10 @@ import torch
 from torch import Tensor
 
 from ray_yolo.checkpoints.foreign import Weights, read_weights
-from ray_yolo.config.commands import DetectConfig
+from ray_yolo.config.commands import DetectConfig, NmsConfig
 from ray_yolo.config.model_facts import off_grid, plugin_of
 from ray_yolo.config.recipe import Recipe
+from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.errors import CheckpointError, ConfigError, InputError
 from ray_yolo.data.augment import letterbox
 from ray_yolo.data.dataset import padded_shapes
@@ -34,6 +37,8 @@ from ray_yolo.models.families import FAMILY_OF, Family, build_model, find_family
 from ray_yolo.models.heads import Predictions
 from ray_yolo.ops.boxes import to_original
 from ray_yolo.ops.nms import select
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,8 @@ def load_trained(path: Path) -> Trained:
     needed = weights.meta.get("plugin")
     model_name = weights.meta.get("recipe", {}).get("model", "")
     if needed and plugin_of(str(model_name)) is None:
-        raise CheckpointError(
-            f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), which "
-            f"is not installed here; install it"
-        )
+        raise CheckpointError(f"{path}: its model {model_name} is of the package {needed[0]} (version {needed[1]}), "
+                              "which is not installed here; install it")
     try:
         recipe = Recipe.model_validate(weights.meta["recipe"])
         named = weights.meta["architecture"] or recipe.model
@@ -117,7 +120,6 @@ class Predictor:
     imgsz: int
     settings: DetectConfig
     device: torch.device
-    precision: str
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """The detections of one image (height, width, 3) uint8 RGB, as in `ImageDetections`."""
@@ -145,13 +147,12 @@ class Predictor:
                 detections = torch.cat([corners, selected[:, 4:]], 1).cpu().numpy()
                 times = preprocess, inference, perf_counter() - start
                 detected[number] = ImageDetections(
-                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)}
-                )
+                    detections, {name: 1e3 * time for name, time in zip(STAGES, times, strict=True)})
         return [detected[number] for number in range(len(images))]
 
     def _forward(self, pixels: np.ndarray) -> Predictions:
         batch = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2).float().div_(255)
-        with autocast(self.device, self.precision):
+        with autocast(self.device, self.settings.precision):
             levels = self.model(batch.contiguous(memory_format=torch.channels_last))
         predictions = self.family.decode(self.model.head, levels)
         if self.device.type == "cuda":
@@ -164,23 +165,14 @@ class Predictor:
         if settings.classes is not None:  # boxes whose best class is a requested one
             chosen = torch.isin(scores[0].argmax(1), torch.tensor(settings.classes, device=scores.device))
             boxes, scores = boxes[:, chosen], scores[:, chosen]
-        [detections] = select(
-            boxes,
-            scores,
-            confidence=settings.confidence,
-            iou=settings.iou if self.family.suppress else None,
-            max_detections=settings.max_detections,
-            multi_label=False,
-            agnostic=settings.agnostic_nms,
-        )
-        return detections
+        return select(boxes, scores, confidence=settings.confidence, iou=settings.iou if self.family.suppress else None,
+                      max_detections=settings.max_detections, multi_label=False, agnostic=settings.agnostic_nms)[0]
 
 
-def build_predictor(trained: Trained, settings: DetectConfig, *, imgsz: int | None = None, precision: str = "fp32",
-                    device: torch.device = CPU) -> Predictor:
-    """A predictor for trained weights; `imgsz` defaults to that of the training."""
+def build_predictor(trained: Trained, settings: DetectConfig, device: torch.device = CPU) -> Predictor:
+    """A predictor for trained weights."""
     model = fuse(trained.model).to(device).to(memory_format=torch.channels_last)
-    return Predictor(model, trained.family, trained.names, input_size(trained, imgsz), settings, device, precision)
+    return Predictor(model, trained.family, trained.names, input_size(trained, settings.imgsz), settings, device)
 
 
 def input_size(trained: Trained, imgsz: int | None) -> int:
@@ -189,6 +181,17 @@ def input_size(trained: Trained, imgsz: int | None) -> int:
     if reason := off_grid(size, trained.model.grid):
         raise ConfigError(f"imgsz: {size} {reason} (these weights have cells of {trained.model.grid} px)")
     return size
+
+
+def check_iou(trained: Trained, settings: NmsConfig | EvaluateConfig) -> None:
+    """Warn, once in a process, of a given `iou` that has no effect: these detections are not suppressed."""
+    if not trained.family.suppress and "iou" in settings.model_fields_set:
+        _warn_of_iou()
+
+
+@cache
+def _warn_of_iou() -> None:
+    _log.warning("iou is ignored: this model's detections need no non-maximum suppression")
 
 
 def check_classes(classes: Sequence[int] | None, names: Sequence[str]) -> None:

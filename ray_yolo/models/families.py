@@ -49,8 +49,9 @@ def _anchor_based(models: Mapping[str, Architecture]) -> Family:
     return Family(models, fit_head, AnchorLoss, decode_anchors)
 
 
-def _anchor_free(models: Mapping[str, Architecture]) -> Family:
-    return Family(models, fit_nothing, lambda head, gains, *_: AnchorFreeLoss(head, gains), decode_distances)
+def _anchor_free(models: Mapping[str, Architecture], *, small_labels: bool = False) -> Family:
+    return Family(models, fit_nothing,
+                  lambda head, gains, *_: AnchorFreeLoss(head, gains, small_labels=small_labels), decode_distances)
 
 
 FAMILIES = {

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ray_yolo.config.sections import LossConfig
 from ray_yolo.models.criterion import LossSums
-from ray_yolo.ops.assign import ONE_TO_MANY, AlignRule, align
+from ray_yolo.ops.assign import AlignRule, align
 from ray_yolo.ops.boxes import complete_iou, expected_boxes, flatten_levels, grid_points
 
 
@@ -32,14 +32,16 @@ class AnchorFreeLoss:
         box = sum of (1 - CIoU) w / W,   cls = sum of cross-entropies of all class scores / W,
         dfl = sum of w x mean over the sides of -((l + 1 - d) log p_l + (d - l) log p_(l+1)) / W
 
-    for a side at distance d from its point, in cells, between the bins l and l + 1.
+    for a side at distance d from its point, in cells, between the bins l and l + 1. With `small_labels`, sides below
+    the second stride count as that long when candidates are chosen: without it most labels below 6 px have no point.
     """
 
     names: tuple[str, ...] = ("box", "cls", "dfl")
 
-    def __init__(self, head: DistributionHead, config: LossConfig) -> None:
+    def __init__(self, head: DistributionHead, config: LossConfig, *, small_labels: bool = False) -> None:
         self.head = head
-        self.rules: tuple[AlignRule, ...] = (ONE_TO_MANY,)  # one for each head
+        floor = float(sorted(head.strides)[:2][-1]) if small_labels else 0.0
+        self.rules: tuple[AlignRule, ...] = (AlignRule(floor=floor),)  # one for each head
         self.num_counts = 1
         self._gains = torch.tensor((config.box, config.cls, config.dfl))
 
@@ -101,9 +103,8 @@ class EndToEndLoss(AnchorFreeLoss):
     names: tuple[str, ...] = ("box", "cls", "l1")
 
     def __init__(self, head: DistributionHead, config: LossConfig) -> None:
-        super().__init__(head, config)
-        floor = float(sorted(head.strides)[1])  # most smaller labels would have no point
-        self.rules = (AlignRule(floor=floor), AlignRule(top=7, keep=1, floor=floor))
+        super().__init__(head, config, small_labels=True)
+        self.rules += (self.rules[0]._replace(top=7, keep=1),)
         self.num_counts = 2
 
     def terms(self, numerators: Tensor, counts: Tensor, progress: float = 1.0) -> Tensor:

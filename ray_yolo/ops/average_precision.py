@@ -122,12 +122,10 @@ def _summary(ap: Floats, curves: Curves, num_labels: Ints) -> Metrics:
     labelled = num_labels > 0
     best = int(_smooth(_mean(curves.f1[labelled])).argmax())
     precision, recall = curves.precision[:, best], curves.recall[:, best]
-    return Metrics(
-        ap=ap, class_precision=precision, class_recall=recall,
-        num_labels=num_labels, confidence=float(GRID[best]),
-        precision=float(_mean(precision[labelled])), recall=float(_mean(recall[labelled])),
-        map50=float(_mean(ap[labelled, 0])), map=float(_mean(ap[labelled].mean(axis=1))), curves=curves,
-    )
+    return Metrics(ap=ap, class_precision=precision, class_recall=recall, num_labels=num_labels,
+                   confidence=float(GRID[best]), precision=float(_mean(precision[labelled])),
+                   recall=float(_mean(recall[labelled])), map50=float(_mean(ap[labelled, 0])),
+                   map=float(_mean(ap[labelled].mean(axis=1))), curves=curves)
 
 
 def _mean(values: Floats) -> Floats:

@@ -19,16 +19,8 @@ from torch import Tensor
 MAX_CANDIDATES = 30_000  # boxes of an image that enter suppression, best scores first
 
 
-def select(
-    boxes: Tensor,
-    scores: Tensor,
-    *,
-    confidence: float,
-    iou: float | None,
-    max_detections: int,
-    multi_label: bool,
-    agnostic: bool = False,
-) -> list[Tensor]:
+def select(boxes: Tensor, scores: Tensor, *, confidence: float, iou: float | None, max_detections: int,
+           multi_label: bool, agnostic: bool = False) -> list[Tensor]:
     """Detections of each image, best score first; equal scores in the order of the predictions, then of the classes.
 
     A prediction is a candidate for its best class, or for every class with `multi_label`, if the score exceeds

@@ -47,6 +47,7 @@ EVENTS_FILE = "events.jsonl"
 
 Line = dict[str, Any]
 _T = TypeVar("_T")
+_Kind = TypeVar("_Kind", bound=Event)
 
 _RESERVED = frozenset({"seq", "time", "type"})
 _TAIL_BYTES = 1 << 16
@@ -103,7 +104,8 @@ class EventLog:
             if self._file is None:
                 self._file, _ = _open_and_repair(self.path)
             while self._pending:
-                _write_line(self._file, self._pending[0])
+                if os.write(self._file, self._pending[0]) < len(self._pending[0]):
+                    raise OSError(0, "the disk accepted only a part of a line")
                 self._pending.popleft()
         except OSError as error:
             self._release()  # opening it again removes a line that was written in part
@@ -164,6 +166,11 @@ def epoch_rows(events: Sequence[Event]) -> list[EpochEvent]:
         if isinstance(event, EpochEvent):
             rows.setdefault(event.epoch, event)
     return [rows[epoch] for epoch in sorted(rows)]
+
+
+def last_of(events: Sequence[Event], *types: type[_Kind]) -> _Kind | None:
+    """The last event of one of these types."""
+    return next((event for event in reversed(events) if isinstance(event, types)), None)
 
 
 def best_row(rows: Sequence[EpochEvent]) -> EpochEvent | None:
@@ -278,28 +285,17 @@ def _find_end(file: int, size: int) -> tuple[int, int]:
         length *= 8
 
 
-def _write_line(file: int, line: bytes) -> None:
-    if os.write(file, line) < len(line):
-        raise OSError(0, "the disk accepted only a part of a line")
-
-
-def _read_complete_lines(path: str | os.PathLike[str], offset: int) -> bytes:
-    # Opened again each time: a network file system shows another node's write only to files opened after it.
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except OSError:
-        return b""
-    return data[: data.rfind(b"\n") + 1]
-
-
 def _follow(path: str | os.PathLike[str], parse: Callable[[bytes], _T | None]) -> Iterator[list[_T]]:
     offset = 0
     while True:
-        data = _read_complete_lines(path, offset)
-        offset += len(data)
-        yield [parsed for line in data.splitlines() if (parsed := parse(line)) is not None]
+        lines = b""
+        # Opened again each time: a network file system shows another node's write only to files opened after it.
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+            lines = data[: data.rfind(b"\n") + 1]
+        offset += len(lines)
+        yield [parsed for line in lines.splitlines() if (parsed := parse(line)) is not None]
 
 
 def _parse_line(line: bytes) -> Line | None:

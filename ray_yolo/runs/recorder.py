@@ -1,6 +1,6 @@
-"""The single writer of a run's event log, and the functions that send events to it.
+"""The single writer of a run's event log, and the client that sends events to it.
 
-Any worker on any node sends events, many times a second. Sending does not wait, does not raise, and returns nothing.
+Any worker on any node sends events, many times a second. `emit` does not wait, does not raise, and returns nothing.
 With Ray the writer is an actor on the driver's node: worker 0 may run on another node, and a log on that node's disk
 would be lost with it. Without Ray the writer is a thread.
 """
@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ray_yolo.core.events import Emit, Event
+from ray_yolo.core.events import Event
 from ray_yolo.runs.event_log import EventLog
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class LocalRecorder:
         """Queue one event."""
         self._queue.put(event)
 
-    def flush(self, wait_seconds: float) -> None:
+    def flush(self, wait_seconds: float = 10.0) -> None:
         """Wait until all emitted events are written (or wait for the disk), for at most `wait_seconds`."""
         written = threading.Event()
         self._queue.put(written)
         written.wait(wait_seconds)
 
-    def close(self, wait_seconds: float) -> None:
+    def close(self, wait_seconds: float = 10.0) -> None:
         """Write all emitted events, within `wait_seconds`, and end the thread."""
         self._queue.put(None)
         self._thread.join(wait_seconds)
@@ -84,7 +84,49 @@ class LocalRecorder:
         self._log.close()
 
 
-def start_recorder(path: str) -> ActorHandle[Recorder]:
+class RecorderClient:
+    """Sends a process's events to the actor. It has the methods of `LocalRecorder`."""
+
+    def __init__(self, actor: ActorHandle[Recorder]) -> None:
+        self.actor, self._warned = actor, False
+
+    def emit(self, event: Event) -> None:
+        """Send one event."""
+        try:
+            self.actor.emit.remote(event)
+        except Exception as error:  # Ray shut down, queue full, value that cannot be sent
+            if not self._warned:
+                _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
+            self._warned = True
+
+    def wait(self, wait_seconds: float) -> None:
+        """Wait until the writer replies. Training without a writer has no driver either, and is pointless.
+
+        Raises:
+            ray.exceptions.RayError: if the writer has ended, or does not reply within `wait_seconds`.
+        """
+        import ray
+
+        ray.get(self.actor.ready.remote(), timeout=wait_seconds)
+
+    def flush(self, wait_seconds: float = 10.0) -> None:
+        """Wait until all events of this process have arrived. Every worker calls this before it returns: events that
+        arrive after the writer's end are lost."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.wait(wait_seconds)
+
+    def close(self, wait_seconds: float = 10.0) -> None:
+        """Write all events of this process, and end the writer."""
+        import ray
+
+        self.flush(wait_seconds)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.actor, no_restart=True)
+
+
+def start_recorder(path: str) -> RecorderClient:
     """Start the writer of the log at an absolute path, on this node, without reserving a CPU.
 
     If its process dies, Ray restarts it and repeats the calls without a reply. An event may then be in the log twice;
@@ -100,60 +142,6 @@ def start_recorder(path: str) -> ActorHandle[Recorder]:
     actor = ray.remote(Recorder).options(
         num_cpus=0, max_restarts=-1, max_task_retries=-1, max_pending_calls=_MAX_PENDING_CALLS,
         scheduling_strategy=here)
-    recorder = cast("ActorHandle[Recorder]", actor.remote(path))
-    ray.get(recorder.ready.remote(), timeout=_START_SECONDS)
+    recorder = RecorderClient(cast("ActorHandle[Recorder]", actor.remote(path)))
+    recorder.wait(_START_SECONDS)
     return recorder
-
-
-def emitter(recorder: ActorHandle[Recorder] | LocalRecorder) -> Emit:
-    """A function that sends an event to a recorder. It returns at once and never raises."""
-    if isinstance(recorder, LocalRecorder):
-        return recorder.emit
-    warned = threading.Event()
-
-    def emit(event: Event) -> None:
-        try:
-            recorder.emit.remote(event)
-        except Exception as error:  # Ray shut down, queue full, value that cannot be sent
-            if not warned.is_set():
-                _logger.warning("an event could not be sent to the log, and later ones may be lost too: %s", error)
-            warned.set()
-
-    return emit
-
-
-def await_recorder(recorder: ActorHandle[Recorder], wait_seconds: float = 60.0) -> None:
-    """Wait until the writer replies. Training without a writer has no driver either, and is pointless.
-
-    Raises:
-        ray.exceptions.RayError: if the writer has ended, or does not reply within `wait_seconds`.
-    """
-    import ray
-
-    ray.get(recorder.ready.remote(), timeout=wait_seconds)
-
-
-def flush_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
-    """Wait until all events of this process have arrived, for at most `wait_seconds`.
-
-    Every worker calls this before it returns: events that arrive after the writer's end are lost.
-    """
-    if isinstance(recorder, LocalRecorder):
-        recorder.flush(wait_seconds)
-        return
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):
-        await_recorder(recorder, wait_seconds)
-
-
-def close_recorder(recorder: ActorHandle[Recorder] | LocalRecorder, wait_seconds: float = 10.0) -> None:
-    """Write all events of this process, within `wait_seconds`, and end the writer."""
-    if isinstance(recorder, LocalRecorder):
-        recorder.close(wait_seconds)
-        return
-    import ray
-
-    flush_recorder(recorder, wait_seconds)
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.kill(recorder, no_restart=True)

@@ -19,13 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray_yolo.core.events import EndEvent, Event, PlacementEvent, StartEvent
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.runs.event_log import EVENTS_FILE, follow
-from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runs.recorder import STOP_REQUEST, RecorderClient
 
 if TYPE_CHECKING:
     import ray
-    from ray.actor import ActorHandle
-
-    from ray_yolo.runs.recorder import Recorder
 
 SAVE_SECONDS = 15.0
 MESSAGE = "stopping: the current step is finished and saved first (a second signal stops at once)"
@@ -81,7 +78,7 @@ def graceful_signals(notify: Callable[[str], None]) -> Iterator[StopRequested]:
         handlers[received[0][0]](received[0][0], None)
 
 
-def poll_stop_request(recorder: ActorHandle[Recorder], worker: int, workers: int) -> StopRequested:
+def poll_stop_request(recorder: RecorderClient, worker: int, workers: int) -> StopRequested:
     """For a worker on Ray: the workers poll the recorder in turns, without waiting for its answer.
 
     If the recorder is gone for good, training stops.
@@ -102,7 +99,7 @@ def poll_stop_request(recorder: ActorHandle[Recorder], worker: int, workers: int
                 except ray.exceptions.ActorDiedError:
                     return True
             if answer is None and time.monotonic() >= due:
-                answer, due = recorder.stop_requested.remote(), time.monotonic() + workers * _POLL_SECONDS
+                answer, due = recorder.actor.stop_requested.remote(), time.monotonic() + workers * _POLL_SECONDS
         return False
 
     return stop_requested

@@ -13,7 +13,6 @@ import shutil
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -92,22 +91,19 @@ def report(folder: str, files: Files) -> Report:
         files: that should exist here.
     """
     unseen, refuses = not (is_address(folder) or os.path.exists(folder)), ""
-    if is_address(folder):
-        try:
+    place = Path(folder if os.path.isdir(folder) else os.path.dirname(folder))
+    try:
+        if is_address(folder):
             store_time(open_store(folder), "")
-            folder = str(cache_folder())  # for the workers' local copies
-            os.makedirs(folder, exist_ok=True)
-        except (OSError, InputError) as error:
-            refuses = str(error)
-    if not (unseen or refuses):
-        probe = Path(folder if os.path.isdir(folder) else os.path.dirname(folder)) / f".ray_yolo-{uuid.uuid4().hex}"
-        try:
-            with probe.open("wb") as file:
-                file.write(b"0")
-                os.fsync(file.fileno())
-            probe.unlink()
-        except OSError as error:
-            refuses = str(error)
+            place = cache_folder()  # for the workers' local copies
+            place.mkdir(parents=True, exist_ok=True)
+        if not unseen:
+            with tempfile.NamedTemporaryFile(prefix=".ray_yolo-", dir=place) as probe:
+                probe.write(b"0")
+                probe.flush()
+                os.fsync(probe.fileno())
+    except (OSError, InputError) as error:
+        refuses = str(error)
     lacks = tuple(path for path, size in files if not os.path.isfile(path) or os.path.getsize(path) != size)
     temporary = os.environ.get("RAY_TMPDIR") or "/tmp"
     shared = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else LEAST_SHARED

@@ -28,7 +28,7 @@ from ray_yolo.core.system import keep_freed_memory
 from ray_yolo.data.sources import Media, find_media
 from ray_yolo.engine.build import local_device
 from ray_yolo.inference.output import Output, Prediction, detect_files, from_payload, to_payload, write_tables
-from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, load_trained
+from ray_yolo.inference.predictor import Trained, build_predictor, check_classes, check_iou, load_trained
 from ray_yolo.runs.folders import output_folder
 from ray_yolo.runs.remote_run import put_results
 from ray_yolo.runs.working_copy import address_of
@@ -56,8 +56,7 @@ def predict(config: PredictConfig, *, quiet: bool = False) -> PredictResult:
     placement = config.placement
     if placement.num_workers == 0:
         keep_freed_memory()
-        predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
-                                    device=local_device(placement.gpus_per_worker))
+        predictor = build_predictor(trained, config, local_device(placement.gpus_per_worker))
         has_stream = any(each.is_stream for each in media)
         detect = partial(detect_files, predictor, media, threads=0 if has_stream else len(os.sched_getaffinity(0)))
     else:
@@ -92,6 +91,7 @@ def check(config: PredictConfig) -> tuple[PredictConfig, Trained, list[Media]]:
         raise InputError(f"source: {media[0].name} is a stream, which one process reads; leave out --num-workers")
     trained = load_trained(local_file(config.weights))
     check_classes(config.classes, trained.names)
+    check_iou(trained, config)
     if config.placement.num_workers == 0:
         local_device(config.placement.gpus_per_worker)
     return config.model_copy(update={"imgsz": config.imgsz or trained.recipe.imgsz}), trained, media
@@ -155,8 +155,7 @@ class _Actor:
         settings = PredictConfig.model_validate(config)
         device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         self._settings, self._folder, self._address = settings, folder, address
-        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, imgsz=settings.imgsz,
-                                          precision=settings.precision, device=device)
+        self._predictor = build_predictor(load_trained(local_file(settings.weights)), settings, device)
 
     def __call__(self, part: dict[str, Any]) -> dict[str, list[Any]]:
         media = [Media(*row) for row in zip(part["path"], part["name"], part["stem"], strict=True)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from ray.util.metrics import Gauge
 
 from ray_yolo.core.events import DatasetEvent, EpochEvent, Event, Number, ShardEvent, StartEvent, StepEvent
-from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput
+from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput
 from ray_yolo.runs.status import read_members
 from ray_yolo.sinks.base import Sink
 
@@ -58,7 +58,7 @@ class RayMetrics(Sink):
     def update(self, last: bool = False) -> None:
         """Set all metrics, including unchanged ones."""
         self._set(run_numbers(self.history), {"run": self._run})
-        start = next((event for event in reversed(self.history) if isinstance(event, StartEvent)), None)
+        start = last_of(self.history, StartEvent)
         for worker, shard in self._shards.items():
             if start and worker < start.num_workers:
                 self._set(shard_numbers(shard), {"run": self._run, "worker": str(worker), "node": shard.node})
@@ -74,8 +74,7 @@ class RayMetrics(Sink):
 
 def run_numbers(events: Sequence[Event]) -> dict[str, Number]:
     """The values of `RUN_METRICS` by a log; None: not known yet."""
-    start = next((event for event in reversed(events) if isinstance(event, StartEvent)), None)
-    step = next((event for event in reversed(events) if isinstance(event, StepEvent)), None)
+    start, step = last_of(events, StartEvent), last_of(events, StepEvent)
     rows, cost = epoch_rows(events), measure_goodput(events)
     best = best_row(rows)
     return {"yolo_workers": start.num_workers if start else None, "yolo_step": step.step if step else None,

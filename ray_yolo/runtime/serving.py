@@ -36,7 +36,7 @@ from ray_yolo.config.commands import ServeConfig
 from ray_yolo.core.errors import ConfigError
 from ray_yolo.data.images import UnreadableImageError, check_image, read_image
 from ray_yolo.engine.build import local_device
-from ray_yolo.inference.predictor import build_predictor, check_classes, load_trained
+from ray_yolo.inference.predictor import build_predictor, check_classes, check_iou, load_trained
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 VARIABLE = "RAY_YOLO_"
@@ -67,16 +67,23 @@ def app(args: Mapping[str, Any]) -> serve.Application:
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ConfigError(f"ray_yolo.serve: {reasons} (settings: {', '.join(known)})") from None
+    return application(config)
+
+
+def application(config: ServeConfig) -> serve.Application:
+    """The application with these settings."""
     # Made here: a class with the deployment decorator would be pickled by value, with everything that it names.
     model = serve.deployment(
         num_replicas=config.num_replicas, max_ongoing_requests=2 * config.batch_size, max_constructor_retry_count=2,
         max_queued_requests=config.max_waiting,
         ray_actor_options={"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica})(Model)
     ingress = serve.deployment(max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})(Ingress)
-    return ingress.bind(config.model_dump(), model.bind(config.model_dump()))
+    given = config.model_dump(exclude_unset=True)
+    return ingress.bind(given, model.bind(given))
 
 
 def run(config: ServeConfig) -> None:
+<<<<<<< HEAD
     """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one.
 
     Raises:
@@ -84,6 +91,10 @@ def run(config: ServeConfig) -> None:
     """
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
     serve.run(app(config.model_dump()), blocking=True)
+=======
+    """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one."""
+    serve.run(application(config), blocking=True)
+>>>>>>> main
 
 
 class Model:
@@ -98,8 +109,8 @@ class Model:
         torch.set_num_threads(config.cpus_per_replica)
         trained = load_trained(local_file(config.weights))
         check_classes(config.classes, trained.names)
-        self._predictor = build_predictor(trained, config, imgsz=config.imgsz, precision=config.precision,
-                                          device=local_device(config.gpus_per_replica))
+        check_iou(trained, config)
+        self._predictor = build_predictor(trained, config, local_device(config.gpus_per_replica))
         self._broken = ""
         self.detect.set_max_batch_size(config.batch_size)
         self.detect.set_batch_wait_timeout_s(config.batch_wait_ms / 1e3)

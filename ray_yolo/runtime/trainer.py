@@ -109,9 +109,10 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
            link: Mapping[str, Any], queue: QueueHandle | None) -> TrainResult:
     """Train a run to its end, with its sinks."""
     placement, local = resources.placement, resources.placement.num_workers == 0
-    callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
+    print_error = partial(print, file=sys.stderr)
+    callbacks = Callbacks(hooks, run.folder, spec.recipe, print_error)
     sinks = [*([callbacks] if hooks else []), *_ray_metrics(run, local)]
-    own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, _print_error)
+    own_sinks = Sinks(run.folder / EVENTS_FILE, sinks, print_error)
     try:
         with RunLogger(run, spec, placement, local=local, quiet=quiet, link=link) as run_logger:
             run_logger.emit(resources.event)
@@ -244,10 +245,6 @@ def _complete_weights(run_dir: Path, step: int, warn: Callable[[str], None]) -> 
         slim_weights(run_dir, TRAINED)
     except OSError as error:
         warn(f"weights/ still holds whole checkpoints: {error}")
-
-
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _result(run: Run, summary: Summary) -> TrainResult:

@@ -31,7 +31,7 @@ from ray_yolo.engine.build import ALONE, WorkerContext, local_device, val_loader
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation, evaluate, outcome, twelve_numbers
 from ray_yolo.inference.output import coco_results, write_label_files
-from ray_yolo.inference.predictor import Trained, check_classes, input_size, load_trained
+from ray_yolo.inference.predictor import Trained, check_classes, check_iou, input_size, load_trained
 from ray_yolo.models.blocks import avoid_slow_convolutions
 from ray_yolo.runs.folders import output_folder, storage_folder
 from ray_yolo.runs.location import location, publish
@@ -122,6 +122,7 @@ def check(config: ValConfig) -> tuple[ValConfig, Trained, DatasetDescription, An
     Raises the same errors as `validate`.
     """
     trained = load_trained(local_file(config.weights))
+    check_iou(trained, config.evaluate)
     recipe = trained.recipe
     decided = config.model_copy(update={
         "data": config.data or recipe.data, "imgsz": input_size(trained, config.imgsz),

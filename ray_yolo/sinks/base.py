@@ -16,7 +16,7 @@ from typing import ClassVar
 from ray_yolo.core.errors import RayYoloError
 from ray_yolo.core.events import EndEvent, EpochEvent, Event, StartEvent, StepEvent
 from ray_yolo.core.redact import reason_of, redact
-from ray_yolo.runs.event_log import follow
+from ray_yolo.runs.event_log import follow, last_of
 
 Warn = Callable[[str], None]
 
@@ -53,7 +53,7 @@ class Sink:
     @property
     def has_ended_well(self) -> bool:
         """Whether training has reached its end, by `history`."""
-        last = next((event for event in reversed(self.history) if isinstance(event, (StartEvent, EndEvent))), None)
+        last = last_of(self.history, StartEvent, EndEvent)
         return isinstance(last, EndEvent) and last.status == "done"
 
     def event(self, event: Event) -> None:

@@ -18,8 +18,8 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from ray_yolo.core.errors import InputError
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.internals import internal
 from ray_yolo.core.redact import MASK, redact
-from ray_yolo.runs.folders import lock_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -207,15 +206,3 @@ def pending_runs(run_dir: Path, uri: str) -> list[Path]:
     notes = sorted(run_dir.parent.glob(f"*/{OWED_FILE}"))
     return [folder for folder in (note.parent for note in notes)
             if folder != run_dir and (folder / "finished").exists() and read_pending(folder, uri) is not None]
-
-
-@contextmanager
-def claim_pending(run_dir: Path, uri: str) -> Iterator[dict[str, Any] | None]:
-    """The note on a pending delivery, locked; None if there is none, or another process is delivering it."""
-    try:
-        file = (run_dir / OWED_FILE).open("r+")
-    except FileNotFoundError:
-        yield None
-        return
-    with file:
-        yield read_pending(run_dir, uri) if lock_file(file) else None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.events import DatasetEvent, EndEvent, EpochEvent, Event, RunEvent, StartEvent
 from ray_yolo.core.redact import redact
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, measure_goodput
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, durable, epoch_rows, last_of, measure_goodput
 from ray_yolo.sinks.metric_names import Metric, best_metrics, loss_column, metrics, terms_of
 from ray_yolo.sinks.mlflow_client import read_run_file
 
@@ -84,7 +84,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         return None
     run = run_events[0].model_copy(update={"command": run_events[-1].command})
     starts = [event for event in events if isinstance(event, StartEvent)]
-    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent))), run)
+    last = last_of(events, StartEvent, EndEvent) or run
     end = last if isinstance(last, EndEvent) else None
     rows = epoch_rows(durable(events))
     best = best_row(rows) if end else None
@@ -95,7 +95,7 @@ def plan_run(events: Sequence[Event], parent_run_id: str | None = None, tags: Ma
         params=dict([*leaves(run.recipe, ""), *leaves(run.placement, "placement.")]),
         tags=_tags(run, starts) | {f"ray_yolo.{name}": f"{value:.6g}" for name, value in
                                    vars(measure_goodput(events)).items()} | dict(tags or {}),
-        data=_data(run, next((event for event in reversed(events) if isinstance(event, DatasetEvent)), None)),
+        data=_data(run, last_of(events, DatasetEvent)),
         points=[*_points(rows, metrics(terms_of(rows))), *_points([best] if best else [], best_metrics())],
         status=_STATUS[end.status] if end else "RUNNING",
         end_ms=_milliseconds(end) if end else None,

@@ -11,9 +11,7 @@ import getpass
 import importlib.util
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +20,13 @@ from ray_yolo.core.events import CheckpointEvent, DatasetEvent, EndEvent, EpochE
 from ray_yolo.core.files import atomic_write
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
+from ray_yolo.runs.folders import lock_file
 from ray_yolo.sinks.base import Sink
 from ray_yolo.sinks.mlflow_client import (
+    OWED_FILE,
     RUN_FILE,
     build_client,
     build_monitor,
-    claim_pending,
     clear_pending,
     find_experiment,
     note_pending,
@@ -36,7 +35,7 @@ from ray_yolo.sinks.mlflow_client import (
     read_run_file,
     sync_command,
 )
-from ray_yolo.sinks.mlflow_plan import RUN_ID_TAG, Data, Point, RunPlan, plan_run
+from ray_yolo.sinks.mlflow_plan import RUN_ID_TAG, RunPlan, plan_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,10 +59,13 @@ class Delivery:
         self.last_answer = 0.0
         """`time.monotonic` of the server's last reply."""
         self._folder, self._uri, self._fresh = folder, uri, fresh
-        self._remote: _Remote | None = None
+        self._client: MlflowClient | None = None  # None: what follows is not known
+        self._run_id = self._status = ""
+        self._tags: dict[str, str] = {}
+        self._held: set[Hashable] = set()  # names of parameters, (name, digest) of data, (key, epoch) of points
 
     def deliver(self, plan: RunPlan, *, with_files: bool = True) -> str:
-        """Post what the MLflow run lacks of a plan. Returns its id.
+        """Post what the MLflow run lacks of a plan, its final status last. Returns its id.
 
         Args:
             with_files: also deliver the files, if the run has ended by the plan.
@@ -71,35 +73,68 @@ class Delivery:
         Raises:
             Exception: any that MLflow raises. A repeated call asks the server again what has arrived.
         """
-        remote, self._remote = self._remote, None  # kept only if all of the following succeeds
-        remote = remote or self._open(plan)
-        remote.post(plan)
-        if with_files and plan.end_ms is not None:
-            remote.post_artifacts(self._folder, plan)
-        self._remote = remote
-        return remote.run_id
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-    def _open(self, plan: RunPlan) -> _Remote:
+        client, self._client = self._client or self._open(plan), None  # kept only if all of the following succeeds
+        run_id, held, tags = self._run_id, self._held, _tags(plan)
+        if plan.end_ms is None and self._status != plan.status:
+            client.update_run(run_id, status=plan.status)
+        self._post([Param(key, value) for key, value in plan.params.items() if key not in held], _LABELS_PER_CALL,
+                   lambda params: client.log_batch(run_id, params=params))
+        self._post([RunTag(key, value) for key, value in tags.items() if self._tags.get(key) != value],
+                   _LABELS_PER_CALL, lambda tags: client.log_batch(run_id, tags=tags))
+        self._post([DatasetInput(Dataset(each.name, each.digest, "local", each.source, profile=each.profile),
+                                 [InputTag("mlflow.data.context", each.context)])
+                    for each in plan.data if each[:2] not in held], _LABELS_PER_CALL,
+                   lambda data: client.log_inputs(run_id, data))
+        self._post([Metric(*point) for point in plan.points if (point.key, point.epoch) not in held],
+                   _METRICS_PER_CALL, lambda metrics: client.log_batch(run_id, metrics=metrics))
+        if plan.end_ms is not None and self._status != plan.status:
+            client.set_terminated(run_id, plan.status, end_time=plan.end_ms)
+        held.update(plan.params, (each[:2] for each in plan.data), ((point.key, point.epoch) for point in plan.points))
+        self._tags, self._status = self._tags | tags, plan.status
+        if with_files and plan.end_ms is not None:
+            self._post_files(client, plan)
+        self._client = client
+        return run_id
+
+    def _post(self, items: Sequence[Any], most: int, send: Callable[[Sequence[Any]], object]) -> None:
+        """Send items, at most so many in a call."""
+        for start in range(0, len(items), most):
+            send(items[start : start + most])
+            self.last_answer = time.monotonic()
+
+    def _post_files(self, client: MlflowClient, plan: RunPlan) -> None:
+        """Post the files, unless this version of them was posted."""
+        if plan.version and self._tags.get(_DELIVERED_TAG) == plan.version:
+            return
+        for path in (path for pattern in plan.artifacts for path in sorted(self._folder.glob(pattern))):
+            subfolder = path.parent.relative_to(self._folder).as_posix()
+            client.log_artifact(self._run_id, str(path), None if subfolder == "." else subfolder)
+            self.last_answer = time.monotonic()
+        if plan.version:
+            client.set_tag(self._run_id, _DELIVERED_TAG, plan.version)
+            self._tags[_DELIVERED_TAG] = plan.version
+
+    def _open(self, plan: RunPlan) -> MlflowClient:
         """Find or create the MLflow run, and ask the server for its content."""
         client = build_client(self._uri)
         run = (None if self._fresh else self._known_run(client, plan)) or self._create(client, plan)
-        self._note_reply()
-        run_id = run.info.run_id
+        self.last_answer = time.monotonic()
+        self._run_id, self._status, self._tags = run.info.run_id, run.info.status, dict(run.data.tags)
         keys = [key for key in run.data.metrics if not key.startswith("system/")]  # posted by the monitor
-        posted = {(key, point.step) for key in keys for point in client.get_metric_history(run_id, key)}
+        points = {(key, point.step) for key in keys for point in client.get_metric_history(self._run_id, key)}
         data = {(each.dataset.name, each.dataset.digest) for each in (run.inputs.dataset_inputs if run.inputs else ())}
-        return _Remote(client, run_id, self._note_reply, posted, set(run.data.params), dict(run.data.tags), data,
-                       run.info.status)
+        self._held = {*run.data.params, *points, *data}
+        return client
 
     def _known_run(self, client: MlflowClient, plan: RunPlan) -> Run | None:
         """The run that the folder names; None if it names none, or the server lacks a run that can be created again."""
         from mlflow.exceptions import MlflowException
 
         about = read_run_file(self._folder)
-        if about is None:
-            return None
         try:
-            return client.get_run(about["run_id"])
+            return client.get_run(about["run_id"]) if about else None
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST" and RUN_ID_TAG in plan.tags:
                 return None
@@ -118,77 +153,6 @@ class Delivery:
             about = {"run_id": run.info.run_id, "experiment_id": experiment_id, "uri": redact(self._uri)}
             atomic_write(self._folder / RUN_FILE, json.dumps(about, indent=1) + "\n", durable=False)
         return run
-
-    def _note_reply(self) -> None:
-        self.last_answer = time.monotonic()
-
-
-@dataclass
-class _Remote:
-    """An MLflow run, with the cached content of the server."""
-
-    client: MlflowClient
-    run_id: str
-    note_reply: Callable[[], None]
-    posted: set[tuple[str, int]]  # (key, epoch)
-    params: set[str]
-    tags: dict[str, str]
-    data: set[tuple[str, str]]  # (name, digest)
-    status: str
-
-    def post(self, plan: RunPlan) -> None:
-        """Post the difference, the final status last."""
-        if plan.end_ms is None and self.status != plan.status:
-            self.client.update_run(self.run_id, status=plan.status)
-        self._post_labels(plan.params, _tags(plan))
-        self._post_data(plan.data)
-        self._post_points(plan.points)
-        if plan.end_ms is not None and self.status != plan.status:
-            self.client.set_terminated(self.run_id, plan.status, end_time=plan.end_ms)
-        self.status = plan.status
-
-    def post_artifacts(self, folder: Path, plan: RunPlan) -> None:
-        """Post the files, unless this version of them was posted."""
-        if plan.version and self.tags.get(_DELIVERED_TAG) == plan.version:
-            return
-        for path in (path for pattern in plan.artifacts for path in sorted(folder.glob(pattern))):
-            subfolder = path.parent.relative_to(folder).as_posix()
-            self.client.log_artifact(self.run_id, str(path), None if subfolder == "." else subfolder)
-            self.note_reply()
-        if plan.version:
-            self.client.set_tag(self.run_id, _DELIVERED_TAG, plan.version)
-            self.tags[_DELIVERED_TAG] = plan.version
-
-    def _post_labels(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
-        from mlflow.entities import Param, RunTag
-
-        new_params = [Param(key, value) for key, value in params.items() if key not in self.params]
-        new_tags = [RunTag(key, value) for key, value in tags.items() if self.tags.get(key) != value]
-        for some in _chunks(new_params, _LABELS_PER_CALL):
-            self.client.log_batch(self.run_id, params=some)
-        for some in _chunks(new_tags, _LABELS_PER_CALL):
-            self.client.log_batch(self.run_id, tags=some)
-        self.params |= params.keys()
-        self.tags |= tags
-
-    def _post_data(self, data: Sequence[Data]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        new = [each for each in data if (each.name, each.digest) not in self.data]
-        if new:
-            self.client.log_inputs(self.run_id, [DatasetInput(
-                Dataset(each.name, each.digest, "local", each.source, profile=each.profile),
-                [InputTag("mlflow.data.context", each.context)]) for each in new])
-        self.data |= {(each.name, each.digest) for each in new}
-
-    def _post_points(self, points: Sequence[Point]) -> None:
-        from mlflow.entities import Metric
-
-        new = [point for point in points if (point.key, point.epoch) not in self.posted]
-        for some in _chunks([Metric(*point) for point in new], _METRICS_PER_CALL):
-            self.client.log_batch(self.run_id, metrics=some)
-            self.note_reply()
-        self.posted |= {(point.key, point.epoch) for point in new}
 
 
 class Mlflow(Sink):
@@ -294,29 +258,26 @@ def deliver_pending(folder: Path, uri: str, delivery: Delivery | None = None) ->
     Raises:
         Exception: any that MLflow raises; the delivery is still pending then.
     """
-    with claim_pending(folder, uri) as note:
-        if note is not None:
+    try:
+        file = (folder / OWED_FILE).open("r+")
+    except FileNotFoundError:
+        return
+    with file:
+        if lock_file(file) and (note := read_pending(folder, uri)) is not None:
             _deliver_run(delivery or Delivery(folder, uri), folder, uri, note)
 
 
-def synchronise(run_dir: str | Path, uri: str, *, parent_run_id: str | None = None,
-                tags: Mapping[str, str] | None = None) -> str:
-    """Deliver a whole run folder to a server. What the server has already stays as it is.
-
-    Returns:
-        The id of the MLflow run.
+def synchronise(folder: Path, uri: str) -> str:
+    """Deliver a whole run folder to a server, which keeps what it has already. Returns the id of the MLflow run.
 
     Raises:
         InputError: if the folder has no event log of a training.
         mlflow.exceptions.MlflowException: if the server cannot be reached or refuses; call again.
     """
-    folder = Path(run_dir)
-    note = {"parent_run_id": None, "tags": {}, **(read_pending(folder, uri) or {})}
-    given = {"parent_run_id": parent_run_id, "tags": tags}
-    note |= {key: value for key, value in given.items() if value}
+    note = read_pending(folder, uri) or {"parent_run_id": None, "tags": {}}
     run_id = _deliver_run(Delivery(folder, uri), folder, uri, note)
     if run_id is None:  # the folder of a sweep has an MLflow run, too, but no event log
-        raise InputError(f"{run_dir}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
+        raise InputError(f"{folder}: no event log of a training ({EVENTS_FILE}) here; give a run, or a sweep's trial")
     return run_id
 
 
@@ -342,9 +303,3 @@ def _user() -> dict[str, str]:
         return {"mlflow.user": getpass.getuser()}
     except (OSError, KeyError):  # a user without a name in a container
         return {}
-
-
-def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk

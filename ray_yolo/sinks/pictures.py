@@ -87,7 +87,7 @@ def draw_detections(table: np.ndarray, index: AnnotationIndex, imgsz: int, folde
     with isolated("curves", failed):
         plot_all_curves(metrics_of(table, index), index.names, folder)
     with isolated("confusion matrices", failed):
-        owners = np.repeat(np.arange(len(index)), np.diff(index.offsets))
+        owners = index.owners
         matrix = confusion_matrix(table, owners, index.classes, index.boxes, len(index.names))
         plot_confusion(matrix, index.names, folder / "confusion_matrix.png", normalised=False)
         plot_confusion(matrix, index.names, folder / "confusion_matrix_normalized.png", normalised=True)

@@ -71,17 +71,12 @@ class Registry(Sink):
                 f"{sync_command(self._run_dir, self._uri)}")
 
 
-def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: str = "") -> str:
-    """Log the best weights of a run folder (else the last ones) as a model of its MLflow run.
+def log_model(run_dir: Path, uri: str, run_id: str, name: str) -> str:
+    """Register the best weights of a run folder (else the last ones) as a model of its MLflow run, under a name.
+    Returns the model's URI, for `mlflow.pyfunc.load_model`.
 
-    A second call does not add a second model or version.
-
-    Args:
-        uri: the tracking server; its registry is used.
-        register: name in the model registry: the model becomes its newest version, with the alias `best`.
-
-    Returns:
-        The model's URI, for `mlflow.pyfunc.load_model`.
+    The model becomes the newest version in the server's registry, with the alias `best`. A second call does not add a
+    second model or version.
 
     Raises:
         CheckpointError: if there are no weights.
@@ -91,9 +86,8 @@ def log_model(run_dir: str | os.PathLike[str], uri: str, run_id: str, register: 
     from mlflow import MlflowClient  # here, because it takes more than a second
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, Path(run_dir), run_id)
-    if register:
-        _register(client, register, run_id, model_id)
+    model_id = client.get_run(run_id).data.tags.get(_MODEL_TAG) or _log(client, run_dir, run_id)
+    _register(client, name, run_id, model_id)
     return f"models:/{model_id}"
 
 

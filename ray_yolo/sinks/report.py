@@ -27,7 +27,7 @@ from ray_yolo.core.events import (
 from ray_yolo.core.formatting import format_count, format_duration, format_number
 from ray_yolo.core.redact import printable
 from ray_yolo.data.index import first_paths
-from ray_yolo.runs.event_log import best_row, epoch_rows, measure_goodput, surviving
+from ray_yolo.runs.event_log import best_row, epoch_rows, last_of, measure_goodput, surviving
 from ray_yolo.runs.location import location
 from ray_yolo.sinks.mlflow_client import read_run_file
 from ray_yolo.sinks.tensorboard import is_installed
@@ -202,10 +202,9 @@ def closing_message(run_dir: str | Path, events: Sequence[Event]) -> str:
     """The closing lines: per-class table of the best epoch, outcome, and the results with the commands that open them.
     """
     rows = epoch_rows(surviving(events))
-    end = next((event for event in reversed(events) if isinstance(event, EndEvent)), None)
-    best = best_row(rows)
-    cost = measure_goodput(events)
-    lines = [_outcome(end, rows), *([f"interrupted  {cost.line}"] if cost.restarts or cost.regroupings else [])]
+    best, cost = best_row(rows), measure_goodput(events)
+    lines = [_outcome(last_of(events, EndEvent), rows),
+             *([f"interrupted  {cost.line}"] if cost.restarts or cost.regroupings else [])]
     if best:
         images = next((event.splits["val"].images for event in events if isinstance(event, DatasetEvent)), None)
         table = class_table(best.metrics, best.per_class, images) if best.metrics else [CLASS_HEADER]

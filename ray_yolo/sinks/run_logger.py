@@ -30,9 +30,9 @@ from ray_yolo.core.redact import printable
 from ray_yolo.core.structures import AnnotationIndex
 from ray_yolo.data.index import survey
 from ray_yolo.engine.build import TrainSpec
-from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, read_events, surviving
+from ray_yolo.runs.event_log import EVENTS_FILE, best_row, epoch_rows, last_of, read_events, surviving
 from ray_yolo.runs.folders import lasting_folder, storage_folder
-from ray_yolo.runs.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
+from ray_yolo.runs.recorder import LocalRecorder, RecorderClient, start_recorder
 from ray_yolo.runs.remote_run import RemoteRun, acquire_run
 from ray_yolo.runs.run_dir import Run
 from ray_yolo.sinks.base import Sinks
@@ -59,8 +59,8 @@ class RunLogger:
                  link: Mapping[str, Any]) -> None:
         self._run_dir = run.folder
         log = run.folder / EVENTS_FILE
-        self.recorder = (LocalRecorder if local else start_recorder)(str(log))
-        self.emit = emitter(self.recorder)
+        self.recorder: LocalRecorder | RecorderClient = (LocalRecorder if local else start_recorder)(str(log))
+        self.emit = self.recorder.emit
         write_options(spec.recipe, placement, run.folder)
         past = [event for event in read_events(log) if isinstance(event, RunEvent)]
         is_first_start = not past
@@ -107,13 +107,13 @@ class RunLogger:
             if isinstance(error, Exception):
                 status, reason = "failed", (str(error).strip() or type(error).__name__).splitlines()[-1]
             self.emit(_end_event(self._run_dir / EVENTS_FILE, status, reason))
-        flush_recorder(self.recorder)
+        self.recorder.flush()
         best, saved = best_epochs(self._run_dir) if error is None else (None, None)
         if best and saved and saved.epoch < best.epoch:
             self.warn(f"weights/best.pt is of epoch {saved.epoch + 1}: the best weights, of epoch {best.epoch + 1}, "
                       "could not be written")
-        self._sinks.finish(lambda: flush_recorder(self.recorder))
-        close_recorder(self.recorder)
+        self._sinks.finish(self.recorder.flush)
+        self.recorder.close()
 
 
 def best_epochs(run_dir: Path) -> tuple[EpochEvent | None, EpochEvent | None]:
@@ -142,16 +142,15 @@ def finalize_abandoned_run(run_dir: Path, mlflow_uri: str | None, link: Mapping[
     """
     log = run_dir / EVENTS_FILE
     events = read_events(log)
-    last = next((event for event in reversed(events) if isinstance(event, (StartEvent, EndEvent))), None)
-    if not events or isinstance(last, EndEvent):
+    if not events or isinstance(last_of(events, StartEvent, EndEvent), EndEvent):
         return
     recorder = LocalRecorder(str(log))
     recorder.emit(_end_event(log, "stopped", "stopped early"))
-    flush_recorder(recorder)
+    recorder.flush()
     Sinks(log, [ResultsCsv(run_dir), *([TensorBoard(run_dir)] if is_installed() else []),
                 *([Mlflow(run_dir, mlflow_uri, **link)] if mlflow_uri else [])],
           lambda text: recorder.emit(WarningEvent(message=text))).finish()
-    close_recorder(recorder)
+    recorder.close()
     with suppress(OSError):  # then the bucket lacks the end of the log
         if isinstance(remote := acquire_run(run_dir), RemoteRun):
             remote.release()

@@ -1,9 +1,11 @@
 """A training through random faults: `python tests/benchmarks/run.py chaos --minutes 20`.
 
-Two to four workers on two Ray nodes of this machine; one of them, the driver, the tracker or the disk breaks at random
-moments, and the second node goes and comes. When the driver was killed, the same command is given again. At its end the
-training is stopped, and the same one without faults is trained in one process up to there: the weights have to have the
-same bits at every epoch's end, and each epoch one row.
+Two to four workers on two Ray nodes of this machine. One of them, the driver, the MLflow server or the storage fails at
+random moments, and the second node goes and comes. If the driver has ended, the same command is given again. With
+`--bucket`, the run is stored in an S3 server behind a relay, which is slow or closed for a while. At the end, training
+is stopped, and the same one without faults is trained in one process up to there. The weights must have the same bits
+at the end of every epoch, and each epoch one row, in `results.csv` and in MLflow. Needs root and a file system with
+`chattr`.
 
 Goodput is the time of training over itself and the time without, as the training's own last line tells it: a driver
 that starts again counts from its start.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -27,30 +30,44 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
+from mlflow.tracking import MlflowClient
 from ray.cluster_utils import Cluster
 
 from ray_yolo.config.placement import RunConfig
 from ray_yolo.core.events import EpochEvent, StepEvent
 from ray_yolo.runs.event_log import measure_goodput, read_events
+from ray_yolo.runs.working_copy import working_copy_of_run
 from ray_yolo.runtime import trainer
 from ray_yolo.runtime.workers import worker
-from tests.support.faults import Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
+from tests.support.faults import PATIENCE, Training, breakable_worker, check, left_over, ray_nodes, uninterrupted_run
+from tests.support.object_storage import Relay, s3_server
 from tests.support.run_log import only
+from tests.support.servers import MlflowServer
 
-MENDED_SECONDS = 10.0  # how long the disk is full, and the tracker locked
+MENDED_SECONDS = 10.0  # how long storage is full, read-only or slow, and the tracker locked or away
+BUCKET = "s3://bucket/chaos"
 
 
 class Chaos:
     """A training in a process of its own, and everything that can be done to it."""
 
-    def __init__(self, folder: Path, nodes: Cluster, seed: int) -> None:
-        self._folder, self._nodes, self._random = folder, nodes, random.Random(seed)
+    def __init__(self, folder: Path, nodes: Cluster, seed: int, bucket: Relay | None) -> None:
+        self._folder, self._nodes, self._random, self._bucket = folder, nodes, random.Random(seed), bucket
         self.faults: Counter[str] = Counter()
-        self.training = Training(folder, "2-4", begin=False, max_failures=-1,
-                                 mlflow_uri=f"sqlite:///{folder}/mlflow.db")
+        self.tracker = MlflowServer(folder)
+        self.tracker.wait_until_up()
+        storage = {"storage_path": BUCKET} if bucket else {}
+        self.training = Training(folder, "2-4", begin=False, max_failures=-1, mlflow_uri=self.tracker.uri, **storage)
+        if bucket:
+            self.training.run_dir = working_copy_of_run(f"{BUCKET}/runs/train/exp", "runs/train")
         (folder / "config.json").write_text(self.training.config.model_dump_json())
         self._node = nodes.add_node(num_cpus=2)
         self._driver = self._start()
+
+    def close(self) -> None:
+        """End its processes."""
+        self._driver.kill()
+        self.tracker.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tests.benchmarks.chaos", str(self._folder), self._nodes.address]
@@ -62,7 +79,10 @@ class Chaos:
         return {"kill": lambda: self._hit(signal.SIGKILL), "stop": lambda: self._hit(signal.SIGSTOP),
                 "leave": lambda: self._hit(signal.SIGTERM), "hang": lambda: self._order("hang"),
                 "fail": lambda: self._order("fail"), "full disk": self._fill_the_disk,
-                "tracker": self._lock_the_tracker, "driver": self._kill_the_driver, "node": self._change_nodes}
+                "read-only": self._forbid_writing, "tracker locked": self._lock_the_tracker,
+                "tracker killed": self._kill_the_tracker, "driver": self._kill_the_driver, "node": self._change_nodes,
+                **({"slow bucket": lambda: self._delay(1.0), "no bucket": lambda: self._delay(math.inf)}
+                   if self._bucket else {})}
 
     def go_on(self, minutes: float, mean_seconds: float) -> None:
         """Inject faults at random intervals."""
@@ -77,12 +97,16 @@ class Chaos:
             self._revive()
 
     def end(self) -> None:
-        """Stop the training, when it trains again."""
-        self._revive()
+        """Stop the training, when it trains again, and deliver the rest to MLflow."""
         begun = self.training.step
-        self.training.wait(lambda events: self.training.step >= begun + 6)
+        while self.training.step < begun + 6:
+            self._revive()
+            time.sleep(0.5)
+        self.tracker.wait_until_up()
         self._driver.send_signal(signal.SIGINT)
-        self._driver.wait(120)
+        self._driver.wait(PATIENCE)
+        subprocess.run([sys.executable, "-m", "ray_yolo.sync", self.training.run_dir, "--mlflow-uri", self.tracker.uri],
+                       check=True, stdout=sys.stderr)
 
     def _revive(self) -> None:
         """Give the same command again, as a user would, if the driver has ended."""
@@ -104,6 +128,23 @@ class Chaos:
         full.touch()
         time.sleep(MENDED_SECONDS)
         full.unlink()
+
+    def _forbid_writing(self) -> None:
+        subprocess.run(["chattr", "-R", "+i", self.training.run_dir], stderr=subprocess.DEVNULL)  # files come and go
+        try:
+            time.sleep(MENDED_SECONDS)
+        finally:
+            subprocess.run(["chattr", "-R", "-i", self.training.run_dir], check=True)
+
+    def _delay(self, seconds: float) -> None:
+        self._bucket.delay = seconds
+        time.sleep(MENDED_SECONDS)
+        self._bucket.delay = 0.0
+
+    def _kill_the_tracker(self) -> None:
+        self.tracker.kill()
+        time.sleep(MENDED_SECONDS)
+        self.tracker.start()
 
     def _lock_the_tracker(self) -> None:
         there = f"file:{self._folder}/mlflow.db?mode=rw"
@@ -129,6 +170,25 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+@contextlib.contextmanager
+def bucket_of(folder: Path, wanted: bool) -> Iterator[Relay | None]:
+    """A relay to a bucket in whose environment the cluster starts; None if the run is stored in a folder."""
+    with contextlib.ExitStack() as stack:
+        relay = None
+        if wanted:
+            environment = stack.enter_context(s3_server())
+            relay = stack.enter_context(Relay(environment["AWS_ENDPOINT_URL"]))
+            os.environ.update({**environment, "AWS_ENDPOINT_URL": relay.url, "RAY_YOLO_CACHE": str(folder / "cache")})
+        yield relay
+
+
+def tracked_epochs(folder: Path) -> list[int]:
+    """The epochs of the one MLflow run, in order."""
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    [run] = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return sorted(point.step for point in client.get_metric_history(run.info.run_id, "train/box_loss"))
+
+
 def drive(folder: Path, address: str) -> None:
     """The driver's process: start or continue the training."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
@@ -144,9 +204,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--mean", type=float, default=30.0, help="seconds between two faults")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bucket", action="store_true", help="store the run in a bucket")
     given = parser.parse_args(argv)
-    with scratch() as folder, ray_nodes(2) as nodes:
-        chaos = Chaos(folder, nodes, given.seed)
+    with (scratch() as folder, bucket_of(folder, given.bucket) as bucket, ray_nodes(2) as nodes,
+          contextlib.closing(Chaos(folder, nodes, given.seed, bucket)) as chaos):
         chaos.training.wait(lambda _: chaos.training.step >= 3)
         chaos.go_on(given.minutes, given.mean)
         chaos.end()
@@ -154,6 +215,7 @@ def main(argv: list[str]) -> None:
         epochs = Counter(event.epoch for event in only(EpochEvent, events))
         rows = (chaos.training.run_dir / "results.csv").read_text().splitlines()[1:]
         assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows))) == sorted(epochs)
+        assert tracked_epochs(folder) == list(range(len(rows)))
         check(chaos.training, uninterrupted_run(folder / "calm", max(event.step for event in only(StepEvent, events))))
         cost = measure_goodput(events)
         print(json.dumps({"benchmark": "chaos", "minutes": given.minutes, "faults": dict(chaos.faults),

@@ -149,8 +149,8 @@ REFUSED = {
     "imgsz: 100": "1: imgsz: got '100': must be a multiple of 32, at least 64; nearest: 96 or 128",
     "rect: maybe": "1: rect: got 'maybe'; expected true or false",
     "cache: no": "1: cache: got 'no'; expected one of auto, none, ram, disk",
-    "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number or auto",
-    "gpus_per_worker: -1": "1: gpus_per_worker: got '-1': must be 0 or more, or auto",
+    "gpus_per_worker: some": "1: gpus_per_worker: got 'some'; expected a number >= 0 or auto",
+    "gpus_per_worker: -1": "1: gpus_per_worker: got '-1'; expected a number >= 0 or auto",
     "num_workers: 8-2": "1: num_workers: got '8-2': must be 0 (no Ray), a number up to 4096, a range such as 2-8, "
                         "or auto",
     "num_workers: many": "1: num_workers: got 'many'; expected Ray workers: a number, a range 'low-high' (elastic), "

@@ -52,7 +52,7 @@ def test_paths_leave_out_recipe_and_placement() -> None:
     ("seed", "a whole number >= 0 and < 4294967296"),
     ("sync_bn", "true or false"),
     ("project", "text"),
-    ("gpus_per_worker", "a number or auto"),
+    ("gpus_per_worker", "a number >= 0 or auto"),
     ("num_workers", "Ray workers: a number, a range 'low-high' (elastic), 0 to train in this process without Ray, or "
                     "auto: one per GPU of the requested cluster, or per node without GPUs; without a cluster one per "
                     "local GPU, 0 for at most one"),

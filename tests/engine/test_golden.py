@@ -25,7 +25,7 @@ from ray_yolo.data.index import read_index
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.loop import train
-from ray_yolo.engine.membership import FixedRendezvous
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,7 +49,7 @@ def trained(model: str, folder: Path) -> dict[str, Any]:
     description = read_description(recipe.data)
     indices = [read_index(description, split) for split in ("train", "val")]
     spec = TrainSpec(recipe, recipe_digest(recipe), description.names, None, None, *indices, run_dir=folder)
-    session = Session(spec, WorkerContext(), Placement(nosave=True), lambda event: None, FixedRendezvous(Collectives()))
+    session = Session(spec, WorkerContext(), Placement(nosave=True), lambda event: None, Rendezvous(Collectives()))
     session.join()
     steps: list[dict[str, Any]] = []
     models = {"model": session.components.model, "average": session.components.ema.model}

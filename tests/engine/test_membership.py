@@ -8,7 +8,7 @@ import pytest
 
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.membership import Activity, FixedRendezvous, Generation
+from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 
 
 @pytest.mark.parametrize(("asked", "steps", "phase", "limit"), [
@@ -32,7 +32,7 @@ def test_how_long_a_phase_may_last(asked: float, steps: list[float], phase: str,
 
 def test_a_fixed_group_never_changes() -> None:
     collectives = Collectives(1, 2)
-    members = FixedRendezvous(collectives)
+    members = Rendezvous(collectives)
     assert members.join(None) == members.join(Progress(1, 0, 5)) == Generation(collectives, None, False)
     assert members.lasting
     assert not members.must_regroup()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ray_yolo.checkpoints import local as checkpoint
 from ray_yolo.checkpoints import writer
+from ray_yolo.config.model_facts import MODELS
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import CheckpointError, PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import (
@@ -43,7 +44,7 @@ from ray_yolo.engine import loop, session
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import Evaluation
-from ray_yolo.engine.membership import FixedRendezvous, Generation
+from ray_yolo.engine.membership import Generation, Rendezvous
 from ray_yolo.engine.plan import Plan
 from ray_yolo.engine.session import run_session
 from tests.support import run_log
@@ -135,11 +136,42 @@ def test_killed_after_every_step_of_the_training_it_ends_with_the_same_bits(
     assert done == [step for n in range(1, total + 1) for step in ([n - 1, n] if n > 1 else [n])]
 
 
+END_TO_END = {**{key: value for key, value in TINY.items() if key != "anchors"}, "end2end": True, "reg_max": 1,
+              "head": [[[3, 4], 1, "Detect", ["nc"]]]}
+
+
+def test_a_loss_that_knows_the_progress_of_training_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    """Its weights of the two heads change with each epoch."""
+    uninterrupted, killed = (replace(make_spec(tmp_path / name, **EXACT), architecture=END_TO_END)
+                             for name in ("uninterrupted", "killed"))
+    for step in (3, 6):
+        train(Collectives(), killed, EVERY_STEP, die_at=step)
+    assert_same(train(Collectives(), killed, EVERY_STEP)["state"],
+                train(Collectives(), uninterrupted, Placement())["state"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n"])
+def test_killed_stopped_and_continued_on_more_workers_each_family_ends_with_the_same_bits(
+        tmp_path: Path, model: str) -> None:
+    recipe = {**EXACT, "model": model, "imgsz": 2 * MODELS[model].grid}
+    uninterrupted, killed = (replace(make_spec(tmp_path / name, **recipe), architecture=None)
+                             for name in ("uninterrupted", "killed"))
+    train(Collectives(), killed, EVERY_STEP, die_at=3)
+    on_two, _ = run_workers(2, train, killed, EVERY_STEP, -1, 2)
+    train(Collectives(), killed, EVERY_STEP, die_at=6)
+    on_three, *_ = run_workers(3, train, killed, EVERY_STEP)
+    assert len(steps(on_two)) > 1
+    assert steps(on_three)[-1] == 8
+    assert len(steps(on_three)) > 1
+    assert_same(last_state(killed), train(Collectives(), uninterrupted, Placement())["state"])
+
+
 ENDED = Summary(step=STEPS, epoch=3, best_epoch=1, best_fitness=0.5, stopped_early=False, stopped=False,
                 last_epoch=None)
 
 
-class Scripted(FixedRendezvous):
+class Scripted(Rendezvous):
     """Worker 1 trains two steps alone. Then worker 0, which has no state, joins it."""
 
     lasting = False
@@ -183,7 +215,7 @@ def test_a_newcomer_takes_over_the_state_even_as_worker_0(uninterrupted: dict[st
     assert first["reported"] == [2, 3, 4, 5, 6, 7]  # the steps of its activity
 
 
-class Parting(FixedRendezvous):
+class Parting(Rendezvous):
     """Two workers train two steps together. Then worker 0 leaves, and the other continues alone."""
 
     lasting = False
@@ -224,7 +256,7 @@ def test_a_worker_that_has_to_leave_does_so_after_the_step_and_the_others_contin
     assert (steps(first), steps(second)) == ([1, 2], [3, 4, 5, 6, 7, 8])
 
 
-class Abandoned(FixedRendezvous):
+class Abandoned(Rendezvous):
     """After the second step all workers drain."""
 
     def __init__(self, collectives: Collectives, steps: Callable[[], int]) -> None:
@@ -282,7 +314,7 @@ def test_a_job_leaves_nothing_to_the_next_one_of_the_same_process(
     assert_same(train(Collectives(), spec, Placement())["state"], uninterrupted["state"])
 
 
-class Aborted(FixedRendezvous):
+class Aborted(Rendezvous):
     """Two workers train. In the `at`-th step the second is lost, and the first one's group is aborted as NCCL's is.
 
     With `silent` the exchanges of that step are in progress: they do not fail, but end and leave arbitrary values. The
@@ -356,7 +388,7 @@ def test_an_exchange_that_was_aborted_on_gpus_changes_nothing_and_no_finished_st
     assert_same(survivor["state"], uninterrupted["state"])
 
 
-class Garbled(FixedRendezvous):
+class Garbled(Rendezvous):
     """Workers train. All but the last are lost before the third step's gather, which leaves `left` of their rows."""
 
     lasting = False
@@ -427,7 +459,7 @@ def test_whatever_an_aborted_gather_leaves_its_step_has_changed_nothing(
     assert metas[0]["progress"][2] == 2
 
 
-class Losing(FixedRendezvous):
+class Losing(Rendezvous):
     """The next collective operations fail as if a peer were lost. Then this worker continues alone."""
 
     lasting = False
@@ -487,7 +519,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
         return False
 
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
-    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, FixedRendezvous(collectives))
+    made = session.Session(spec, context, Placement(save_steps=1), lambda event: None, Rendezvous(collectives))
     try:
         made.train(flip)
     except (WrongWeightsError, PeerLostError) as error:
@@ -495,7 +527,7 @@ def train_with_a_flipped_bit(collectives: Collectives, spec: TrainSpec, broken: 
     return "nothing"
 
 
-class Together(FixedRendezvous):
+class Together(Rendezvous):
     """The first group, then a group of the remaining workers; `folder` replaces the coordinator.
 
     During its last save worker 0 takes a second or is killed, by `fate`.
@@ -618,7 +650,7 @@ def test_the_steps_to_which_a_wrong_worker_contributed_are_undone(
     assert_same(first["state"], uninterrupted["state"])
 
 
-class Parted(FixedRendezvous):
+class Parted(Rendezvous):
     """Joins workers that are at the same step."""
 
     def join(self, progress: Progress | None) -> Generation:
@@ -663,7 +695,7 @@ def train_by_time(collectives: Collectives, spec: TrainSpec, placement: Placemen
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter))
-        made = session.Session(spec, context, placement, events.append, FixedRendezvous(collectives))
+        made = session.Session(spec, context, placement, events.append, Rendezvous(collectives))
         made.saver.waited = waited
         after_step, save = made.after_step, made._save_agreed
 
@@ -983,7 +1015,7 @@ def test_a_loss_that_stays_non_finite_ends_training_and_touches_no_weight(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path)
     events: list[Event] = []
-    made = session.Session(spec, WorkerContext(), Placement(nosave=True), events.append, FixedRendezvous(Collectives()))
+    made = session.Session(spec, WorkerContext(), Placement(nosave=True), events.append, Rendezvous(Collectives()))
     made.join()
     terms = made.components.loss.terms
     monkeypatch.setattr(made.components.loss, "terms", lambda *args: terms(*args) * float("nan"))

@@ -14,7 +14,7 @@ from ray_yolo.core.events import EndEvent, EpochEvent, Event, StepEvent, Summary
 from ray_yolo.engine import session
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
-from ray_yolo.engine.membership import FixedRendezvous
+from ray_yolo.engine.membership import Rendezvous
 from tests.support import run_log
 from tests.support.jobs import make_spec
 
@@ -30,7 +30,7 @@ class SpoiltSession:
         self.events: list[Event] = []
         self.spoilt, self.die_at = spoilt, die_at
         self.session = session.Session(
-            spec, WorkerContext(), Placement(save_steps=1), self.emit, FixedRendezvous(Collectives())
+            spec, WorkerContext(), Placement(save_steps=1), self.emit, Rendezvous(Collectives())
         )
         self.session.join()
         terms = self.session.components.loss.terms

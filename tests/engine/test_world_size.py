@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ray_yolo.config.model_facts import MODELS as MODEL_FACTS
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.events import Event, ShardEvent
 from ray_yolo.data import dataset
@@ -26,7 +27,7 @@ from ray_yolo.engine import loop
 from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.gradients import GradientTree
-from ray_yolo.engine.membership import FixedRendezvous
+from ray_yolo.engine.membership import Rendezvous
 from ray_yolo.engine.session import Session
 from ray_yolo.engine.state import capture
 from ray_yolo.ops.seeding import generator
@@ -56,7 +57,7 @@ def run_one(collectives: Collectives, scenario: Scenario) -> dict[str, Any]:
     context = WorkerContext(collectives=collectives, prepare_model=lambda model: wrap_model(model, collectives))
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
-        session = Session(scenario.spec, context, Placement(nosave=True), events.append, FixedRendezvous(collectives))
+        session = Session(scenario.spec, context, Placement(nosave=True), events.append, Rendezvous(collectives))
         session.join()
         patch.setattr(session, "compare_weights", lambda: None)  # it would end the controls; the tests compare them
         started = halves(session.components.model)
@@ -223,17 +224,19 @@ def distance(result: dict[str, Any], uninterrupted: dict[str, Any]) -> float:
 
 
 
-MODELS = ("yolov5n", "yolov5nu", "yolo11n", "yolo26n")
+MODELS = ("yolov5n", "yolov5n6", "yolov5nu", "yolo11n", "yolo12n", "yolo26n")
 PRECISIONS = ("fp32", "bf16")
 # 8, 8, 8 and 6 images a step in microbatches of two: four, which three workers share unevenly, and three, which two do
-# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at 64 or 96 pixels.
+# and which leave the fourth without one. 50 epochs are 200 steps at YOLOv5's learning rate, at two or three cells of
+# the grid.
 REAL = {"batch_size": 8, "microbatch": 2, "multi_scale": True, "epochs": 50,
         "optimizer": {"nominal_batch": 8, "lr0": 0.01}}
 CONTROL_EPOCHS = 5
 
 
 def real_job(folder: Path, model: str, precision: str) -> TrainSpec:
-    return replace(make_spec(folder, 30, model=model, precision=precision, **REAL), architecture=None)
+    spec = make_spec(folder, 30, model=model, precision=precision, imgsz=2 * MODEL_FACTS[model].grid, **REAL)
+    return replace(spec, architecture=None)
 
 
 def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[dict[str, str]]:
@@ -243,7 +246,7 @@ def digests(collectives: Collectives, scenario: Scenario, epochs: int) -> list[d
     with pytest.MonkeyPatch.context() as patch:
         break_something(scenario.control, collectives, patch)
         session = Session(
-            scenario.spec, context, Placement(nosave=True), lambda event: None, FixedRendezvous(collectives)
+            scenario.spec, context, Placement(nosave=True), lambda event: None, Rendezvous(collectives)
         )
         session.join()
         components, state = session.components, session.state

@@ -140,7 +140,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def assert_exports(known: Path, *shapes: tuple[int, ...], **settings: Any) -> None:
     """The exported model gives the predictions of the one that was trained, for images of these shapes."""
-    path = run(known, imgsz=64, **settings).path
+    path = run(known, **{"imgsz": 64, **settings}).path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces TorchScript's end
         loaded = torch.jit.load(path) if path.suffix == ".torchscript" else None
@@ -172,6 +172,13 @@ def test_a_file_without_suppression_does_not_claim_it(tmp_path: Path) -> None:
 def test_every_family_becomes_onnx_of_a_fixed_and_of_any_shape(known: Path) -> None:
     assert_exports(known, (2, 3, 64, 64), format="onnx", batch_size=2)
     assert_exports(known, (1, 3, 64, 64), (3, 3, 96, 160), format="onnx", dynamic=True)
+
+
+@pytest.mark.slow
+def test_a_model_of_four_levels_becomes_onnx_of_a_fixed_and_of_any_shape(tmp_path: Path) -> None:
+    torch.save(build_model("yolov5n6", 2).state_dict(), tmp_path / "x.pt")
+    assert_exports(tmp_path / "x.pt", (1, 3, 128, 128), imgsz=128, format="onnx")
+    assert_exports(tmp_path / "x.pt", (1, 3, 128, 128), (2, 3, 128, 192), imgsz=128, format="onnx", dynamic=True)
 
 
 def test_a_file_that_differs_from_torch_is_an_error_and_leaves_nothing(
@@ -254,6 +261,15 @@ def test_detections_are_those_of_select(build: Callable[[NmsConfig], Suppress], 
         wanted, actual = expected(predictions, settings), suppress(predictions)
         assert actual.shape == wanted.shape
         assert np.abs(actual - wanted).max(initial=0) < 1e-4
+
+
+@pytest.mark.parametrize("suppress", [True, False])
+@pytest.mark.parametrize("build", [in_onnx, in_torchscript])
+def test_equal_scores_keep_the_order_of_select(build: Callable[..., Suppress], suppress: bool) -> None:
+    predictions = random_predictions(2, 500, 9)
+    predictions[..., 4:] = (predictions[..., 4:] * 8).round() / 8
+    assert np.array_equal(build(NmsConfig(), suppress=suppress)(predictions),
+                          expected(predictions, NmsConfig(), suppress=suppress))
 
 
 def test_the_cases_need_suppression() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from ray_yolo import api
+from ray_yolo.api import YOLO
+from ray_yolo.cli import parse_export, parse_predict, parse_serve, parse_val
 from ray_yolo.config.commands import DetectConfig
 from ray_yolo.config.sections import EvaluateConfig
 from ray_yolo.core.errors import InputError
@@ -17,8 +21,12 @@ from ray_yolo.data.dataset import ValDataset, cut_batches
 from ray_yolo.data.image_cache import ImageStore
 from ray_yolo.engine.collectives import Collectives
 from ray_yolo.engine.evaluate import evaluate
+from ray_yolo.inference import export
+from ray_yolo.inference import predictor as module
 from ray_yolo.inference.predictor import Predictor, Trained, build_predictor, check_classes, load_trained, to_network
-from tests.support.jobs import NAMES, make_index
+from ray_yolo.runtime import predictor as prediction
+from ray_yolo.runtime import serving, validator
+from tests.support.jobs import NAMES, make_dataset, make_index
 from tests.support.pictures import smooth_picture, write_image
 from tests.support.weights import make_weights
 
@@ -101,7 +109,7 @@ def test_agnostic_suppression_keeps_fewer(trained: Trained, image: np.ndarray) -
 
 def test_the_image_size_is_that_of_the_training_unless_given(trained: Trained) -> None:
     assert predictor(trained).imgsz == 64
-    assert build_predictor(trained, DetectConfig(), imgsz=96).imgsz == 96
+    assert predictor(trained, imgsz=96).imgsz == 96
 
 
 def test_concurrent_threads_give_the_same_detections(trained: Trained) -> None:
@@ -118,3 +126,39 @@ def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
     for number in (2, -1):
         with pytest.raises(InputError, match=rf"^classes: {number} is none of .* \(0 dark, 1 bright\)$"):
             check_classes((0, number), NAMES)
+
+
+@pytest.mark.parametrize("suppress", [False, True])
+@pytest.mark.parametrize("command", ["val", "predict", "export", "serve", "api"])
+def test_a_given_iou_that_has_no_effect_is_said_once(
+        trained: Trained, tmp_path: Path, command: str, suppress: bool, caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*given: str) -> None:
+        match command:
+            case "val":
+                validator.check(parse_val(["--weights", weights, "--data", data, *given]).config)
+            case "predict":
+                prediction.check(parse_predict(["--weights", weights, "--source", str(tmp_path), *given]).config)
+            case "export":
+                export.check(parse_export(["--weights", weights, "--format", "torchscript", *given]).config)
+            case "serve":
+                config = parse_serve(["--weights", weights, *given]).config
+                serving.Model(*serving.application(config)._bound_deployment.init_args[1]._bound_deployment.init_args)
+            case "api":
+                YOLO(weights).predict(smooth_picture(64, 64), **dict([("iou", 0.5)] * len(given[:1])))
+
+    for user in (validator, prediction, export, serving, api):
+        monkeypatch.setattr(user, "load_trained", lambda _: family)
+    module._warn_of_iou.cache_clear()
+    family = replace(trained, family=trained.family._replace(suppress=suppress))
+    weights, data = str(tmp_path / "best.pt"), str(make_dataset(tmp_path, 1))
+    Path(weights).touch()
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == module.__name__]
+
+    check()
+    assert told() == []
+    for _ in range(2):
+        check("--iou-thres", "0.5")
+    assert told() == ["iou is ignored: this model's detections need no non-maximum suppression"] * (not suppress)

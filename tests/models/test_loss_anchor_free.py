@@ -124,6 +124,17 @@ def test_the_terms_of_two_levels_are_those_of_plain_loops() -> None:
     assert counts[:, 0].tolist() == pytest.approx([float(weight.sum())] * 3, rel=1e-5)
 
 
+@pytest.mark.parametrize(("small_labels", "points"), [(False, 0), (True, 4)])
+def test_a_small_label_between_four_points_has_them_only_if_the_family_says_so(small_labels: bool, points: int) -> None:
+    loss = AnchorFreeLoss(Head((8, 16, 32)), GAINS, small_labels=small_labels)
+    levels = [torch.zeros(1, 64 + 1, 64 // stride, 64 // stride) for stride in (8, 16, 32)]
+    for side in range(4):
+        levels[0][0, 16 * side + 1] = 100.0  # boxes of stride 8: 16 px, around each point
+    sums = loss.measure(levels, torch.tensor([[0.0, 0, 29, 29, 35, 35]]), (64, 64))
+    assert (sums.numerators[0] > 0).item() == (points > 0)
+    assert loss.rules[0].floor == (16.0 if small_labels else 0.0)
+
+
 def test_few_points_count_as_one() -> None:
     numerators = torch.tensor([[1.0], [2.0], [3.0]])
     assert build().terms(numerators, torch.full((3, 1), 0.25)).tolist() == [7.5, 1.0, 4.5]

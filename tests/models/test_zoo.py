@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from ray_yolo.config.model_facts import MODELS as MODEL_FACTS
 from ray_yolo.models.detector import Detector, count_parameters, fuse, gflops
 from ray_yolo.models.families import build_model
 from ray_yolo.models.zoo import YOLOV3, YOLOV5
@@ -28,8 +29,12 @@ PARAMETERS = {  # with 80 and with 3 classes
     "yolo12l": (26_450_784, 26_391_417), "yolo12x": (59_210_784, 59_121_849),
     "yolo26n": (2_572_280, 2_504_970), "yolo26s": (10_009_784, 9_950_186), "yolo26m": (21_896_248, 21_777_514),
     "yolo26l": (26_299_704, 26_180_970), "yolo26x": (58_993_368, 58_815_498)}
-TENSORS = {"yolov5n6": 459, "yolov5m6": 627, "yolov5n6u": 563, "yolov5m6u": 731, "yolo11n": 499, "yolo11m": 649,
-           "yolo11l": 1015, "yolo12n": 691, "yolo26n": 708, "yolo26m": 768, "yolo26l": 1092}
+TENSORS = {
+    "yolov5n6": 459, "yolov5s6": 459, "yolov5m6": 627, "yolov5l6": 795, "yolov5x6": 963,
+    "yolov5n6u": 563, "yolov5s6u": 563, "yolov5m6u": 731, "yolov5l6u": 899, "yolov5x6u": 1067,
+    "yolo11n": 499, "yolo11s": 499, "yolo11m": 649, "yolo11l": 1015, "yolo11x": 1015,
+    "yolo26n": 708, "yolo26s": 708, "yolo26m": 768, "yolo26l": 1092, "yolo26x": 1092,
+    "yolo12n": 691}
 ROWS_11N = [464, 4672, 6640, 36992, 26080, 147712, 87040, 295424, 346112, 164608, 249728, 0, 0, 111296, 0, 0, 32096,
             36992, 0, 86720, 147712, 0, 378880, 464912]
 ROWS_26N = {13: 119808, 16: 34304, 19: 95232, 22: 463104, 23: 309656}  # where they differ
@@ -37,18 +42,18 @@ ROWS_26N = {13: 119808, 16: 34304, 19: 95232, 22: 463104, 23: 309656}  # where t
 
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize(("place", "num_classes"), [(0, 80), (1, 3)])
-def test_parameter_counts_without_anchors_are_the_published_ones(name: str, place: int, num_classes: int,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_and_tensors_are_as_many_as_published(name: str, place: int, num_classes: int,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, **_: tensor)  # most of the time
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda tensor, **_: tensor)
     with torch.device("meta"):
-        assert count_parameters(build_model(name, num_classes)) == PARAMETERS[name][place]
+        model = build_model(name, num_classes)
+    assert count_parameters(model) == PARAMETERS[name][place]
+    assert len(model.state_dict()) == TENSORS.get(name, len(model.state_dict()))
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensors_are_as_many_as_published(name: str) -> None:
-    with torch.device("meta"):
-        assert len(build_model(name, 80).state_dict()) == TENSORS[name]
+def test_every_model_without_anchors_and_every_p6_model_is_counted() -> None:
+    assert PARAMETERS.keys() | YOLOV5.keys() | YOLOV3.keys() == MODEL_FACTS.keys()
 
 
 @pytest.mark.parametrize(("name", "expected"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -87,16 +87,16 @@ def test_the_assignment_is_that_of_the_obvious_loops(seed: int, num: int) -> Non
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), num=st.integers(2, 8))
 def test_contested_points_go_where_the_loops_say(seed: int, num: int) -> None:
-    """All boxes overlap all labels, which then are aligned with every point inside: nothing is open, and labels that
-    take ten of the same thirty points each contest many of them."""
+    """Every box has a CIoU of at least 0.12 with every label, so a label is aligned with every point inside and nothing
+    is open. Labels that take ten of the same twenty points each contest many of them."""
     generator = torch.Generator().manual_seed(seed)
     places = grid(5, 7)
-    low, size = (torch.rand(2, 35, 2, generator=generator) * length for length in (14, 20))
-    boxes = torch.cat((low, low + size + 24), 2)
+    low, size = (torch.rand(2, 35, 2, generator=generator) * length for length in (8, 16))
+    boxes = torch.cat((low, low + size + 32), 2)
     scores = 0.05 + 0.95 * torch.rand(2, 35, 3, generator=generator)
-    low, size = (torch.rand(num, 2, generator=generator) * length for length in (14, 20))
-    targets = draw_targets(generator, num, low, size + 24)
-    assume(not assert_as_the_loops(boxes, scores, places, targets))  # a tie is rare; too many fail the health check
+    low, size = (torch.rand(num, 2, generator=generator) * length for length in (8, 16))
+    targets = draw_targets(generator, num, low, size + 32)
+    assert not assert_as_the_loops(boxes, scores, places, targets), "an image is left out"
 
 
 def test_a_label_that_covers_one_cell_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ray_yolo.core.events import StepEvent
 from ray_yolo.runs.event_log import read_events
-from ray_yolo.runs.recorder import LocalRecorder, close_recorder, emitter, flush_recorder, start_recorder
+from ray_yolo.runs.recorder import LocalRecorder, start_recorder
 from tests.support import run_log
 
 
@@ -16,20 +16,20 @@ def path(tmp_path):
 class TestWithoutRay:
     def test_what_is_emitted_is_in_the_log_when_the_recorder_is_closed(self, path):
         recorder = LocalRecorder(path)
-        emit = emitter(recorder)
+        emit = recorder.emit
         for number in range(100):
             emit(run_log.step(number))
-        close_recorder(recorder)
+        recorder.close()
         assert [event.step for event in read_events(path)] == list(range(100))
 
     def test_what_was_emitted_is_in_the_log_after_a_flush_and_more_can_follow(self, path):
         recorder = LocalRecorder(path)
         for number in range(100):
             recorder.emit(run_log.step(number))
-        flush_recorder(recorder)
+        recorder.flush()
         assert len(read_events(path)) == 100
         recorder.emit(run_log.end(1))
-        close_recorder(recorder)
+        recorder.close()
         assert len(read_events(path)) == 101
 
     def test_emitting_gives_no_answer_and_waits_for_no_disk(self, path, monkeypatch):
@@ -39,9 +39,9 @@ class TestWithoutRay:
         monkeypatch.setattr(os, "write", lambda file, data: time.sleep(0.2) or write(file, data))
         recorder = LocalRecorder(path)
         began = time.monotonic()
-        assert emitter(recorder)(run_log.step(1)) is None
+        assert recorder.emit(run_log.step(1)) is None
         assert time.monotonic() - began < 0.1
-        close_recorder(recorder)
+        recorder.close()
         assert len(read_events(path)) == 1
 
     def test_a_hung_disk_delays_no_sender_beyond_the_limit(self, path, monkeypatch):
@@ -49,9 +49,9 @@ class TestWithoutRay:
 
         monkeypatch.setattr(os, "write", lambda *_: time.sleep(1.0) or len(_[1]))
         recorder = LocalRecorder(path)
-        emitter(recorder)(run_log.step(1))
+        recorder.emit(run_log.step(1))
         began = time.monotonic()
-        close_recorder(recorder, wait_seconds=0.1)
+        recorder.close(wait_seconds=0.1)
         assert time.monotonic() - began < 0.5
 
 
@@ -68,14 +68,14 @@ class TestWithRay:
 
         @ray.remote(num_cpus=0)
         def work(worker):
-            emit = emitter(recorder)
+            emit = recorder.emit
             for number in range(50):
                 emit(run_log.step(number, batch=worker))
-            flush_recorder(recorder)
+            recorder.flush()
 
-        emitter(recorder)(run_log.run())
+        recorder.emit(run_log.run())
         ray.get([work.remote(worker) for worker in range(2)])
-        close_recorder(recorder)
+        recorder.close()
         events = read_events(path)
         assert [event.seq for event in events] == list(range(101))
         for worker in range(2):
@@ -87,12 +87,12 @@ class TestWithRay:
         free = ray.available_resources().get("CPU")
         recorder = start_recorder(path)
         assert ray.available_resources().get("CPU") == free
-        close_recorder(recorder)
+        recorder.close()
 
     def test_sending_to_a_dead_recorder_neither_raises_nor_waits(self, path):
         recorder = start_recorder(path)
-        emit = emitter(recorder)
-        close_recorder(recorder)
+        emit = recorder.emit
+        recorder.close()
         began = time.monotonic()
         for number in range(100):
             emit(run_log.step(number))
@@ -105,23 +105,23 @@ class TestWithRay:
         import ray
 
         recorder = start_recorder(path)
-        emit = emitter(recorder)
+        emit = recorder.emit
         emit(run_log.step(0))
-        process = ray.get(recorder.__ray_call__.remote(lambda _: os.getpid()))
+        process = ray.get(recorder.actor.__ray_call__.remote(lambda _: os.getpid()))
         os.kill(process, signal.SIGKILL)
         emit(run_log.step(1))
-        assert ray.get(recorder.ready.remote(), timeout=60)
-        close_recorder(recorder)
+        recorder.wait(60)
+        recorder.close()
         assert [(event.seq, event.step) for event in read_events(path)] == [(0, 0), (1, 1)]
 
     def test_a_value_that_cannot_be_sent_is_not_the_senders_trouble(self, path, caplog):
         import threading
 
         recorder = start_recorder(path)
-        emit = emitter(recorder)
+        emit = recorder.emit
         emit(threading.Lock())
         emit(run_log.step(1))
-        close_recorder(recorder)
+        recorder.close()
         assert [event.step for event in read_events(path)] == [1]
         assert "could not be sent" in caplog.text
 

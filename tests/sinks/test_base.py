@@ -20,7 +20,7 @@ from ray_yolo.config.recipe import Recipe
 from ray_yolo.core.errors import InputError
 from ray_yolo.core.events import ClassResult, EndEvent, EpochEvent, Event, StartEvent, StepEvent, WarningEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, measure_goodput
-from ray_yolo.runs.recorder import LocalRecorder, close_recorder, flush_recorder
+from ray_yolo.runs.recorder import LocalRecorder
 from ray_yolo.runtime.prometheus import RayMetrics
 from ray_yolo.sinks.base import Sink, SinkRunner, Sinks
 from ray_yolo.sinks.callbacks import Callbacks
@@ -297,11 +297,11 @@ class Training:
         runner = Sinks(log, sinks, warn)
         for event in [run_log.run(), run_log.start(), run_log.step(1), *run_log.trained_epoch(0), run_log.end(10)]:
             recorder.emit(event)
-        flush_recorder(recorder)
+        recorder.flush()
         if failing:
             wait_until(lambda: run_log.messages(self.run_dir), 60.0)
-        runner.finish(lambda: flush_recorder(recorder))
-        close_recorder(recorder)
+        runner.finish(recorder.flush)
+        recorder.close()
 
     def complete(self) -> set[str]:
         """The sinks that hold everything."""

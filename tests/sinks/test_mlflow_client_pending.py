@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from ray_yolo import sync
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EVENTS_FILE
-from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, claim_pending, note_pending, pending_runs, read_pending
+from ray_yolo.runs.folders import lock_file
+from ray_yolo.sinks.mlflow_client import OWED_FILE, RUN_FILE, note_pending, pending_runs, read_pending
 from ray_yolo.sinks.mlflow_run import synchronise
 from tests.support import run_log
 from tests.support.tracking import Tracking
@@ -135,8 +136,8 @@ def test_only_finished_runs_with_a_pending_delivery_to_this_server_are_delivered
 def test_two_trainings_that_begin_at_once_deliver_it_once(tmp_path: Path, client: MlflowClient, uri: str) -> None:
     run, later = begin(tmp_path / "exp"), begin(tmp_path / "exp2")
     note_pending(run, uri, parent_run_id=None, tags={})
-    with claim_pending(run, uri) as note:
-        assert note is not None
+    with (run / OWED_FILE).open("r+") as note:
+        assert lock_file(note)
         assert Tracking(later, uri, pytest.fail).finish() is None
         assert delivered(client, run) == []
     assert Tracking(later, uri, pytest.fail).finish() is None

@@ -16,7 +16,7 @@ from ray_yolo.core.events import ANCHOR_TERMS, RunEvent
 from ray_yolo.core.files import atomic_write
 from ray_yolo.runs.event_log import EVENTS_FILE
 from ray_yolo.sinks.metric_names import best_metrics, metrics
-from ray_yolo.sinks.mlflow_client import read_run_file
+from ray_yolo.sinks.mlflow_client import note_pending, read_run_file
 from ray_yolo.sinks.mlflow_plan import ARTIFACTS, plan_validation
 from ray_yolo.sinks.mlflow_run import Delivery, synchronise
 from tests.support import run_log
@@ -217,7 +217,8 @@ class TestSynchronise:
         experiment = client.create_experiment("sweep", artifact_location=(run_dir.parent / "sweep").as_uri())
         parent = client.create_run(experiment).info.run_id
         notify(run_dir, STORY)
-        run = client.get_run(synchronise(run_dir, uri, parent_run_id=parent, tags={"trial": "7"}))
+        note_pending(run_dir, uri, parent_run_id=parent, tags={"trial": "7"})
+        run = client.get_run(synchronise(run_dir, uri))
         assert run.info.experiment_id == experiment
         assert (run.data.tags["mlflow.parentRunId"], run.data.tags["trial"]) == (parent, "7")
         assert {file.path for file in client.list_artifacts(run.info.run_id)} == {

@@ -160,4 +160,4 @@ def test_another_run_moves_the_alias(
 def test_a_run_without_weights_is_refused(uri: str, run_id: str, client: MlflowClient, tmp_path: Path) -> None:
     other = client.create_run(client.get_run(run_id).info.experiment_id).info.run_id
     with pytest.raises(CheckpointError, match="no such weights"):
-        log_model(tmp_path, uri, other)
+        log_model(tmp_path, uri, other, "shapes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import math
 import os
 import socket
 import subprocess
@@ -12,9 +13,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from pathlib import Path
+from threading import Thread
 
 from ray_yolo.storage.store import open_store
 
@@ -76,6 +78,39 @@ def _served(command: list[str], make_bucket: Callable[[], urllib.request.Request
     finally:
         server.terminate()
         server.wait()
+
+
+class Relay:
+    """A relay to a server. Each piece of a reply or request waits for `delay` seconds; if infinite, it is closed."""
+
+    def __init__(self, url: str) -> None:
+        self._port, self.delay = int(url.rpartition(":")[2]), 0.0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def __enter__(self) -> Relay:
+        Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                for ends in ((client, server), (server, client)):
+                    Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while self.delay < math.inf and (piece := source.recv(1 << 16)):
+                time.sleep(min(self.delay, 60.0))
+                target.sendall(piece)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def upload(folder: Path, address: str) -> None:

@@ -71,7 +71,7 @@ class MlflowServer:
         self.process.wait()
 
     def wait_until_up(self) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
                 with urllib.request.urlopen(f"{self.uri}/health", timeout=1):

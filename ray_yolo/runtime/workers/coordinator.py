@@ -246,7 +246,8 @@ class Coordinator:
             self._form()
         if (worker := self._workers.get(uid)) is None:
             return "left" if uid in self._departed else "unknown"
-        if worker.draining and not worker.quorum and self._has_members():
+        if worker.draining and not worker.quorum and any(
+                state.member and number for state, number in self._states.items()):
             self.leave(uid)
             return "left"
         return worker.quorum if worker.since is None else None
@@ -311,7 +312,9 @@ class Coordinator:
         """The driver reports workers, by number, whose processes have ended. Returns those that were not draining, for
         which that is a failure."""
         self._broken |= any(number in self._left for number in workers)  # they left with an error; peers do not know
-        failed = [number for number in workers if not self._was_draining(self._numbered.get(number, ""))]
+        draining = {uid for uid, worker in self._workers.items() if worker.draining}
+        draining |= {uid for uid, was_draining in self._departed.items() if was_draining}
+        failed = [number for number in workers if self._numbered.get(number) not in draining]
         for uid in [uid for uid, worker in self._workers.items() if worker.registration.worker in workers]:
             self._lose(uid)
         return failed
@@ -334,9 +337,9 @@ class Coordinator:
         view, statuses = self._view(), list[WorkerStatus]()
         for worker in self._workers.values():
             heartbeat, registration = worker.heartbeat, worker.registration
-            phase, seconds = (
-                (heartbeat.phase, worker.idle(view.now)) if worker.alive else ("silent", view.silence(worker))
-            )
+            phase, seconds = heartbeat.phase, worker.idle(view.now)
+            if not worker.alive:
+                phase, seconds = "silent", view.silence(worker)
             waits = worker.alive and (worker.since is not None or view.is_blocked(worker))
             statuses.append(WorkerStatus(registration.worker, registration.process, phase, heartbeat.step, seconds,
                                          waits))
@@ -429,13 +432,6 @@ class Coordinator:
             self._broken = True
         self.leave(uid)
 
-    def _was_draining(self, uid: str) -> bool:
-        worker = self._workers.get(uid)
-        return worker.draining if worker else self._departed.get(uid, False)
-
-    def _has_members(self) -> bool:
-        return any(state.member and number for state, number in self._states.items())
-
     def _is_ready(self, now: float) -> bool:
         """Whether the next generation can form."""
         counts = {state: number for state, number in self._states.items() if number}
@@ -489,10 +485,8 @@ class Coordinator:
         waited, heartbeat = min((view.waited(worker), worker.heartbeat) for worker in view.inside.values())
         peers = ", ".join(sorted(self._left.values()))
         whom = f"{peers}, which left," if peers else "one another"
-        return (
-            f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s ({heartbeat.phase}, "
-            f"after step {heartbeat.step}): they abort the exchange and form a new group"
-        )
+        return (f"{len(view.inside)} of {view.size} workers have waited for {whom} for {waited:.0f} s "
+                f"({heartbeat.phase}, after step {heartbeat.step}): they abort the exchange and form a new group")
 
 
 def _remember(memory: OrderedDict[str, bool], uid: str, value: bool) -> None:

@@ -8,13 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from ray.actor import ActorHandle
-
 from ray_yolo.core.errors import LostWorkersError, PeerLostError, RayYoloError, TrainingError
-from ray_yolo.core.events import CheckpointEvent, Event, StepEvent, WarningEvent, WorkerEvent
+from ray_yolo.core.events import CheckpointEvent, Emit, Event, StepEvent, WarningEvent, WorkerEvent
 from ray_yolo.core.redact import redact
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.runs.recorder import Recorder, emitter
 from ray_yolo.runtime import cluster
 from ray_yolo.runtime.graceful_stop import request_stop, run_in_background
 
@@ -51,12 +48,12 @@ class FailurePolicy:
     """The policy of one training: permanent errors end it at once, others after `max_failures` without progress.
 
     Args:
-        recorder: writes the warnings; None: there is no event log to write to.
+        emit: sends warnings to the event log; None: there is none.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int, recorder: ActorHandle[Recorder] | None) -> None:
+    def __init__(self, run_dir: Path, max_failures: int, emit: Emit | None) -> None:
         self.run_dir, self.restarts = run_dir, RestartBudget(max_failures)
-        self._recorder = recorder
+        self._emit = emit
 
     def decide(self, failures: Mapping[int, Exception], *, others_continue: bool) -> None:
         """Return if workers that failed together are to be restarted; else raise the training's error."""
@@ -78,8 +75,8 @@ class FailurePolicy:
 
     def notify(self, text: str) -> None:
         """Write a warning to the event log, if there is one."""
-        if self._recorder is not None:
-            emitter(self._recorder)(WarningEvent(message=text))
+        if self._emit is not None:
+            self._emit(WarningEvent(message=text))
 
 
 class PoolFailurePolicy:

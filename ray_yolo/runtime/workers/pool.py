@@ -181,14 +181,8 @@ def train_on_pool(train_fn: Work, payload: Mapping[str, Any], placement: Placeme
 class Supervisor:
     """Relaunches the workers of a pool, has them leave draining nodes, and applies the failure policy."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue],
-        placement: Placement,
-        gpus: float,
-        policy: FailurePolicy | PoolFailurePolicy,
-    ) -> None:
+    def __init__(self, pool: WorkerPool, coordinator: ActorHandle[Coordinator] | ActorHandle[JobQueue],
+                 placement: Placement, gpus: float, policy: FailurePolicy | PoolFailurePolicy) -> None:
         self._pool, self._coordinator, self._policy = pool, coordinator, policy
         self._placement, self._gpus = placement, gpus
         self._draining: set[str] = set()  # nodes

@@ -30,7 +30,7 @@ from ray_yolo.engine.collectives import (
     preload,
     serve_rendezvous_store,
 )
-from ray_yolo.engine.membership import Activity, Generation
+from ray_yolo.engine.membership import Activity, Generation, Rendezvous
 from ray_yolo.runs.status import MEMBERS_FILE, Member, write_members
 from ray_yolo.runtime.cluster import LOCAL
 from ray_yolo.runtime.workers.coordinator import (
@@ -69,8 +69,8 @@ def own_address() -> str:
     return LOOPBACK if os.environ.get(LOCAL) else str(get_node_ip_address())
 
 
-class RendezvousClient:
-    """How a session finds its peers, see `Membership`. A thread sends the coordinator this worker's `activity`.
+class RendezvousClient(Rendezvous):
+    """Generations that the coordinator forms. A thread sends it this worker's `activity`.
 
     Args:
         worker: this worker's number among Ray's.
@@ -107,9 +107,8 @@ class RendezvousClient:
         host = own_address()
         store = serve_rendezvous_store(host)
         node = ray.get_runtime_context().get_node_id()
-        request = Registration(
-            self._worker, own_process(), (host, store.port), progress, self._now(), node, self._timeout
-        )
+        request = Registration(self._worker, own_process(), (host, store.port), progress, self._now(), node,
+                               self._timeout)
         answer(self._coordinator.register.remote(self._uid, request))
         began = time.monotonic()
         while (reply := answer(self._coordinator.quorum.remote(self._uid))) in (None, "unknown"):
@@ -149,9 +148,8 @@ class RendezvousClient:
 
     def _now(self) -> Heartbeat:
         activity = self._activity
-        return Heartbeat(
-            activity.phase, activity.step, time.monotonic() - activity.since, activity.limit, activity.heartbeat_limit
-        )
+        return Heartbeat(activity.phase, activity.step, time.monotonic() - activity.since, activity.limit,
+                         activity.heartbeat_limit)
 
     def _send_heartbeats(self) -> None:
         stack_dump_requests = None
@@ -190,9 +188,8 @@ def answer(reference: Any) -> Any:
 
 
 @contextlib.contextmanager
-def watchdog(
-    coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
-) -> Iterator[None]:
+def watchdog(coordinator: ActorHandle[Coordinator] | None, run_dir: Path, notify: Callable[[str], None]
+             ) -> Iterator[None]:
     """Context in which the driver reports stalls, kills hung workers, and writes the workers' status into the run
     folder."""
     over = threading.Event()

@@ -52,7 +52,7 @@ def train_on_ray(spec: TrainSpec, placement: Placement, gpus: float, run_logger:
     payload = {"spec": worker.to_payload(spec), "placement": placement.model_dump(mode="json"),
                "recorder": run_logger.recorder, "coordinator": coordinator, "on_pool": on_pool,
                "stored": run.remote_payload}
-    policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.recorder)
+    policy = FailurePolicy(spec.run_dir, placement.max_failures, run_logger.emit)
     with watchdog(coordinator, spec.run_dir, run_logger.warn):
         if queue:
             return train_on_queue(payload, placement, spec, policy)

@@ -11,6 +11,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +27,9 @@ from ray_yolo.core.events import Summary
 from ray_yolo.core.threads import run_in_thread
 from ray_yolo.engine.collectives import BACKENDS, use_interface
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
-from ray_yolo.runtime.cluster import leave_notice, resources_of, stop_workers, worker_environment
-from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend
+from ray_yolo.runs.recorder import STOP_REQUEST
+from ray_yolo.runtime.cluster import held_by, leave_notice, resources_of, stop_workers, worker_environment
+from ray_yolo.runtime.ray_internals import can_replace_in_place, draining_nodes, in_place_backend, nodes_of
 from ray_yolo.runtime.workers.coordinator import Coordinator
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, error_line, run_gracefully, saved_step
 from ray_yolo.runtime.workers.rendezvous import answer, own_address
@@ -46,8 +48,11 @@ class InPlaceConfig(TorchConfig):
         return in_place_backend(note_sigterm)
 
 
+@dataclass
 class InterfaceConfig(TorchConfig):
     """Ray forms the process group, over the network interface by which Ray knows the node."""
+
+    note_sigterm: bool = False  # in each worker, which by default it ends at once
 
     @property
     def backend_cls(self) -> Any:
@@ -56,6 +61,8 @@ class InterfaceConfig(TorchConfig):
 
         def on_start(backend: Any, worker_group: Any, config: TorchConfig) -> None:
             worker_group.execute(_use_interface)
+            if self.note_sigterm:
+                worker_group.execute(note_sigterm)
             backend_class.on_start(backend, worker_group, config)
 
         return type(backend_class.__name__, (backend_class,), {"on_start": on_start})
@@ -78,9 +85,8 @@ class FailureCallback(ray.train.UserCallback):
         coordinator: of these workers. A draining worker's end is no failure, nor is any end after training.
     """
 
-    def __init__(
-        self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
-    ) -> None:
+    def __init__(self, policy: FailurePolicy, workers: int = 0, coordinator: ActorHandle[Coordinator] | None = None
+                 ) -> None:
         self.policy, self._workers, self._coordinator = policy, workers, coordinator
 
     def after_exception(self, run_context: object, worker_exceptions: Mapping[int, Exception]) -> None:
@@ -108,7 +114,7 @@ def build_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[str, 
     Each trainer has a new Ray run name: under a known name Ray would continue from its own checkpoints, not ours.
     The callback ends the run by raising. A worker is replaced `in_place`, or all restart with it.
     """
-    kind = InPlaceConfig if in_place else InterfaceConfig
+    kind = InPlaceConfig if in_place else partial(InterfaceConfig, note_sigterm="recorder" in payload)
     return TorchTrainer(
         train_fn, train_loop_config=payload, scaling_config=scaling_config(placement, gpus),
         torch_config=kind(backend=BACKENDS if gpus else "gloo", timeout_s=math.ceil(placement.timeout_seconds)),
@@ -136,7 +142,10 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
     while True:
         try:
             trainer = build_trainer(train_fn, payload, placement, gpus, folder, callback, in_place=bool(coordinator))
-            return run_gracefully(partial(_fit, trainer, coordinator, policy), folder, policy.notify)
+            result = run_gracefully(partial(_fit, trainer, coordinator, policy), folder, policy.notify)
+            if not getattr(result, "stopped", False) or (folder / STOP_REQUEST).exists():
+                return result
+            policy.notify("a worker had to leave: all restart from the step that they have saved")
         except (ray.train.TrainingFailedError, ray.exceptions.ActorDiedError) as error:
             decision = getattr(error, "controller_failure", None)
             if isinstance(decision, RayYoloError):
@@ -149,18 +158,23 @@ def run_torch_trainer(train_fn: Callable[[dict[str, Any]], Any], payload: dict[s
 
 def _fit(trainer: TorchTrainer, coordinator: ActorHandle[Coordinator] | None, policy: FailurePolicy) -> Any:
     """What the trainer's first worker returns, or the training's outcome once the coordinator knows it. Meanwhile
-    workers leave draining nodes.
+    workers leave draining nodes; without a coordinator all of them stop after the current step.
 
     Ray's controller blocks until a lost worker's resources are available again; training may end before.
     """
     result = run_in_thread(lambda: trainer.fit().return_value, "fit")
     draining: set[str] = set()
-    while coordinator and not wait([result], _POLL_SECONDS).done:
+    while not wait([result], _POLL_SECONDS).done:
+        if coordinator is None:
+            draining = draining or _stop_on_draining_nodes(policy)
+            continue
         if outcome := outcome_of(coordinator):
             if not wait([result], _END_SECONDS).done:
                 stop_workers(policy.run_dir)
             return outcome
         draining = _drain_nodes(coordinator, draining, policy.notify)
+    if draining and coordinator is None:
+        (policy.run_dir / STOP_REQUEST).unlink(missing_ok=True)
     return (coordinator and outcome_of(coordinator)) or result.result()
 
 
@@ -172,6 +186,18 @@ def _drain_nodes(coordinator: ActorHandle[Coordinator], before: set[str], notify
             answer(coordinator.drain_nodes.remote(nodes))
         for node in nodes - before:
             notify(leave_notice(node))
+    return nodes
+
+
+def _stop_on_draining_nodes(policy: FailurePolicy) -> set[str]:
+    """Have all workers stop after the current step if nodes of theirs are draining. Returns these nodes."""
+    if not (nodes := draining_nodes()) or not (groups := held_by(policy.run_dir)):
+        return set()
+    if nodes := nodes & nodes_of(groups[-1]):
+        with contextlib.suppress(OSError):  # of failing storage; the node's end is a failure then
+            (policy.run_dir / STOP_REQUEST).touch()
+        for node in nodes:
+            policy.notify(leave_notice(node))
     return nodes
 
 

@@ -32,12 +32,13 @@ from ray_yolo.engine.build import TrainSpec, WorkerContext
 from ray_yolo.engine.collectives import Collectives, ddp_options, is_distributed, wrap_in_ddp
 from ray_yolo.engine.membership import Activity
 from ray_yolo.engine.session import run_session
-from ray_yolo.runs.recorder import await_recorder, emitter, flush_recorder
+from ray_yolo.runs.recorder import RecorderClient
 from ray_yolo.runs.remote_run import worker_copy
 from ray_yolo.runs.warnings import forward_warnings
 from ray_yolo.runtime.graceful_stop import poll_stop_request
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
+_RECORDER_SECONDS = 60.0  # for the recorder to reply
 _INDEX_SECONDS = 600.0  # for the labels of a large data set to arrive from the driver's node
 
 _SIGTERM_SECONDS = 0.2  # until a SIGTERM is noticed
@@ -65,7 +66,7 @@ def train_worker(payload: dict[str, Any]) -> Summary | None:
     placement, worker = Placement.model_validate(payload["placement"]), ray.train.get_context().get_world_rank()
     group = get_current_placement_group()
     if group is not None and worker == 0:
-        emitter(payload["recorder"])(PlacementEvent(group=group.id.hex()))
+        payload["recorder"].emit(PlacementEvent(group=group.id.hex()))
     summary = _train_until_sigterm(payload, placement, worker)
     if summary is None and received_sigterm():
         raise WorkerLeftError("received SIGTERM, and left after a step")  # or Ray Train would not replace it
@@ -89,14 +90,16 @@ def received_sigterm() -> bool:
 
 
 def _train_until_sigterm(payload: dict[str, Any], placement: Placement, worker: int) -> Summary | None:
-    """`train_job`; with a coordinator the worker leaves after the current step once it receives SIGTERM."""
+    """`train_job`; with a coordinator the worker leaves after the current step once it receives SIGTERM.
+
+    The request is repeated: a coordinator that was restarted has forgotten it.
+    """
     uid, over = uuid.uuid4().hex, threading.Event()
 
     def leave_on_sigterm() -> None:
         while not over.wait(_SIGTERM_SECONDS):
             if received_sigterm():
                 payload["coordinator"].drain.remote(uid)
-                return
 
     if payload["coordinator"]:
         threading.Thread(target=leave_on_sigterm, name="ray_yolo sigterm", daemon=True).start()
@@ -106,9 +109,8 @@ def _train_until_sigterm(payload: dict[str, Any], placement: Placement, worker: 
         over.set()
 
 
-def train_job(
-    payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
-) -> Summary | None:
+def train_job(payload: dict[str, Any], placement: Placement, worker: int, activity: Activity, uid: str
+              ) -> Summary | None:
     """Train as one of a job's workers. Returns the session's summary.
 
     Args:
@@ -116,8 +118,9 @@ def train_job(
         uid: by which the coordinator knows this worker.
     """
     gc.freeze()  # what exists now stays: collections, which each group and each job request, take a tenth as long
-    await_recorder(payload["recorder"])
-    emit, coordinator = emitter(payload["recorder"]), payload["coordinator"]
+    recorder: RecorderClient = payload["recorder"]
+    recorder.wait(_RECORDER_SECONDS)
+    emit, coordinator = recorder.emit, payload["coordinator"]
     emit(WorkerEvent(worker=worker, node=socket.gethostname(), pid=os.getpid()))
 
     def notify(text: str) -> None:
@@ -133,16 +136,8 @@ def train_job(
     try:
         device = _device(on_pool)
         if coordinator:
-            members = RendezvousClient(
-                coordinator,
-                worker,
-                activity,
-                device,
-                placement.timeout_seconds,
-                report_stacks,
-                uid,
-                alone=worker == 0 and placement.min_workers == 1,
-            )
+            members = RendezvousClient(coordinator, worker, activity, device, placement.timeout_seconds, report_stacks,
+                                       uid, alone=worker == 0 and placement.min_workers == 1)
         with forward_warnings(notify, placement.loader_processes) as init, ExitStack() as stack:
             spec, stored = from_payload(payload["spec"]), None
             if payload["stored"]:
@@ -154,15 +149,17 @@ def train_job(
                 loader_processes=placement.loader_processes, loader_init=init, threads=placement.threads,
                 cache=placement.image_cache, activity=activity, stored=stored)
             torch.set_num_threads(context.threads)
+            stop_requested = poll_stop_request(payload["recorder"], worker, placement.max_workers)
             return run_session(spec, context, placement, emit, members,
-                               poll_stop_request(payload["recorder"], worker, placement.max_workers))
+                               # without a coordinator all stop, and restart from the step that they have saved
+                               lambda: stop_requested() or (coordinator is None and received_sigterm()))
     except Exception as error:
         emit(FailureEvent(worker=worker, traceback=traceback.format_exc()))  # the driver reports only the last line
         raise without_secrets(error) from None  # Ray writes it, and its cause, into its own logs
     finally:
         if members:
             members.close()
-        flush_recorder(payload["recorder"])  # events are sent without waiting, and the process may end now
+        recorder.flush()  # events are sent without waiting, and the process may end now
 
 
 def _device(on_pool: bool) -> torch.device:

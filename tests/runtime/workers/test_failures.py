@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray.exceptions
@@ -21,7 +20,6 @@ from ray_yolo.core.errors import (
 )
 from ray_yolo.core.events import Event, WorkerEvent
 from ray_yolo.runs.event_log import EVENTS_FILE, EventLog
-from ray_yolo.runtime.workers import failures as failures_module
 from ray_yolo.runtime.workers.failures import FailurePolicy, RestartBudget, cause_of, error_line
 from tests.support import run_log
 
@@ -62,20 +60,21 @@ def test_an_error_is_one_line(error: Exception, line: str) -> None:
     assert error_line(error) == line
 
 
+WARNINGS: list[str] = []
+
+
 @pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages() -> list[str]:
     """Texts of warnings."""
-    texts: list[str] = []
-    monkeypatch.setattr(failures_module, "emitter", lambda _: lambda event: texts.append(event.message))
-    return texts
+    WARNINGS.clear()
+    return WARNINGS
 
 
 def policy(folder: Path, *events: Event, max_failures: int = 1) -> FailurePolicy:
     log = EventLog(folder / EVENTS_FILE)
     for event in (*(WorkerEvent(worker=1, node=node, pid=1) for node in ("left", "right")), *events):
         log.append(event)
-    recorder: Any = object()
-    return FailurePolicy(folder, max_failures, recorder)
+    return FailurePolicy(folder, max_failures, lambda event: WARNINGS.append(getattr(event, "message", "")))
 
 
 def test_each_restart_is_reported_with_its_cause_and_its_step(tmp_path: Path, messages: list[str]) -> None:

@@ -7,15 +7,17 @@ import signal
 import subprocess
 import threading
 import time
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ray_yolo.config.placement import Placement
 from ray_yolo.core.system import own_process
 from ray_yolo.engine.membership import Activity, Generation
-from ray_yolo.runtime.workers import rendezvous
+from ray_yolo.runtime.workers import rendezvous, worker
 from ray_yolo.runtime.workers.coordinator import Coordinator, HeartbeatReply, Quorum
 from ray_yolo.runtime.workers.rendezvous import RendezvousClient
 
@@ -175,3 +177,25 @@ def test_a_worker_that_waits_at_a_restarted_coordinator_registers_again(monkeypa
     assert beside.happened.count("arrived") == 2
     beside.ready.set()
     beside.members.close()
+
+
+def test_a_sigterm_is_repeated_to_a_coordinator_that_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the worker has left: the coordinator may have forgotten the first one."""
+    drained = list[str]()
+    enough, received = threading.Event(), SimpleQueue[int]()
+    received.put(signal.SIGTERM)
+
+    def drain(uid: str) -> None:
+        drained.append(uid)
+        if len(drained) == 3:
+            enough.set()
+
+    def train_job(*ignored: Any) -> None:
+        assert enough.wait(5)
+
+    monkeypatch.setattr(worker, "_sigterms", received)
+    monkeypatch.setattr(worker, "_SIGTERM_SECONDS", 0.001)
+    monkeypatch.setattr(worker, "train_job", train_job)
+    payload = {"coordinator": SimpleNamespace(drain=SimpleNamespace(remote=drain))}
+    assert worker._train_until_sigterm(payload, Placement(num_workers=2), 1) is None
+    assert len(set(drained)) == 1

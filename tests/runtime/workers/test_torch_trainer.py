@@ -22,6 +22,7 @@ from ray_yolo.core.events import (
     CheckpointEvent,
     EndEvent,
     Event,
+    PlacementEvent,
     StacksEvent,
     StartEvent,
     StepEvent,
@@ -29,7 +30,8 @@ from ray_yolo.core.events import (
     WarningEvent,
     WorkerEvent,
 )
-from ray_yolo.runs.event_log import read_events, surviving
+from ray_yolo.runs.event_log import EVENTS_FILE, EventLog, read_events, surviving
+from ray_yolo.runs.recorder import STOP_REQUEST
 from ray_yolo.runtime.workers import torch_trainer
 from ray_yolo.runtime.workers.failures import FailurePolicy
 from ray_yolo.runtime.workers.torch_trainer import FailureCallback, InPlaceConfig, replaces_in_place
@@ -167,6 +169,58 @@ def test_without_an_outcome_of_the_coordinator_rays_result_counts(tmp_path: Path
     assert torch_trainer._fit(Trainer("done"), coordinator, policy_of(tmp_path)) == "done"
     with pytest.raises(RuntimeError, match="out of memory"):
         torch_trainer._fit(Trainer(FULL), coordinator, policy_of(tmp_path))
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_without_a_coordinator_all_stop_and_restart_where_one_has_to_leave(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drains: bool) -> None:
+    """One gets SIGTERM, or its node is draining: a stop that no user has requested."""
+    request, stopped = tmp_path / STOP_REQUEST, ENDED.model_copy(update={"stopped": True})
+    log = EventLog(tmp_path / EVENTS_FILE)
+    log.append(PlacementEvent(group="ab"))
+    requested: list[bool] = []
+
+    class Attempt:
+        def fit(self) -> Any:
+            while drains and not requested and not request.exists():
+                time.sleep(0.01)
+            requested.append(request.exists())
+            return SimpleNamespace(return_value=stopped if len(requested) == 1 else ENDED)
+
+    for name, instead in (("build_trainer", lambda *_, **__: Attempt()), ("_POLL_SECONDS", 0.01),
+                          ("draining_nodes", lambda: {"n2", "n3"} if drains else set()), ("leave_notice", str),
+                          ("nodes_of", {"ab": {"n1", "n2"}}.__getitem__)):
+        monkeypatch.setattr(torch_trainer, name, instead)
+    notified: list[str] = []
+    policy = policy_of(tmp_path)
+    policy.notify = notified.append  # type: ignore[method-assign]
+    result = torch_trainer.run_torch_trainer(print, {"recorder": None}, Placement(num_workers=(1, 2)), 0.0, policy)
+    assert result == ENDED
+    assert requested[0] is drains
+    assert not request.exists()
+    assert notified == [*["n2"] * drains, "a worker had to leave: all restart from the step that they have saved"]
+
+
+def test_a_requested_stop_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = ENDED.model_copy(update={"stopped": True})
+    (tmp_path / STOP_REQUEST).touch()
+    monkeypatch.setattr(torch_trainer, "build_trainer", lambda *_, **__: Trainer(stopped))
+    monkeypatch.setattr(torch_trainer, "draining_nodes", set)
+    policy = policy_of(tmp_path)
+    assert torch_trainer.run_torch_trainer(print, {}, Placement(num_workers=(1, 2)), 0.0, policy) is stopped
+
+
+@pytest.mark.parametrize("payload", [{}, {"recorder": None}])
+def test_only_a_training_notes_sigterm(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: dict[str, Any]) -> None:
+    """A validation has nothing to save."""
+    monkeypatch.setattr(TorchConfig().backend_cls, "on_start", lambda *_: None)
+    executed: list[Any] = []
+    trainer = torch_trainer.build_trainer(lambda _: None, payload, Placement(num_workers=(1, 2)), 0.0, tmp_path,
+                                          ray.train.UserCallback())
+    config = trainer.backend_config
+    config.backend_cls().on_start(SimpleNamespace(execute=executed.append), config)
+    assert (note_sigterm in executed) is bool(payload)
 
 
 def argv_of(folder: Path, num_workers: int | str, epochs: int) -> list[str]:
