@@ -125,7 +125,8 @@ def explain_unknown(key: str, fields: dict[str, ConfigField]) -> str:
 
 def did_you_mean(word: str, spellings: dict[str, str]) -> str:
     """'; did you mean X?' with the value of the nearest spelling, or '' if none is near."""
-    near = difflib.get_close_matches(word[:100], spellings, n=1)
+    near = difflib.get_close_matches(word[:100], spellings, n=9)  # of equally near ones lr0, not lrf
+    near = sorted(near, key=lambda each: (-difflib.SequenceMatcher(None, each, word[:100]).ratio(), each))
     return f"; did you mean {spellings[near[0]]}?" if near else ""
 
 
