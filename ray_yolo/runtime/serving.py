@@ -83,18 +83,13 @@ def application(config: ServeConfig) -> serve.Application:
 
 
 def run(config: ServeConfig) -> None:
-<<<<<<< HEAD
     """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one.
 
     Raises:
         InputError: for weights or classes that cannot be used, before Ray starts.
     """
     check_classes(config.classes, load_trained(local_file(config.weights)).names)
-    serve.run(app(config.model_dump()), blocking=True)
-=======
-    """Serve until the command is stopped, on the cluster of RAY_ADDRESS or on a new local one."""
     serve.run(application(config), blocking=True)
->>>>>>> main
 
 
 class Model:

@@ -194,11 +194,7 @@ def test_credentials_are_named_where_they_are_missing_or_refused(address: str, e
 
 def test_an_account_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-<<<<<<< HEAD
-    with pytest.raises(InputError, match=r"az://bucket/x: there are no credentials .* set AZURE_STORAGE_"):
-=======
     with pytest.raises(InputError, match=r"storage_path: az://bucket/x: .* no credentials .* set AZURE_STORAGE_"):
->>>>>>> main
         open_store("az://bucket/x")
 
 
