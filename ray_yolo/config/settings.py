@@ -81,7 +81,8 @@ class ConfigField(NamedTuple):
 
 
 def _bounds(limits: Iterable[Any]) -> str:
-    return " and ".join(f"{sign} {getattr(limit, name)}" for limit in limits for name, sign in _SIGNS.items()
+    each = (one for limit in limits for one in getattr(limit, "metadata", [limit]))  # of an Annotated's Field
+    return " and ".join(f"{sign} {getattr(limit, name)}" for limit in each for name, sign in _SIGNS.items()
                         if hasattr(limit, name))
 
 
