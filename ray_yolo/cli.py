@@ -120,7 +120,8 @@ TUNE = Command(
     description="Search the recipe. Every trial is a training with its own workers, many at once; rerun the same "
                 "command to continue.",
     model=TuneConfig,
-    paths=(*config_fields(SweepConfig), *(path for path in TRAIN.paths if path not in ("num_workers", "resume"))),
+    paths=(*config_fields(SweepConfig),
+           *(path for path in TRAIN.paths if path not in ("num_workers", "resume", "stop_after"))),
     switches=TRAIN.switches,
     unsupported={"--num-workers": "use --workers-per-trial; the number of trials at once follows from the cluster",
              "--evolve": "not needed: use --space evolve --trials N"},

@@ -22,6 +22,7 @@ from ray_yolo.checkpoints.writer import Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
 from ray_yolo.core.events import Emit, EndEvent, EpochEvent, ShardEvent, StartEvent, StepEvent, Summary, WarningEvent
+from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
 from ray_yolo.engine.collectives import Collectives, collective_errors
@@ -80,6 +81,8 @@ class Session:
         self._emit, self._rendezvous = emit, rendezvous
         self.components = build(spec, context)
         self.state = TrainState()
+        self._until = min(spec.recipe.epochs, placement.stop_after or spec.recipe.epochs)
+        """Epochs to train before the end or a pause."""
         self.saver = Saver(spec.run_dir, spec.digest, placement.keep_checkpoints, emit, context.stored)
         self.done = False  # the training has ended, or continues without this worker
         self.summary: Summary | None = None
@@ -105,9 +108,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train, or training was stopped."""
-        return (self.done or self.stopped or self.stopped_early
-                or self.state.progress.epoch >= self.spec.recipe.epochs)
+        """Whether there is nothing left to train, or training was stopped or pauses."""
+        return self.done or self.stopped or self.stopped_early or self.state.progress.epoch >= self._until
 
     def train(self, stop_requested: Callable[[], bool]) -> None:
         """Train to the end, in as many generations of workers as that takes. Collective.
@@ -183,7 +185,7 @@ class Session:
             self._save()
 
     def _end(self) -> None:
-        """If training is over, save and announce the end as the recording worker. Others wait for it in `join`.
+        """If training is over, save and announce that as the recording worker. Others wait for it in `join`.
 
         Raises:
             TrainingError: if every step was skipped, or the last checkpoint cannot be written.
@@ -191,6 +193,7 @@ class Session:
         state = self.state
         if self.done or not self.is_over:
             return
+        paused = not (self.stopped or self.stopped_early) and state.progress.epoch < self.spec.recipe.epochs
         if not (self.stopped or state.moved):
             raise TrainingError(f"loss or gradient was not finite in any of the {state.progress.step} steps: nothing "
                                 f"was trained; {REMEDY}")
@@ -203,10 +206,12 @@ class Session:
         self.summary, self.done = Summary(
             step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
             best_fitness=state.best_fitness, stopped_early=self.stopped_early, stopped=self.stopped,
-            last_epoch=state.last_epoch), True
+            last_epoch=state.last_epoch, paused=paused), True
         if self.records and not self.stopped:
-            self._emit(EndEvent(status="done", reason="early stop" if self.stopped_early else "all epochs",
-                                step=state.progress.step, epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
+            reason = (f"paused after {format_count(self._until, 'epoch')}" if paused else
+                      "early stop" if self.stopped_early else "all epochs")
+            self._emit(EndEvent(status="stopped" if paused else "done", reason=reason, step=state.progress.step,
+                                epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
         self._rendezvous.finish(self.summary)
 

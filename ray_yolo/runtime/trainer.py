@@ -60,6 +60,7 @@ class TrainResult:
     best_epoch: int  #: of these weights; counted from 0, as in results.csv
     best_fitness: float  #: by the recipe's objective: 0.1 mAP50 + 0.9 mAP50-95 unless it says otherwise
     metrics: dict[str, float]  #: precision, recall, mAP50, mAP50-95 of the last epoch
+    paused: bool = False  #: after `stop_after` epochs, with more to train
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
@@ -122,9 +123,11 @@ def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: 
                 summary = train_on_ray(spec, placement, gpus, run_logger, queue, run)
             if summary.stopped:  # on the request of a caller that runs this in a thread
                 raise KeyboardInterrupt
-            run.download_result()
-            _complete_weights(run.folder, summary.step, run_logger.warn)
-        run.finish()  # last: until then the same command finds the run again after a crash
+            if not summary.paused:
+                run.download_result()
+                _complete_weights(run.folder, summary.step, run_logger.warn)
+        if not summary.paused:
+            run.finish()  # last: until then the same command finds the run again after a crash
         callbacks.result = result = _result(run, summary)
     finally:
         own_sinks.finish()
@@ -249,4 +252,5 @@ def _result(run: Run, summary: Summary) -> TrainResult:
                        epochs=summary.epoch + 1, best_epoch=best.epoch if best else epoch,
                        best_fitness=fitness if best is None or best.fitness is None else best.fitness,
                        metrics={name: number for name, number in ((last and last.metrics) or {}).items()
-                                if number is not None})
+                                if number is not None},
+                       paused=summary.paused)
