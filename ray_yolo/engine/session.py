@@ -18,10 +18,21 @@ import numpy as np
 import torch
 
 from ray_yolo.checkpoints import local as checkpoint
+from ray_yolo.checkpoints import state_file
 from ray_yolo.checkpoints.writer import Saver, save_interval
 from ray_yolo.config.placement import Placement
 from ray_yolo.core.errors import PeerLostError, TrainingError, WrongWeightsError
-from ray_yolo.core.events import Emit, EndEvent, EpochEvent, ShardEvent, StartEvent, StepEvent, Summary, WarningEvent
+from ray_yolo.core.events import (
+    CheckpointEvent,
+    Emit,
+    EndEvent,
+    EpochEvent,
+    ShardEvent,
+    StartEvent,
+    StepEvent,
+    Summary,
+    WarningEvent,
+)
 from ray_yolo.core.formatting import format_count
 from ray_yolo.core.structures import Progress
 from ray_yolo.engine.build import TrainSpec, WorkerContext, build, rebuild, regroup, release_process_group
@@ -92,6 +103,7 @@ class Session:
         self._has_state = False  # that training can continue from
         self._regroup = False  # the generation ends after this step
         self._lost = 0  # peers since the last step
+        self._resumed = -1  # step of the checkpoint that training continued from
         self._agreed = -1  # step of the newest checkpoint whose weights all workers have compared
         self._save_requested = -math.inf  # time of the last request to save
         self._saved = time.monotonic()  # start of the last save
@@ -148,7 +160,7 @@ class Session:
         self.stopped = self._regroup = False  # a new worker does not know of a requested stop: all poll for it again
         if generation.source is None:
             self.state = resume(self.components, generation.collectives, self._warn)
-            self._agreed = self.saver.step = self.state.progress.step
+            self._agreed = self.saver.step = self._resumed = self.state.progress.step
         else:
             self._compare(generation.collectives)
             self.state = sync_from_peer(self.components, self.state, generation)
@@ -200,6 +212,8 @@ class Session:
         if self.records:
             if state.progress.step > self.saver.step and not (self.stopped and self.placement.nosave):
                 self._save()
+            elif state.progress.step == self._resumed:  # the process that saved it may have ended before it said so
+                self._emit_checkpoint()
             self._await_saver(needed=not self.stopped)
         elif not self._rendezvous.lasting:
             return
@@ -214,6 +228,12 @@ class Session:
                                 epoch=state.progress.epoch - 1, best_epoch=state.best_epoch,
                                 best_fitness=state.best_fitness, stopped_early=self.stopped_early))
         self._rendezvous.finish(self.summary)
+
+    def _emit_checkpoint(self) -> None:
+        """Record again the checkpoint that this state was restored from."""
+        step, digest = self.state.progress.step, state_file.digest(capture(self.components, self.state, {}))
+        self._emit(CheckpointEvent(step=step, epoch=self.state.progress.epoch, kinds=(), digest=digest,
+                                   path=str(self.spec.run_dir / "checkpoints" / f"step-{step}")))
 
     def close(self) -> None:
         """Wait until everything is on storage, and release what is held outside of memory."""

@@ -46,7 +46,7 @@ from ray_yolo.sinks.callbacks import Callbacks, Hooks
 from ray_yolo.sinks.run_logger import RunLogger, best_epochs
 
 if TYPE_CHECKING:
-    from ray_yolo.runtime.workers.pool_jobs import QueueHandle
+    from ray_yolo.runtime.workers.pool_jobs import PoolShare
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TrainResult:
 
 
 def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | None = None,
-        command: Sequence[str] = tuple(sys.orig_argv), queue: QueueHandle | None = None) -> TrainResult:
+        command: Sequence[str] = tuple(sys.orig_argv), queue: PoolShare | None = None) -> TrainResult:
     """Train as configured, or continue the run of the same configuration.
 
     Args:
@@ -104,7 +104,7 @@ def fit(config: RunConfig, *, quiet: bool = False, link: Mapping[str, Any] | Non
 
 
 def _train(run: Run, spec: TrainSpec, resources: Resources, gpus: float, hooks: Hooks, *, quiet: bool,
-           link: Mapping[str, Any], queue: QueueHandle | None) -> TrainResult:
+           link: Mapping[str, Any], queue: PoolShare | None) -> TrainResult:
     """Train a run to its end, with its sinks."""
     placement, local = resources.placement, resources.placement.num_workers == 0
     callbacks = Callbacks(hooks, run.folder, spec.recipe, _print_error)
@@ -168,7 +168,7 @@ def _read_by(config: RunConfig, run: Run | None) -> Recipe:
     return run.training.recipe.model_copy(update=moved)
 
 
-def _connect(placement: Placement, run: Run | None, queue: QueueHandle | None, status: StartupStatus,
+def _connect(placement: Placement, run: Run | None, queue: PoolShare | None, status: StartupStatus,
              *indices: AnnotationIndex) -> float:
     """Connect to the cluster, wait for its resources and check its nodes. Returns the GPUs of each worker."""
     if placement.num_workers == 0:

@@ -36,9 +36,9 @@ class Desk:
         """Of a worker: a has number 0, b 1, ..."""
         return PoolWorker(ord(name) - ord("a"), NODES.get(name, "middle"), ELSEWHERE)
 
-    def submit(self, *jobs: str, wanted: int = 2, most: int = 2, folder: str = "") -> None:
+    def submit(self, *jobs: str, wanted: int = 2, most: int = 2, folder: str = "", priority: float = 0.0) -> None:
         for job in jobs:
-            self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job})
+            self.queue.submit(job, folder or f"trial{job}", wanted, most, {"of": job}, priority)
 
     def acquire(self, names: str) -> list[tuple[str, int] | str | None]:
         """What each is given: (job, number)."""
