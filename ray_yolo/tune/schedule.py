@@ -13,6 +13,7 @@ it was closed, and does not see it; its trainings are known by then.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from ray_yolo.config.recipe import Recipe, recipe_digest
+from ray_yolo.config.recipe import Recipe, recipe_digest, warmup_batches
+from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import InputError
 from ray_yolo.tune.claim import Claim, judge
 from ray_yolo.tune.evolution import Genes, Space, TrialRow, grid_size, parents_of, propose
@@ -159,16 +161,23 @@ def address(recipe: Recipe, genes: Genes, seed: int) -> str:
 
 
 def rungs_of(epochs: int, warmup: float = 0.0, *, short: bool = False) -> tuple[int, ...]:
-    """The epochs of the rungs, the whole training last: a third of it, or later if a trial may warm up longer.
+    """The epochs of the rungs: a third of a training, or later if a trial may warm up longer, and the whole training.
 
     Args:
         epochs: of a whole training.
-        warmup: the most epochs of warm-up that the space allows.
-        short: whether the budget is under ten trainings: a ninth comes first.
+        warmup: the most epochs of warm-up that the space allows; see `longest_warmup`.
+        short: whether the budget is under ten trainings: the first rung is a ninth, if warm-up is over by then.
     """
-    shares = (9, 3) if short else (3,)
-    rungs = {-(-epochs // share) for share in shares}
-    return (*sorted(rung for rung in rungs if warmup < rung < epochs), epochs)
+    third, past = -(-epochs // 3), math.floor(warmup) + 1
+    first = max(-(-epochs // (9 if short else 3)), past)
+    return (*(rung for rung in (first, third) if rung < epochs and (rung == first or rung >= 2 * first)), epochs)
+
+
+def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> float:
+    """The most epochs of warm-up of any trial."""
+    highest = {gene.name: max(gene.values, default=gene.high) for gene in space.genes
+               if canonical(gene.name) in ("schedule.warmup_epochs", "schedule.warmup_min_batches")}
+    return warmup_batches(overlay(recipe, highest), batches_per_epoch) / batches_per_epoch
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -350,7 +359,7 @@ class Schedule:
         if explore is None:
             return bool(self._recorded) and not isinstance(self._recorded[0], Closed)
         is_exhausted = self._space.algorithm == "grid" and len(self.genes) >= grid_size(self._space.genes)
-        return explore and not is_exhausted or not self.genes  # there is always a default
+        return (explore and not is_exhausted) or not self.genes  # there is always a default
 
     def _count(self, track: _Track, line: Scheduled) -> bool:
         """Count the result of a task; False if it is not there yet."""

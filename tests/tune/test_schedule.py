@@ -182,7 +182,9 @@ def test_a_failed_trial_does_not_continue_and_equal_genes_are_not_trained_again(
 def test_rungs():
     assert rungs_of(60, 5) == (20, 60)
     assert rungs_of(60, 5, short=True) == (7, 20, 60)
-    assert rungs_of(12, 5) == (12,)
+    assert rungs_of(12, 5) == (6, 12)
+    assert rungs_of(27, 5, short=True) == (6, 27)
+    assert rungs_of(4, 5) == (4,)
     assert rungs_of(1) == (1,)
 
 
