@@ -170,7 +170,7 @@ def rungs_of(epochs: int, warmup: float = 0.0, *, short: bool = False) -> tuple[
     """
     third, past = -(-epochs // 3), math.floor(warmup) + 1
     first = max(-(-epochs // (9 if short else 3)), past)
-    return (*(rung for rung in (first, third) if rung < epochs and (rung == first or rung >= 2 * first)), epochs)
+    return (*(rung for rung in ((first, third) if third >= 2 * first else (first,)) if rung < epochs), epochs)
 
 
 def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> float:

@@ -103,7 +103,8 @@ class Pbt(ConfigModel):
     """Probability that a gene is drawn again instead of being moved."""
 
 
-SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "asha": Asha, "median": MedianStop, "pbt": Pbt}
+SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "asha": Asha,
+                                            "median": MedianStop, "pbt": Pbt}
 
 
 def _by_name(value: object) -> object:
