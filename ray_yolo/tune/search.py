@@ -63,6 +63,14 @@ class NoStopping(ConfigModel):
     name: Literal["none"] = "none"
 
 
+class Ladder(ConfigModel):
+    """Pauses every trial at each rung: the best third continues from there, and fresh seeds decide at the end."""
+
+    name: Literal["ladder"] = "ladder"
+    first_epochs: int = Field(0, ge=0)
+    """Epochs of the first rung; 0: a third of the training, past every warm-up."""
+
+
 class Asha(ConfigModel):
     """Asynchronous successive halving: at each rung only the best trials continue (Ray's ASHAScheduler)."""
 
@@ -95,7 +103,8 @@ class Pbt(ConfigModel):
     """Probability that a gene is drawn again instead of being moved."""
 
 
-SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "asha": Asha, "median": MedianStop, "pbt": Pbt}
+SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder, "asha": Asha,
+                                            "median": MedianStop, "pbt": Pbt}
 
 
 def _by_name(value: object) -> object:
@@ -113,7 +122,7 @@ class Search(ConfigModel):
     """Proposals under evolve that are drawn at random before the first child."""
     random_share: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the later proposals under evolve that are drawn at random and are no children."""
-    scheduler: Annotated[NoStopping | Asha | MedianStop | Pbt, Field(discriminator="name"),
+    scheduler: Annotated[NoStopping | Ladder | Asha | MedianStop | Pbt, Field(discriminator="name"),
                          BeforeValidator(_by_name)] = NoStopping()
     """Rule that stops trials early: a name, or a name with its settings."""
     objective: dict[str, float] = Field(default={"mAP50": 0.1, "mAP50-95": 0.9})
