@@ -15,14 +15,25 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
 from ray_yolo.tune.evolution import Genes, Space, propose, searcher
-from ray_yolo.tune.schedule import LINES, Claimed, Counted, Failed, Line, Outcome, Proposed, Schedule, Scheduled, address
+from ray_yolo.tune.schedule import (
+    LINES,
+    Claimed,
+    Counted,
+    Failed,
+    Line,
+    Outcome,
+    Proposed,
+    Schedule,
+    Scheduled,
+    address,
+)
 from ray_yolo.tune.search import Pbt, Search
 from ray_yolo.tune.trials import Origin, Segment, Trial, fork_trial, new_trial, overlay, replay_command
 

@@ -260,7 +260,7 @@ class Schedule:
         self._recorded: deque[Line] = deque()  # lines of a ledger that is replayed
         self._check_genes, self._problems = False, list[str]()
 
-    def next(self, explore: bool = True) -> Task | Waiting | Over:
+    def next(self, explore: bool | Callable[[], bool] = True) -> Task | Waiting | Over:
         """The virtually earliest task that was not handed out; call it until it returns no task.
 
         Args:
@@ -268,7 +268,7 @@ class Schedule:
                 and fresh seeds decide.
         """
         while not self._ready:
-            if (state := self._step(explore)) is not None:
+            if (state := self._step(explore() if callable(explore) else explore)) is not None:
                 return state
         return self._ready.popleft()
 

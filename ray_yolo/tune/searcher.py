@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
@@ -22,7 +21,7 @@ from ray_yolo.core.errors import ResourcesError, TrainingError
 from ray_yolo.runtime.ray_internals import keep_trial_processes
 from ray_yolo.tune.console import SweepDisplay
 from ray_yolo.tune.dispatch import Dispatcher
-from ray_yolo.tune.evolution import Gene, GeneValue, Space, draw, nearest
+from ray_yolo.tune.evolution import Gene, Genes, GeneValue, Space, draw, nearest
 from ray_yolo.tune.files import drop_weights, write_sweep_files
 from ray_yolo.tune.ledger import Exploited, Ledger
 from ray_yolo.tune.schedule import Counted, Failed, Outcome
@@ -52,12 +51,15 @@ class LadderScheduler(FIFOScheduler):
     """Pauses a trial after each task, and continues it when the schedule has issued its next one.
 
     Args:
+        measure: takes the work of a task, and the seconds of its slot.
+        cost: work of one epoch with some genes.
         slots: trial processes to keep while their trials pause.
     """
 
-    def __init__(self, dispatcher: Dispatcher, slots: int) -> None:
+    def __init__(self, dispatcher: Dispatcher, measure: Callable[[float, float], None], cost: Callable[[Genes], float],
+                 slots: int) -> None:
         super().__init__()
-        self._dispatcher, self._slots = dispatcher, slots
+        self._dispatcher, self._measure, self._cost, self._slots = dispatcher, measure, cost, slots
         self.paused: dict[str, TuneTrial] = {}
         self.closed = False
         """No task is started any more."""
@@ -72,6 +74,8 @@ class LadderScheduler(FIFOScheduler):
         if "outcome" not in result:  # it is lost, and starts again
             return str(TrialScheduler.CONTINUE)
         self.paused[str(trial)] = trial
+        if result["epochs"]:
+            self._measure(result["epochs"] * self._cost(trial.config["genes"]), result["seconds"])
         self._dispatcher.finish(str(trial), Outcome.model_validate_json(result["outcome"]))
         return str(TrialScheduler.PAUSE)
 

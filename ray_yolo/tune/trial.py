@@ -33,6 +33,7 @@ from ray_yolo.runs.run_dir import download_run
 from ray_yolo.runtime.ray_internals import TRIAL_END_VARIABLE
 from ray_yolo.runtime.trainer import fit
 from ray_yolo.runtime.workers.pool_jobs import PoolShare, QueueHandle
+from ray_yolo.tune.budget import trained_spans
 from ray_yolo.tune.pbt import asked_recipe, newest_origin, run_folder
 from ray_yolo.tune.schedule import Outcome
 from ray_yolo.tune.search import Search
@@ -58,6 +59,7 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
     _wait_until_released(folder)
     download_run(run_config.placement)
     outcome = read_outcome(folder, config["until"])
+    trains = outcome is None
     if outcome is None:
         try:
             fit(run_config, quiet=True, link=payload["link"], command=train_command(run_config.recipe),
@@ -68,7 +70,9 @@ def train_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: Que
             outcome = Outcome(reason=_failure(error))
         else:
             outcome = read_outcome(folder, config["until"]) or Outcome(reason="it ended without a validation")
-    ray.tune.report({"outcome": outcome.model_dump_json()})
+    spans = trained_spans(read_events(folder / EVENTS_FILE), run_config.placement.max_workers) if trains else []
+    epochs, seconds = spans[-1] if spans else (0, 0.0)
+    ray.tune.report({"outcome": outcome.model_dump_json(), "epochs": epochs, "seconds": seconds})
 
 
 def task_config(payload: Mapping[str, Any], config: Mapping[str, Any]) -> RunConfig:
