@@ -18,9 +18,10 @@ from ray_yolo.core.events import DatasetEvent, EndEvent, Event, RunEvent, StartE
 from ray_yolo.core.formatting import format_duration
 from ray_yolo.runs.event_log import EVENTS_FILE, read_events
 from ray_yolo.tune.ledger import Begun
-from ray_yolo.tune.schedule import Closed, Line, Outcome, Over, Schedule, Scheduled, Task
+from ray_yolo.tune.schedule import Line, Outcome, Over, Schedule, Scheduled, Task, confirmation_of
 
 RESERVE_SECONDS = 5.0  # for files, plots and the tracking server at the end
+PLAYED = 40  # trials up to which a forecast plays the schedule through
 _READ_LOGS = 20  # newest trainings of a project, for the time of an epoch
 
 
@@ -44,37 +45,40 @@ def phase_seconds(work: float, epochs: int, slots: int, epoch_seconds: float) ->
 
 
 def forecast(begun: Begun, trials: int) -> Forecast:
-    """What a sweep of so many trials trains, if fitness were random: the schedule is played through."""
+    """What a sweep of so many trials trains, if the order at a rung is that at the end: the schedule is played through,
+    and the work of each trial beyond the `PLAYED`-th is that of the mean trial of the second half."""
+    if trials <= PLAYED:
+        exploration = _explored(begun, trials)
+    else:
+        half, whole = (_explored(begun, played) for played in (PLAYED // 2, PLAYED))
+        exploration = whole + (trials - PLAYED) * (whole - half) / (PLAYED - PLAYED // 2)
+    epochs = begun.rungs[-1]
+    finalists, pairs = confirmation_of(exploration / epochs)
+    competing = finalists if finalists > 1 else 0
+    return Forecast(trials, exploration, (float((pairs + (competing > 0) + competing) * epochs), float(pairs * epochs)))
+
+
+def _explored(begun: Begun, trials: int) -> float:
+    """Work of the exploration of so many trials, with the ladder that is played out at its end."""
     lines: list[Line] = []
     space = replace(begun.space, algorithm="grid" if begun.space.algorithm == "grid" else "random")
     schedule = begun.model_copy(update={"space": space}).schedule(write=lines.append)
-    draw = random.Random(0)
     while not isinstance(reply := schedule.next(lambda: len(schedule.genes) < trials), Over):
         assert isinstance(reply, Task)
-        schedule.finish(reply, Outcome(fitness=draw.random()))
-    closed = next(number for number, line in enumerate(lines) if isinstance(line, Closed))
-    work = [sum(line.end - line.start for line in part if isinstance(line, Scheduled) and is_seed(line, begun) == fresh)
-            for part, fresh in ((lines, False), (lines[closed:], True))]
-    plan = lines[closed]
-    assert isinstance(plan, Closed)
-    last = float(plan.pairs * begun.rungs[-1])
-    return Forecast(len(schedule.genes), work[0], (max(work[1] - last, 0.0), min(last, work[1])))
+        schedule.finish(reply, Outcome(fitness=random.Random(reply.trial).random()))
+    return sum(line.end - line.start for line in lines if isinstance(line, Scheduled) and not is_fresh(line, begun))
 
 
-def is_seed(line: Scheduled, begun: Begun) -> bool:
+def is_fresh(line: Scheduled, begun: Begun) -> bool:
     """Whether a training is one on a fresh seed."""
     return line.seed != begun.recipe.seed
 
 
 def most_trials(begun: Begun, seconds: float, epoch_seconds: float, slots: int, limit: int) -> Forecast:
     """The largest sweep that ends within so many seconds, found by bisection."""
-    low, high = 1, 2
-    epochs = begun.rungs[-1]
-    while high < limit and forecast(begun, high).seconds(epoch_seconds, slots, epochs) < seconds:
-        low, high = high, 2 * high
-    high = min(high, limit)
+    low, high, epochs = 1, limit, begun.rungs[-1]
     while high - low > max(1, low // 20):
-        middle = (low + high) // 2
+        middle = min((low + high) // 2, 2 * low + 1)
         fits = forecast(begun, middle).seconds(epoch_seconds, slots, epochs) < seconds
         low, high = (middle, high) if fits else (low, middle)
     return forecast(begun, low)
@@ -144,7 +148,7 @@ class Budget:
 
     def note(self, line: Line) -> None:
         """Note a line of the ledger."""
-        if isinstance(line, Scheduled) and not is_seed(line, self._begun):
+        if isinstance(line, Scheduled) and not is_fresh(line, self._begun):
             self._explored += line.end - line.start
 
     @cached_property

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +165,7 @@ def next_of_population(begun: Begun, trials: Mapping[int, Trial]) -> Proposed:
     """The proposal of population based training that follows from these rows."""
     number, rows = len(trials), [trial.row for trial in trials.values() if trial.fitness is not None]
     return Proposed(trial=number, genes=propose(begun.space, begun.recipe.seed, number, rows),
-                    how=begun.space.algorithm, parents=(), time=0.0)
+                    how=begun.space.algorithm, parents=(), at=0.0)
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
@@ -218,14 +217,6 @@ def verify(lines: Sequence[Line]) -> list[str]:
             problems.append(f"{line!r} is recorded, but {expected!r} follows from the lines before")
         _fold(trials, line, begun)
     return problems
-
-
-def compare(one: Sequence[Line], other: Sequence[Line]) -> str | None:
-    """The first line in which two ledgers differ, or None."""
-    for number, (left, right) in enumerate(zip_longest(one, other), 1):
-        if left != right:
-            return f"line {number}: {left!r} in the first, {right!r} in the second"
-    return None
 
 
 def known_outcomes(project: Path, labels: str, but: Path) -> dict[tuple[str, int], Outcome]:

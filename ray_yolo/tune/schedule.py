@@ -78,7 +78,7 @@ class Proposed(Line):
     genes: Genes
     how: str  # start, evolve, random, grid, gp
     parents: tuple[int, ...]
-    time: float
+    at: float
 
 
 class Scheduled(Line):
@@ -126,7 +126,7 @@ class Dropped(Line):
 class Closed(Line):
     """Exploration was closed: the best trials and the default are trained on fresh seeds."""
 
-    time: float
+    at: float
     finalists: int  # how many compete on the first fresh seed
     pairs: int  # seeds of the claim
 
@@ -178,6 +178,11 @@ def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> floa
     highest = {gene.name: max(gene.values, default=gene.high) for gene in space.genes
                if canonical(gene.name) in ("schedule.warmup_epochs", "schedule.warmup_min_batches")}
     return warmup_batches(overlay(recipe, highest), batches_per_epoch) / batches_per_epoch
+
+
+def confirmation_of(trainings: float) -> tuple[int, int]:
+    """The finalists and the pairs of seeds that an exploration of so many trainings deserves: about a fifth of it."""
+    return 1 if trainings < 15 else 2 if trainings < 60 else 3, int(np.clip(round(trainings / 10), 1, 8))
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -439,7 +444,7 @@ class Schedule:
                 self._problems.append(f"trial {number}: {wrong[0]} is {line.genes.get(wrong[0])!r}, but "
                                       f"{genes[wrong[0]]!r} follows from its rows")
             genes = line.genes
-        self._emit(Proposed(trial=number, genes=genes, how=how, parents=parents, time=track.slots[slot]))
+        self._emit(Proposed(trial=number, genes=genes, how=how, parents=parents, at=track.slots[slot]))
         self.genes.append(dict(genes))
         self._owners.setdefault(_key(genes), number)
         self._schedule(track, slot, number, self._seed, self._next_rung(track, 0), "new")
@@ -453,9 +458,8 @@ class Schedule:
 
     def _plan(self, track: _Track) -> Closed:
         """How many finalists and pairs the work so far deserves: about a fifth of it."""
-        trainings = track.work / self._rungs[-1]
-        pairs = int(np.clip(round(trainings / 10), 1, 8))
-        return Closed(time=min(track.slots), finalists=1 if trainings < 15 else 2 if trainings < 60 else 3, pairs=pairs)
+        finalists, pairs = confirmation_of(track.work / self._rungs[-1])
+        return Closed(at=min(track.slots), finalists=finalists, pairs=pairs)
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
