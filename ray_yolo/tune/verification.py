@@ -16,7 +16,7 @@ from ray_yolo.tune.schedule import Line
 
 def check_sweep(folder: Path) -> list[CheckResult]:
     """Verify that each line of a sweep's ledger follows from those before it, and the weights of a finished one."""
-    problems = verify(_read(folder))
+    problems: list[str | None] = [*verify(_read(folder))]
     weights = check_files(folder) if (folder / "weights").is_dir() else []
     return [*(CheckResult(LEDGER_FILE, problem) for problem in problems or [None]), *weights]
 

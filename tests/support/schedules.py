@@ -29,7 +29,7 @@ def outcome_of(task: Task) -> Outcome:
     if task.genes["augment.close_mosaic"] == 9:
         return Outcome(reason="the loss stays non-finite")
     noise = np.random.default_rng([task.seed, task.until, round(1e6 * float(task.genes["lr0"]))]).standard_normal()
-    fitness = float((1 - abs(float(task.genes["lr0"]) - 0.05) * 5) * (0.5 + task.until / 18) * (1 + 0.01 * noise))
+    fitness = float((1 - abs(float(task.genes["lr0"]) - 0.05) * 5) * (0.5 + task.until / 18) * (1 + 0.002 * noise))
     return Outcome(fitness=fitness, metrics={"mAP50": fitness, "recall": 0.5}, losses={"box": 0.1},
                    weights=f"{task.trial}-{task.seed}-{task.until}")
 

@@ -26,10 +26,9 @@ from tests.support.schedules import RESOLVED, open_ledger, outcome_of, run_sweep
 def test_a_forecast_is_what_a_sweep_trains(tmp_path: Path) -> None:
     ledger = run_sweep(tmp_path / "ledger.jsonl", 30)
     planned = forecast(ledger.begun, 30)
-    fresh = sum(line.end - line.start for line in ledger.lines if isinstance(line, Scheduled) and line.seed != 3)
-    explored = sum(line.end - line.start for line in ledger.lines if isinstance(line, Scheduled) and line.seed == 3)
-    assert sum(planned.confirmation) == fresh
-    assert planned.exploration == pytest.approx(explored, rel=0.25)  # which trials are good is not known before
+    trained = sum(line.end - line.start for line in ledger.lines if isinstance(line, Scheduled))
+    # which trials are good is not known before
+    assert planned.exploration + sum(planned.confirmation) == pytest.approx(trained, rel=0.25)
 
 
 def test_whole_trainings_run_side_by_side() -> None:
@@ -72,10 +71,10 @@ def test_a_sweep_ends_in_time_also_in_several_commands(tmp_path: Path, spent: fl
 def test_without_hours_it_ends_after_so_many_trials(tmp_path: Path) -> None:
     now = [0.0]
     begun = open_ledger(tmp_path / "ledger.jsonl", virtual_slots=2).begun
-    budget = Budget(begun, 12, 0.0, 0.0, 0.5, lambda: 1, lambda: now[0])
+    budget = Budget(begun, 12, 0.0, 0.0, 5.0, lambda: 1, lambda: now[0])
     budget.schedule = begun.schedule()
     left = budget.seconds_left()
-    took = drive(budget, tmp_path, now, 0.5)
+    took = drive(budget, tmp_path, now, 5.0)
     assert left == pytest.approx(took, rel=0.25)
     assert len(open_ledger(tmp_path / "ledger.jsonl").trials) == 12
 

@@ -20,11 +20,12 @@ def _terminal(monkeypatch):
 
 
 def measured(number, fitness=0.5, epochs=3, state="finished", **genes):
-    return replace(new_trial(number, {"lr0": 0.01, "name": "SGD", **genes}), state=state, fitness=fitness, epochs=epochs)
+    trial = new_trial(number, {"lr0": 0.01, "optimizer.name": "SGD", **genes})
+    return replace(trial, state=state, fitness=fitness, epochs=epochs)
 
 
 def failed(number, reason="out of memory"):
-    return replace(new_trial(number, {"lr0": 0.01, "name": "SGD"}), state="failed", reason=reason)
+    return replace(new_trial(number, {"lr0": 0.01, "optimizer.name": "SGD"}), state="failed", reason=reason)
 
 
 def test_the_table_has_the_five_best_with_the_genes_in_which_they_differ():
@@ -53,12 +54,13 @@ def test_a_result_is_one_line():
 
 def test_a_file_gets_one_whole_line_for_each_result(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # which makes a terminal of nothing
-    stream, left = io.StringIO(), [None, 90.0, 60.0]
-    display = SweepDisplay(stream, [measured(0)], lambda: left.pop(0))
+    stream, left = io.StringIO(), [None]
+    display = SweepDisplay(stream, [measured(0)], lambda: left[0])
     display.say("begin")
     display.started("trial1", 3)
     display.update([measured(0), failed(1)])
     display.update([measured(0), failed(1), new_trial(2, {})])
+    left[0] = 60.0
     display.update([replace(measured(0), seeds={1: 0.75}), failed(1), new_trial(2, {})])
     display.close()
     display.say("end " * 100)

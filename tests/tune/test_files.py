@@ -81,8 +81,8 @@ class TestBest:
     def test_the_winner_is_the_one_of_the_claim_which_the_header_states(self):
         claim = Claimed(winner=0, claim=Claim(better=False, gain=0.01, margin=0.1, pairs=3, detectable=0.1))
         text = format_hyp_evolve(BASE, TRIALS, claim)
-        assert text.startswith("# Best of 5 trials: trial 0, fitness 0.3 after 3 epochs\n# trial 0: not better than the "
-                               "default; 3 pairs could have shown 0.1\n")
+        assert text.startswith("# Best of 5 trials: trial 0, fitness 0.3 after 3 epochs\n"
+                               "# trial 0: not better than the default; 3 pairs could have shown 0.1\n")
 
     def test_hyp_evolve_gives_the_best_recipe_back(self, tmp_path):
         write_sweep_files(tmp_path, BASE, TRIALS)
@@ -139,7 +139,7 @@ class TestWarmStart:
         assert starts[0] == rows[0].genes
 
     def test_rows_that_were_stopped_come_after_those_that_were_not(self, tmp_path):
-        write_sweep_files(tmp_path, BASE, [replace(TRIALS[0], rung=3), replace(TRIALS[1], rung=1)])
+        write_sweep_files(tmp_path, BASE, [TRIALS[0], replace(TRIALS[1], state="paused", epochs=1)])
         starts = read_warm_start(str(tmp_path / "evolve.csv"), SPACE, Search())
         assert starts == [TRIALS[0].genes, TRIALS[1].genes]
 

@@ -151,8 +151,8 @@ def test_its_description_lists_the_trials_and_leads_to_the_page_that_compares_th
               for number, fitness in enumerate((0.25, 0.5))]
     parent = track(tmp_path, "RUNNING", *trials)
     links, _, *rows = client.get_run(parent).data.tags["mlflow.note.content"].splitlines()
-    assert rows == ["| trial | fitness | lr0 | optimizer |", "| --- | --- | --- | --- |",
-                    "| trial1 | 0.5 | 0.02 | SGD |", "| trial0 | 0.25 | 0.01 | SGD |"]
+    assert rows == ["| trial | epochs | fitness | lr0 | optimizer |", "| --- | --- | --- | --- | --- |",
+                    "| trial1 | 0 | 0.5 | 0.02 | SGD |", "| trial0 | 0 | 0.25 | 0.01 | SGD |"]
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs(["0"])}
     experiment = client.get_run(parent).info.experiment_id
     pages = [urllib.parse.urlsplit(page) for page in re.findall(r"\(#(\S+)\)", links)]
