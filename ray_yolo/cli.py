@@ -174,7 +174,8 @@ def tune(argv: Sequence[str] | None = None) -> int:
     from ray_yolo.sinks import report
     from ray_yolo.tune import tuner
 
-    return _act(parsed, tuner.search, tuner.dry_run, lambda config: f"# {report.settings_line(config.recipe)}")
+    return _act(parsed, tuner.search, tuner.dry_run, lambda config: "\n".join(
+        f"# {line}" for line in (report.settings_line(config.recipe), *tuner.plan(config))))
 
 
 def val(argv: Sequence[str] | None = None) -> int:

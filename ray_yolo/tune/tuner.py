@@ -266,6 +266,8 @@ class _Execution:
                  stream: TextIO) -> None:
         self.config, self.space, self.ledger, self.run, self.slots, self.gpus = config, space, ledger, run, slots, gpus
         self.folder, self.sweep = run.folder, config.sweep
+        self.trials = self.folder / "trials"
+        self.trials.mkdir(exist_ok=True)  # there may be none to train
         record = run.record
         spent = record.seconds if isinstance(record, SweepRecord) else 0.0
         labels = ledger.begun.identity["data set"]
@@ -355,7 +357,7 @@ class _Execution:
             try:
                 (self.run_population if self.is_population else self.run_ladder)(payload, queue)
             except (KeyboardInterrupt, SystemExit):  # the workers still exist, and can save the step in progress
-                request_stop(list((self.folder / "trials").iterdir()), self.display.say)
+                request_stop(list(self.trials.iterdir()), self.display.say)
                 raise
 
     def run_ladder(self, payload: Mapping[str, Any], queue: Any) -> None:
@@ -418,7 +420,7 @@ class _Execution:
         config, ledger, folder = self.config, self.ledger, self.folder
         trials, claim = ledger.trials, ledger.claim
         ledger.close()
-        for path in sorted((folder / "trials").iterdir()):
+        for path in sorted(self.trials.iterdir()):
             finalize_abandoned_run(path, _uri(config), {"parent_run_id": self.parent})
         best = trials[claim.winner] if claim else best_trial(trials)
         if best is None or best.fitness is None:
@@ -428,7 +430,7 @@ class _Execution:
         keep_best(folder, best)
         if not config.sweep.keep_weights:
             kept = {trial.folder_name for trial in trials if trial is best or trial.state == "paused"}
-            beaten = [path for path in (folder / "trials").iterdir() if path.name not in kept]
+            beaten = [path for path in self.trials.iterdir() if path.name not in kept]
             with ThreadPoolExecutor() as pool:  # a store needs a moment for each
                 list(pool.map(drop_weights, beaten))
         draw_plots(folder, trials, best)

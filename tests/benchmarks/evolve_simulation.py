@@ -34,7 +34,6 @@ import numpy as np
 
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.evolution import Genes, Space, TrialRow, best_rows, propose
-from ray_yolo.tune.search import Asha, Search
 from ray_yolo.tune.space import load_space
 from tests.benchmarks.evolve_table import Surface, read_table
 
@@ -46,7 +45,6 @@ MAX_TRIALS = 1000
 RAY_START_SECONDS = 11.0  # from a trial's start to its first step: its processes, their imports, their group
 
 
-SCHEDULE = Search(scheduler=Asha())  # gives every row its rung
 
 
 class Proposer(Protocol):
@@ -189,7 +187,7 @@ class _Search:
         if goes_on and epoch < len(observed):
             heapq.heappush(self.queue, (started + self.ends[epoch], trial, epoch + 1))
             return now, False
-        row = TrialRow(trial, genes, fitness, SCHEDULE.rung(epoch, len(observed), stopped=epoch < len(observed)))
+        row = TrialRow(trial, genes, fitness, epoch)
         self.best = best_rows([*self.best, row], 1)
         if self.best == [row]:
             self.true_fitness = float(self.surface.curve(genes)[epoch - 1])
