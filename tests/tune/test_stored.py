@@ -201,21 +201,19 @@ def test_a_trial_that_was_killed_for_good_has_its_end_in_the_store(start: Start,
 def test_commands_that_look_at_a_sweep_take_its_address(start: Start, bucket: FolderStore, tmp_path: Path,
                                                         capsys: pytest.CaptureFixture[str]) -> None:
     run, ledger = start()
-    ledger.propose()
-    ledger.propose()
-    for number in range(2):
-        ledger.append(scheduled(number))
+    ledger.begun.schedule(write=ledger.append).next()
     train(run, "trial0", 1, ends=False)
     address = f"file://{tmp_path}/bucket/runs/evolve/exp"
     assert cli.status([address]) == 0
     first, trial, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"{address}: searching; 2 trials, 0 trained to the end"
+    assert first == f"{address}: searching; 1 trial, 0 trained to the end"
     assert trial.startswith(f"  {address}/trials/trial0: interrupted")
     keep_best(run.folder, ledger.trials[0])
     run.finish()
     run.release()
     assert cli.verify([address]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{f'weights/{name}.pt':<30} ok" for name in ("best", "last")]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name:<30} ok" for name in ("ledger.jsonl", "weights/best.pt", "weights/last.pt")]
     assert cli.status([address]) == 0
     assert capsys.readouterr().out.startswith(f"{address}: finished; ")
     (run.folder / "mlflow.json").write_text('{"run_id": "0", "uri": "http://127.0.0.1:9"}')
