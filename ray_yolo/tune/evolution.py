@@ -65,7 +65,7 @@ class Space:
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
+    algorithm: Literal["evolve", "random", "grid", "gp", "tpe"] = "evolve"
     parent: Literal["single", "mean"] = "single"
     random_first: int = 0
     random_share: float = 0.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,13 +25,22 @@ from pydantic import BaseModel
 from ray_yolo.config.recipe import Recipe, recipe_digest, warmup_batches
 from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import InputError
+from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.tune.claim import Claim, judge
-from ray_yolo.tune.evolution import Genes, Space, TrialRow, grid_size, parents_of, propose
+from ray_yolo.tune.evolution import NUM_PARENTS, Genes, Space, TrialRow, draw, grid_size, parents_of, propose
+from ray_yolo.tune.surrogate import Observation, Process, encode, fit_process, propose_place
 from ray_yolo.tune.trials import overlay
 
 AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each tenth
 SHARE = 3  # one in so many continues
 LEAST_CORRELATION = 0.55  # Spearman, between a rung and the next one
+BY_GP = 1
+SCREEN = 0
+SHARE_SCREEN = 0.3
+SCREEN_P = (0.25, 0.5, 1.0)
+PAIR = 10.0
+K = 2
+GP_FROM, GP_EACH = 5, 2  # from this trial on, all but each second are proposed by the Gaussian process
 Numbers = Mapping[str, float | None]
 
 
@@ -65,6 +74,7 @@ class Over(NamedTuple):
 
     winner: int
     claim: Claim
+    chosen: int  # the trial that was compared with the default
 
 
 class Line(BaseModel, frozen=True):
@@ -203,13 +213,14 @@ class _Track:
     until: dict[int, int] = field(default_factory=dict)  # epochs that a trial has or will have trained
     results: dict[int, dict[int, float]] = field(default_factory=dict)  # trial -> epochs -> fitness
     failed: dict[int, int] = field(default_factory=dict)  # trial -> epochs
+    counted: list[tuple[int, int, float | None]] = field(default_factory=list)  # (trial, epochs, fitness) in order
     dropped: tuple[int, ...] = ()
     work: float = 0.0  # scheduled, in virtual time of one slot
 
     def fork(self) -> _Track:
         return _Track(list(self.slots), dict(self.running), dict(self.until),
                       {trial: dict(results) for trial, results in self.results.items()}, dict(self.failed),
-                      self.dropped, self.work)
+                      list(self.counted), self.dropped, self.work)
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -286,12 +297,20 @@ class Schedule:
         if closing:
             track = closing.track
         plan = closing.plan if closing else self._plan(track)
-        running = sum(line.end - max(line.start, min(track.slots)) for line in track.running.values())
+        now = min(track.slots)
+        running = sum(line.end - max(line.start, now) + self._expected(track, line) for line in track.running.values())
         seeds, epochs = (len(closing.default) if closing else plan.pairs + (plan.finalists > 1)), self._rungs[-1]
         competing = plan.finalists if plan.finalists > 1 and not (closing and closing.finalists) else 0
         chosen = 0 if closing and closing.chosen is not None else plan.pairs
         waiting = len(closing.tasks) if closing else 0
         return (running, float((seeds + competing + waiting) * epochs), float(chosen * epochs))
+
+    def _expected(self, track: _Track, line: Scheduled) -> float:
+        """Work by which a running task is expected to be continued."""
+        if line.seed != self._seed or line.until == self._rungs[-1]:
+            return 0.0
+        share = 1.0 if line.until in track.dropped or is_audited(line.trial) else 1 / SHARE
+        return share * (self._next_rung(track, line.until) - line.until) * self._cost(self.genes[line.trial])
 
     def restore(self, lines: Iterable[Line]) -> None:
         """Continue from the lines of a ledger. Proposals are taken from them; all else must follow from them.
@@ -379,7 +398,9 @@ class Schedule:
             return True
         if outcome.fitness is None or not np.isfinite(outcome.fitness):
             track.failed[line.trial] = line.until
+            track.counted.append((line.trial, line.until, None))
         else:
+            track.counted.append((line.trial, line.until, outcome.fitness))
             track.results.setdefault(line.trial, {})[line.until] = outcome.fitness
             self._drop(track, line.trial, line.until)
         return True
@@ -445,17 +466,47 @@ class Schedule:
         self._schedule(track, slot, number, self._seed, self._next_rung(track, 0), "new")
 
     def _proposal(self, number: int, rows: Sequence[TrialRow]) -> tuple[Genes, str, tuple[int, ...]]:
-        genes = propose(self._space, self._seed, number, rows)
-        how = "start" if number < len(self._space.starts) and self._space.algorithm != "grid" else self._space.algorithm
-        return genes, how, parents_of(self._space, self._seed, number, rows)
+        """The genes of a new trial, by which method, and its parents."""
+        space = self._space
+        if space.algorithm == "gp":
+            process = self._process(self._explored) if number >= GP_FROM and number % GP_EACH else None
+            if process:
+                tops = sorted({self._owner(row.trial) for row in rows if row.fitness is not None})
+                return self._improve(process, tops, number), "gp", ()
+            rng = generator(Stream.TRIALS, self._seed, number, 1)
+            if SCREEN and number >= len(space.starts) and (number < SCREEN or rng.random() < SHARE_SCREEN):
+                p = SCREEN_P[int(rng.integers(len(SCREEN_P)))]
+                base = self.genes[0] if number < SCREEN else self.genes[max(self._explored.results, key=lambda t: (max(self._explored.results[t]), self._explored.results[t][max(self._explored.results[t])]))]
+                return {g.name: draw(g, rng.random()) if rng.random() < p else base[g.name] for g in space.genes}, "random", ()
+            space = replace(space, algorithm="evolve", random_share=space.random_share if not SCREEN else 0.0)
+        genes = propose(space, self._seed, number, rows)
+        how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
+        return genes, how, parents_of(space, self._seed, number, rows)
+
+    def _improve(self, process: Process, trials: Sequence[int], number: int) -> Genes:
+        """The choice of the process, near the best of these trials."""
+        places = np.array([self._place(trial) for trial in trials])
+        tops = places[np.argsort(-process.predict(places)[0], kind="stable")[:NUM_PARENTS]]
+        running = [Observation(self._place(line.trial), self._rungs.index(line.until), None)
+                   for line in self._explored.running.values()]
+        return propose_place(process, self._space.genes, tops, running, generator(Stream.TRIALS, self._seed, number))
+
+    def _place(self, trial: int) -> tuple[float, ...]:
+        return encode(self._space.genes, self.genes[trial])
+
+    def _process(self, track: _Track) -> Process | None:
+        """The process of all results that are counted, if there are some."""
+        seen = [Observation(self._place(trial), self._rungs.index(epochs), fitness)
+                for trial, epochs, fitness in track.counted]
+        return fit_process(seen, len(self._rungs)) if sum(row.fitness is not None for row in seen) > 1 else None
 
     # The end: finalists on fresh seeds, always beside the default.
 
     def _plan(self, track: _Track) -> Closed:
         """How many finalists and pairs the work so far deserves: about a fifth of it."""
         trainings = track.work / self._rungs[-1]
-        pairs = int(np.clip(round(trainings / 10), 1, 8))
-        return Closed(time=min(track.slots), finalists=1 if trainings < 15 else 2 if trainings < 60 else 3, pairs=pairs)
+        pairs = int(np.clip(round(trainings / PAIR), 1, 8))
+        return Closed(time=min(track.slots), finalists=1 if trainings < 15 else K if trainings < 60 else 3, pairs=pairs)
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
@@ -480,9 +531,17 @@ class Schedule:
             self._emit(Claimed(winner=closing.over.winner, claim=closing.over.claim))
 
     def _finalists(self, track: _Track) -> tuple[int, ...]:
-        """Trials other than the default, best first: by rung, then fitness."""
+        """Trials other than the default, best first: by what the process expects of a whole training."""
         default = self._owner(0)
-        rows = [row for row in track.rows if row.fitness is not None and self._owner(row.trial) == row.trial != default]
+        trials = sorted({self._owner(trial) for trial in track.results if trial not in track.failed} - {default})
+        if not trials or not (process := self._process(track)):
+            return tuple(trials)
+        if BY_GP:
+            expected = process.predict(np.array([self._place(trial) for trial in trials]))[0]
+            if BY_GP==2:
+                expected = expected + 10.0 * np.array([track.until[trial] == self._rungs[-1] for trial in trials])
+            return tuple(trials[number] for number in np.argsort(-expected, kind="stable"))
+        rows = [row for row in track.rows if row.trial in trials]
         return tuple(row.trial for row in sorted(rows, key=lambda row: (-row.rung, -(row.fitness or 0.0), row.trial)))
 
     def _choose(self, closing: _Closing) -> int:
@@ -502,7 +561,7 @@ class Schedule:
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
         claim = judge([left for left, _ in whole], [right for _, right in whole])
         wins = claim.better or 0 in closing.track.failed
-        return Over(chosen if wins else 0, claim)
+        return Over(chosen if wins else 0, claim, chosen)
 
     def _on_seed(self, trial: int, seed: int) -> float | None:
         outcome = self._known.get((self._owner(trial), seed, self._rungs[-1]))
