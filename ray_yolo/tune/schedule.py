@@ -35,12 +35,12 @@ AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each t
 SHARE = 3  # one in so many continues
 LEAST_CORRELATION = 0.55  # Spearman, between a rung and the next one
 BY_GP = 1
-SCREEN = 0
+SCREEN = 8
 SHARE_SCREEN = 0.3
 SCREEN_P = (0.25, 0.5, 1.0)
-PAIR = 10.0
-K = 2
-GP_FROM, GP_EACH = 5, 2  # from this trial on, all but each second are proposed by the Gaussian process
+PAIR = 8.5
+K = 1
+GP_FROM, GP_EACH = 8, 2  # from this trial on, all but each second are proposed by the Gaussian process
 Numbers = Mapping[str, float | None]
 
 
@@ -559,7 +559,9 @@ class Schedule:
         chosen = closing.chosen or 0
         pairs = [(self._on_seed(chosen, seed), self._on_seed(0, seed)) for seed in self._claim_seeds(closing)]
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
-        claim = judge([left for left, _ in whole], [right for _, right in whole])
+        others = [self._on_seed(0, seed) for seed in range(self._seed, self._claim_seeds(closing)[0])]
+        claim = judge([left for left, _ in whole], [right for _, right in whole],
+                      [fitness for fitness in others if fitness is not None])
         wins = claim.better or 0 in closing.track.failed
         return Over(chosen if wins else 0, claim, chosen)
 

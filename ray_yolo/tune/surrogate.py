@@ -21,6 +21,10 @@ REFIT = 5  # rows between two fits
 STEPS = 40  # of a fit
 MOST = 200  # observations
 CANDIDATES = 400
+TR = 1
+SOFT = 0.1
+ADD = 4.0
+BROAD = 0
 ROUNDS = 3
 
 
@@ -64,6 +68,7 @@ class Settings:
     """The parameters of a process: lengths of the axes, noise of the levels, correlation of neighbouring levels."""
 
     lengths: np.ndarray
+    weights: np.ndarray
     noise: np.ndarray  # variance, relative to the signal's
     correlation: float
 
@@ -84,7 +89,8 @@ class Process:
         """Mean and standard deviation of whole trainings, without noise, in standardised units."""
         cross = self._factor @ _kernel(self._points, self._levels, points, np.full(len(points), self._top),
                                        self._settings)
-        return self._half @ cross, np.sqrt(self.signal * np.maximum(1 - (cross**2).sum(axis=0), 1e-9))
+        prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
+        return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
 
     def believe(self, points: np.ndarray, levels: np.ndarray) -> Process:
         """The process after these trainings, each with the fitness that is expected."""
@@ -117,8 +123,12 @@ def propose_place(process: Process, genes: Sequence[Gene], tops: np.ndarray, run
     if running:
         process = process.believe(np.array([row.place for row in running]), np.array([row.level for row in running]))
     pool, size = tops[rng.integers(len(tops), size=CANDIDATES)], 0.4
-    for _ in range(ROUNDS):
+    for r in range(ROUNDS):
         pool = _neighbours(genes, pool, size, rng)
+        if BROAD and r == 0:
+            rnd = _neighbours(genes, rng.random((BROAD, tops.shape[1])), 9.0, rng)[BROAD:] if 0 else rng.random((BROAD, tops.shape[1]))
+            mask = rng.random(rnd.shape) < np.array([.25, .5, 1])[rng.integers(3, size=(BROAD, 1))]
+            pool = np.vstack([pool, np.where(mask, rnd, tops[rng.integers(len(tops), size=BROAD)])])
         mean, spread = process.predict(pool)
         ranked = pool[np.argsort(-_improvement(mean - best, spread), kind="stable")]
         pool, size = ranked[np.arange(CANDIDATES // 8) % 8], size / 3
@@ -160,6 +170,13 @@ def _prepare(observations: Sequence[Observation], levels: int
         factors[lower] = factors[lower + 1] * ahead
     values = values * factors[level]
     values = np.where(np.isnan(values), np.nanmin(values) if np.isfinite(values).any() else 0.0, values)
+    if TR == 1:
+        values = np.log(values / values.max() + SOFT)
+    elif TR == 2:
+        rank = np.argsort(np.argsort(values)); values = np.log((rank + 0.5) / len(values)) * -1 * -1
+    elif TR == 3:
+        med = np.median(values); low = np.minimum(values - med, 0); sc = max(values.std(), 1e-9)
+        values = np.maximum(values, med) + sc * np.tanh(low / sc)
     offset, scale = float(values.mean()), float(values.std()) or 1.0
     return points, level, (values - offset) / scale, offset, scale
 
@@ -168,7 +185,13 @@ def _kernel(left: np.ndarray, left_levels: np.ndarray, right: np.ndarray, right_
             settings: Settings) -> np.ndarray:
     distance = math.sqrt(5) * np.sqrt(_squares(left / settings.lengths, right / settings.lengths))
     apart = np.abs(left_levels[:, None] - right_levels[None])
-    return (1 + distance + distance**2 / 3) * np.exp(-distance) * settings.correlation**apart
+    additive = (_features(left) * np.tile(settings.weights, 2)) @ _features(right).T
+    return (additive + (1 + distance + distance**2 / 3) * np.exp(-distance)) * settings.correlation**apart
+
+
+def _features(points: np.ndarray) -> np.ndarray:
+    centred = 2 * points - 1
+    return np.hstack([centred, centred**2])
 
 
 def _squares(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -180,29 +203,34 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
     """The parameters of the highest posterior density, by resilient propagation from the priors' centres."""
     points, level, values, _, _ = _prepare(observations, levels)
     axes, count = points.shape[1], len(values)
-    centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(levels, math.log(0.1)), -2.0]
-    width = np.r_[np.full(axes, 1.0), np.full(levels, 1.0), 1.0]
+    centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADD / axes)),
+                   np.full(levels, math.log(0.1)), -2.0]
+    width = np.r_[np.full(axes, 1.0), np.full(axes, 1.5), np.full(levels, 1.0), 1.0]
     apart = np.abs(level[:, None] - level[None])
+    features = _features(points)
     theta, step, before = centre.copy(), np.full(len(centre), 0.2), np.zeros(len(centre))
     for _ in range(STEPS):
-        lengths, noise, rate = np.exp(theta[:axes]), np.exp(theta[axes:-1]), math.exp(theta[-1])
+        lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
+        rate = math.exp(theta[-1])
         scaled = points / lengths
         distance = math.sqrt(5) * np.sqrt(_squares(scaled, scaled))
         fade = np.exp(-rate * apart)
         decay = np.exp(-distance) * fade
-        matern = (1 + distance + distance**2 / 3) * decay
-        inverse = np.linalg.inv(matern + np.diag(noise[level] + 1e-6))
+        kernel = (features * np.tile(weights, 2)) @ features.T * fade + (1 + distance + distance**2 / 3) * decay
+        inverse = np.linalg.inv(kernel + np.diag(noise[level] + 1e-6))
         alpha = inverse @ values
         signal = (values @ alpha + 2.0) / (count + 2.0)
         outer = np.outer(alpha, alpha) / signal - inverse
-        weights = outer * (5 / 3) * (1 + distance) * decay
+        pull = outer * (5 / 3) * (1 + distance) * decay
         slope = np.empty_like(theta)
-        slope[:axes] = (weights.sum(1) @ scaled**2 - ((weights @ scaled) * scaled).sum(0))
-        slope[axes:-1] = [0.5 * noise[n] * np.diag(outer)[level == n].sum() for n in range(levels)]
-        slope[-1] = -0.5 * rate * (outer * matern * apart).sum()
+        slope[:axes] = (pull.sum(1) @ scaled**2 - ((pull @ scaled) * scaled).sum(0))
+        slope[axes:2 * axes] = 0.5 * weights * (((outer * fade) @ features) * features).sum(0).reshape(2, axes).sum(0)
+        slope[2 * axes:-1] = [0.5 * noise[n] * np.diag(outer)[level == n].sum() for n in range(levels)]
+        slope[-1] = -0.5 * rate * (outer * kernel * apart).sum()
         slope -= (theta - centre) / width**2
         same = slope * before
         step = np.clip(np.where(same > 0, step * 1.2, np.where(same < 0, step * 0.5, step)), 1e-3, 0.5)
         before = np.where(same < 0, 0.0, slope)
         theta = theta + np.sign(before) * step
-    return Settings(np.exp(theta[:axes]), np.exp(theta[axes:-1]) + 1e-6, math.exp(-math.exp(theta[-1])))
+    lengths, weights, noise = np.split(np.exp(theta[:-1]), [axes, 2 * axes])
+    return Settings(lengths, weights, noise + 1e-6, math.exp(-math.exp(theta[-1])))
