@@ -27,20 +27,27 @@ from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import InputError
 from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.tune.claim import Claim, judge
-from ray_yolo.tune.evolution import NUM_PARENTS, Genes, Space, TrialRow, draw, grid_size, parents_of, propose
+from ray_yolo.tune.evolution import (
+    NUM_PARENTS,
+    Genes,
+    Space,
+    TrialRow,
+    best_rows,
+    grid_size,
+    parents_of,
+    propose,
+    screen,
+)
 from ray_yolo.tune.surrogate import Observation, Process, encode, fit_process, propose_place
 from ray_yolo.tune.trials import overlay
 
 AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each tenth
 SHARE = 3  # one in so many continues
 LEAST_CORRELATION = 0.55  # Spearman, between a rung and the next one
-BY_GP = 1
-SCREEN = 8
-SHARE_SCREEN = 0.3
-SCREEN_P = (0.25, 0.5, 1.0)
-PAIR = 8.5
-K = 1
-GP_FROM, GP_EACH = 8, 2  # from this trial on, all but each second are proposed by the Gaussian process
+GP_EACH = 2  # all but each second trial are proposed by the Gaussian process,
+SCREENED_FIRST, SCREENED_SHARE = 8, 0.3  # after the first trials; of the others, this share redraws some genes
+WORK_PER_PAIR = 11.0  # trainings of exploration for each pair of the claim
+MOST_PAIRS = 8
 Numbers = Mapping[str, float | None]
 
 
@@ -88,7 +95,7 @@ class Proposed(Line):
     genes: Genes
     how: str  # start, evolve, random, grid, gp
     parents: tuple[int, ...]
-    time: float
+    at: float
 
 
 class Scheduled(Line):
@@ -136,7 +143,7 @@ class Dropped(Line):
 class Closed(Line):
     """Exploration was closed: the best trials and the default are trained on fresh seeds."""
 
-    time: float
+    at: float
     finalists: int  # how many compete on the first fresh seed
     pairs: int  # seeds of the claim
 
@@ -188,6 +195,11 @@ def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> floa
     highest = {gene.name: max(gene.values, default=gene.high) for gene in space.genes
                if canonical(gene.name) in ("schedule.warmup_epochs", "schedule.warmup_min_batches")}
     return warmup_batches(overlay(recipe, highest), batches_per_epoch) / batches_per_epoch
+
+
+def confirmation_of(trainings: float) -> tuple[int, int]:
+    """The finalists and the pairs of seeds that an exploration of so many trainings deserves: about a fifth of it."""
+    return 1 if trainings < 60 else 3, int(np.clip(round(trainings / WORK_PER_PAIR), 1, MOST_PAIRS))
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -271,7 +283,7 @@ class Schedule:
         self._recorded: deque[Line] = deque()  # lines of a ledger that is replayed
         self._check_genes, self._problems = False, list[str]()
 
-    def next(self, explore: bool = True) -> Task | Waiting | Over:
+    def next(self, explore: bool | Callable[[], bool] = True) -> Task | Waiting | Over:
         """The virtually earliest task that was not handed out; call it until it returns no task.
 
         Args:
@@ -279,7 +291,7 @@ class Schedule:
                 and fresh seeds decide.
         """
         while not self._ready:
-            if (state := self._step(explore)) is not None:
+            if (state := self._step(explore() if callable(explore) else explore)) is not None:
                 return state
         return self._ready.popleft()
 
@@ -460,7 +472,7 @@ class Schedule:
                 self._problems.append(f"trial {number}: {wrong[0]} is {line.genes.get(wrong[0])!r}, but "
                                       f"{genes[wrong[0]]!r} follows from its rows")
             genes = line.genes
-        self._emit(Proposed(trial=number, genes=genes, how=how, parents=parents, time=track.slots[slot]))
+        self._emit(Proposed(trial=number, genes=genes, how=how, parents=parents, at=track.slots[slot]))
         self.genes.append(dict(genes))
         self._owners.setdefault(_key(genes), number)
         self._schedule(track, slot, number, self._seed, self._next_rung(track, 0), "new")
@@ -469,16 +481,15 @@ class Schedule:
         """The genes of a new trial, by which method, and its parents."""
         space = self._space
         if space.algorithm == "gp":
-            process = self._process(self._explored) if number >= GP_FROM and number % GP_EACH else None
+            process = self._process(self._explored) if number >= SCREENED_FIRST and number % GP_EACH else None
             if process:
                 tops = sorted({self._owner(row.trial) for row in rows if row.fitness is not None})
                 return self._improve(process, tops, number), "gp", ()
             rng = generator(Stream.TRIALS, self._seed, number, 1)
-            if SCREEN and number >= len(space.starts) and (number < SCREEN or rng.random() < SHARE_SCREEN):
-                p = SCREEN_P[int(rng.integers(len(SCREEN_P)))]
-                base = self.genes[0] if number < SCREEN else self.genes[max(self._explored.results, key=lambda t: (max(self._explored.results[t]), self._explored.results[t][max(self._explored.results[t])]))]
-                return {g.name: draw(g, rng.random()) if rng.random() < p else base[g.name] for g in space.genes}, "random", ()
-            space = replace(space, algorithm="evolve", random_share=space.random_share if not SCREEN else 0.0)
+            if number >= len(space.starts) and (number < SCREENED_FIRST or rng.random() < SCREENED_SHARE):
+                origin = next((row.trial for row in best_rows(rows, 1) if number >= SCREENED_FIRST), 0)
+                return screen(space.genes, self.genes[origin], rng), "random", (origin,)
+            space = replace(space, algorithm="evolve", random_share=0.0)
         genes = propose(space, self._seed, number, rows)
         how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
         return genes, how, parents_of(space, self._seed, number, rows)
@@ -504,9 +515,8 @@ class Schedule:
 
     def _plan(self, track: _Track) -> Closed:
         """How many finalists and pairs the work so far deserves: about a fifth of it."""
-        trainings = track.work / self._rungs[-1]
-        pairs = int(np.clip(round(trainings / PAIR), 1, 8))
-        return Closed(time=min(track.slots), finalists=1 if trainings < 15 else K if trainings < 60 else 3, pairs=pairs)
+        finalists, pairs = confirmation_of(track.work / self._rungs[-1])
+        return Closed(at=min(track.slots), finalists=finalists, pairs=pairs)
 
     def _close_step(self, closing: _Closing, slot: int) -> None:
         track, last = closing.track, self._rungs[-1]
@@ -536,13 +546,8 @@ class Schedule:
         trials = sorted({self._owner(trial) for trial in track.results if trial not in track.failed} - {default})
         if not trials or not (process := self._process(track)):
             return tuple(trials)
-        if BY_GP:
-            expected = process.predict(np.array([self._place(trial) for trial in trials]))[0]
-            if BY_GP==2:
-                expected = expected + 10.0 * np.array([track.until[trial] == self._rungs[-1] for trial in trials])
-            return tuple(trials[number] for number in np.argsort(-expected, kind="stable"))
-        rows = [row for row in track.rows if row.trial in trials]
-        return tuple(row.trial for row in sorted(rows, key=lambda row: (-row.rung, -(row.fitness or 0.0), row.trial)))
+        expected = process.predict(np.array([self._place(trial) for trial in trials]))[0]
+        return tuple(trials[number] for number in np.argsort(-expected, kind="stable"))
 
     def _choose(self, closing: _Closing) -> int:
         finalists = closing.finalists or (0,)

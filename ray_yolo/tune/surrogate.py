@@ -1,8 +1,9 @@
 """A Gaussian process over genes and the share of a training, and its proposals: where a whole training may be best.
 
-Kernel: Matern 5/2 with a length for each gene, times the correlation between two rungs; noise for each rung. Lengths,
-correlation and noise have the highest posterior density, with priors for many genes (Hvarfner et al. 2024) and a few
-dozen rows. They are fitted to the first rows only, a multiple of `REFIT`, so that most proposals reuse them.
+The logarithm of fitness is a parabola of each gene, plus Matern 5/2 with a length for each gene; both times the
+correlation between two rungs, with noise for each rung. Weights, lengths, correlation and noise have the highest
+posterior density, with priors for many genes and few rows (lengths grow with the root of the number of genes, as
+Hvarfner et al. 2024 propose). They are fitted to the first rows only, a multiple of `REFIT`: most proposals reuse them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ REFIT = 5  # rows between two fits
 STEPS = 40  # of a fit
 MOST = 200  # observations
 CANDIDATES = 400
-TR = 1
-SOFT = 0.1
-ADD = 4.0
-BROAD = 0
+SOFT = 0.1  # share of the best fitness that is added before the logarithm
+ADDITIVE = 4.0  # prior sum of the axes' weights, beside a Matern part of weight 1
 ROUNDS = 3
 
 
@@ -65,10 +64,10 @@ def _value(gene: Gene, share: float) -> GeneValue:
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters of a process: lengths of the axes, noise of the levels, correlation of neighbouring levels."""
+    """The parameters of a process: of the axes, of the levels, and the correlation of neighbouring levels."""
 
     lengths: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray  # of the parabolas
     noise: np.ndarray  # variance, relative to the signal's
     correlation: float
 
@@ -123,12 +122,8 @@ def propose_place(process: Process, genes: Sequence[Gene], tops: np.ndarray, run
     if running:
         process = process.believe(np.array([row.place for row in running]), np.array([row.level for row in running]))
     pool, size = tops[rng.integers(len(tops), size=CANDIDATES)], 0.4
-    for r in range(ROUNDS):
+    for _ in range(ROUNDS):
         pool = _neighbours(genes, pool, size, rng)
-        if BROAD and r == 0:
-            rnd = _neighbours(genes, rng.random((BROAD, tops.shape[1])), 9.0, rng)[BROAD:] if 0 else rng.random((BROAD, tops.shape[1]))
-            mask = rng.random(rnd.shape) < np.array([.25, .5, 1])[rng.integers(3, size=(BROAD, 1))]
-            pool = np.vstack([pool, np.where(mask, rnd, tops[rng.integers(len(tops), size=BROAD)])])
         mean, spread = process.predict(pool)
         ranked = pool[np.argsort(-_improvement(mean - best, spread), kind="stable")]
         pool, size = ranked[np.arange(CANDIDATES // 8) % 8], size / 3
@@ -170,13 +165,7 @@ def _prepare(observations: Sequence[Observation], levels: int
         factors[lower] = factors[lower + 1] * ahead
     values = values * factors[level]
     values = np.where(np.isnan(values), np.nanmin(values) if np.isfinite(values).any() else 0.0, values)
-    if TR == 1:
-        values = np.log(values / values.max() + SOFT)
-    elif TR == 2:
-        rank = np.argsort(np.argsort(values)); values = np.log((rank + 0.5) / len(values)) * -1 * -1
-    elif TR == 3:
-        med = np.median(values); low = np.minimum(values - med, 0); sc = max(values.std(), 1e-9)
-        values = np.maximum(values, med) + sc * np.tanh(low / sc)
+    values = np.log(np.maximum(values, 0.0) / max(values.max(), 1e-9) + SOFT)  # losses of genes multiply
     offset, scale = float(values.mean()), float(values.std()) or 1.0
     return points, level, (values - offset) / scale, offset, scale
 
@@ -203,7 +192,7 @@ def _fit(observations: tuple[Observation, ...], levels: int) -> Settings:
     """The parameters of the highest posterior density, by resilient propagation from the priors' centres."""
     points, level, values, _, _ = _prepare(observations, levels)
     axes, count = points.shape[1], len(values)
-    centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADD / axes)),
+    centre = np.r_[np.full(axes, 0.5 * math.log(axes) - 0.5), np.full(axes, math.log(ADDITIVE / axes)),
                    np.full(levels, math.log(0.1)), -2.0]
     width = np.r_[np.full(axes, 1.0), np.full(axes, 1.5), np.full(levels, 1.0), 1.0]
     apart = np.abs(level[:, None] - level[None])

@@ -40,6 +40,9 @@ class Landscape(Protocol):
     def truth(self, genes: Mapping[str, GeneValue]) -> float:
         """Fitness at the end without noise, as a share of the best."""
 
+    best: float
+    """The fitness whose share `truth` is."""
+
 
 @cache
 def _surface(file: str) -> Surface:
@@ -54,6 +57,7 @@ class Recorded:
         table = self._surface.table
         self.name, self.genes, self.start = Path(file).stem, table.space.genes, table.space.starts[0]
         self.epochs, self.epoch_seconds = table.epochs, float(table.epoch_seconds.mean())
+        self.best = self._surface.best
 
     def observe(self, genes: Mapping[str, GeneValue], key: int, epoch: int) -> float | None:
         return float(self._surface.observe(genes, self._instance, key)[epoch - 1])
@@ -75,7 +79,7 @@ class Formula:
         "tent": {"noise": 0.04, "start": 0.55}, "ridge": {"noise": 0.04, "start": 0.6},
         "good": {"noise": 0.04, "start": 0.97}, "early": {"noise": 0.03, "start": 0.6},
         "wide": {"noise": 0.06, "start": 0.65}, "fragile": {"noise": 0.08, "start": 0.6}}
-    epoch_seconds = 10.0
+    epoch_seconds, best = 10.0, 1.0
 
     def __init__(self, form: str, instance: int) -> None:
         self.name, self._form, self._instance = form, form, instance
@@ -141,7 +145,7 @@ class Foreign:
     def __init__(self, module: Any, kind: str, instance: int) -> None:
         self._module, self._land = module, module.make(kind, instance)
         self.name, self.genes, self.start = kind, tuple(self._land.genes), self._land.start
-        self.epochs, self.epoch_seconds = self._land.E, self._land.epoch_s
+        self.epochs, self.epoch_seconds, self.best = self._land.E, self._land.epoch_s, self._land.best
 
     def observe(self, genes: Mapping[str, GeneValue], key: int, epoch: int) -> float | None:
         return float(self._land.obs(self._module.to_x(self.genes, genes), key, epoch))
@@ -153,8 +157,6 @@ class Foreign:
 def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landscape]:
     """Our own landscapes, or those of a file, one instance of each."""
     if file:
-        spec = importlib.util.spec_from_file_location("landscapes_of_a_file", file)
-        assert spec and spec.loader, file
         module = _module(file)
         yield from (Foreign(module, kind, instance) for kind in module.KINDS if only in ("", kind))
         return
@@ -165,7 +167,8 @@ def load_landscapes(file: str, instance: int, only: str = "") -> Iterator[Landsc
 @cache
 def _module(file: str) -> Any:
     spec = importlib.util.spec_from_file_location("landscapes_of_a_file", file)
-    assert spec and spec.loader, file
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

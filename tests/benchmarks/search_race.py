@@ -1,4 +1,4 @@
-"""Searches on a virtual clock: a search starts trainings on slots, and its choice at the end of the budget is judged."""
+"""Searches on a virtual clock: trainings on slots, and the truth about the choice at the end of the budget."""
 
 from __future__ import annotations
 
