@@ -26,13 +26,13 @@ BESIDE = ((0, 9), (0, -9), (11, 0), (-11, 0))  # points from a dot to the middle
 
 def draw_plots(folder: Path, trials: Sequence[Trial], best: Trial) -> None:
     """Draw evolve.png, progress.png and lineage.png of a sweep."""
-    finished = [trial for trial in trials if trial.state == "finished"]
+    finished = [trial for trial in trials if trial.fitness is not None]
     fitness = [trial.fitness for trial in finished if trial.fitness is not None]
     numeric = {name: [float(trial.genes[name]) for trial in finished] for name, value in best.genes.items()
                if isinstance(value, (int, float))}
-    plot_genes(numeric, fitness, [trial.rung for trial in finished], folder / "evolve.png")
+    plot_genes(numeric, fitness, [trial.epochs for trial in finished], folder / "evolve.png")
     plot_progress([math.nan if trial.fitness is None else trial.fitness for trial in trials],
-                  [trial.rung for trial in trials], folder / "progress.png")
+                  [trial.epochs for trial in trials], folder / "progress.png")
     fitness_of = {trial.number: trial.fitness for trial in finished}
     plot_lineage({trial.number: [n for n in trial.ancestors if n in fitness_of] for trial in finished}, fitness_of,
                  best.number, folder / "lineage.png")
