@@ -31,20 +31,26 @@ class Claim(BaseModel, frozen=True):
         return f"not better than the default; {self.pairs} pairs could have shown {self.detectable:.2g}"
 
 
-def judge(candidate: Sequence[float], default: Sequence[float]) -> Claim:
-    """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order."""
+def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = ()) -> Claim:
+    """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order.
+
+    Noise is a share of the fitness, the same for both: it is estimated from all trainings and the measured one. `more`
+    are trainings of the default on other seeds.
+    """
     pairs = len(candidate)
-    if not pairs:
+    if not pairs or min(*candidate, *default) <= 0:
         return Claim(better=False)
-    differences = np.subtract(candidate, default)
-    scale = max(float(np.mean(default)), 1e-9)
-    prior, freedom = NOISE * scale * math.sqrt(2 * (1 - CORRELATION)), PRIOR_FREEDOM + pairs - 1
-    spread = math.sqrt((PRIOR_FREEDOM * prior**2 + float(((differences - differences.mean()) ** 2).sum())) / freedom)
-    gain, margin = float(differences.mean()), student(freedom) * spread / math.sqrt(pairs)
+    ours, theirs, repeats = np.array(candidate), np.array(default), np.array([*default, *more])
+    squares = sum(float(((runs / runs.mean() - 1) ** 2).sum()) for runs in (ours, repeats))
+    freedom = PRIOR_FREEDOM + len(ours) - 1 + len(repeats) - 1
+    noise = math.sqrt((PRIOR_FREEDOM * NOISE**2 + squares) / freedom)
+    left, right = float(ours.mean()), float(theirs.mean())
+    spread = noise * math.sqrt(left**2 + right**2 - 2 * CORRELATION * left * right)
+    gain, margin = left - right, student(freedom) * spread / math.sqrt(pairs)
     return Claim(better=gain > margin, gain=gain, margin=margin, pairs=pairs, detectable=margin)
 
 
-NOISE, CORRELATION, PRIOR_FREEDOM = 0.10, 0.0, 4.0
+NOISE, CORRELATION, PRIOR_FREEDOM = 0.08, 0.0, 1.0
 
 
 def student(freedom: float) -> float:

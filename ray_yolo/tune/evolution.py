@@ -33,6 +33,7 @@ MUTATION_SIGMA = 0.2  # standard deviation of a factor of gain 1, before the chi
 FACTOR_LOW, FACTOR_HIGH = 0.3, 3.0
 CHOICE_PROBABILITY = 0.1  # a choice has no scale to mutate on: with gain 1, one child in ten changes it
 WEIGHT_FLOOR = 1e-6  # the worst parent keeps a probability, and equal fitness gives equal weights
+SCREENED = (0.25, 0.5, 1.0)  # shares of the genes that `screen` draws anew
 DECIMALS = 5
 MAX_DRAWS = 1000  # without a changed gene: then no gene can change
 
@@ -65,7 +66,7 @@ class Space:
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
+    algorithm: Literal["evolve", "random", "grid", "gp", "tpe"] = "evolve"
     parent: Literal["single", "mean"] = "single"
     random_first: int = 0
     random_share: float = 0.0
@@ -146,6 +147,12 @@ def mutate(genes: Sequence[Gene], parent: Mapping[str, GeneValue], rng: np.rando
         if child != parent:
             break
     return child
+
+
+def screen(genes: Sequence[Gene], origin: Mapping[str, GeneValue], rng: np.random.Generator) -> Genes:
+    """The origin with a quarter, a half, or all of its genes drawn anew: the effect of a gene shows, near and far."""
+    share = SCREENED[int(rng.integers(len(SCREENED)))]
+    return {gene.name: draw(gene, rng.random()) if rng.random() < share else origin[gene.name] for gene in genes}
 
 
 def can_move(gene: Gene, value: GeneValue) -> bool:

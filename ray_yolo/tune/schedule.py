@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,13 +25,29 @@ from pydantic import BaseModel
 from ray_yolo.config.recipe import Recipe, recipe_digest, warmup_batches
 from ray_yolo.config.settings import canonical
 from ray_yolo.core.errors import InputError
+from ray_yolo.ops.seeding import Stream, generator
 from ray_yolo.tune.claim import Claim, judge
-from ray_yolo.tune.evolution import Genes, Space, TrialRow, grid_size, parents_of, propose
+from ray_yolo.tune.evolution import (
+    NUM_PARENTS,
+    Genes,
+    Space,
+    TrialRow,
+    best_rows,
+    grid_size,
+    parents_of,
+    propose,
+    screen,
+)
+from ray_yolo.tune.surrogate import Observation, Process, encode, fit_process, propose_place
 from ray_yolo.tune.trials import overlay
 
 AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each tenth
 SHARE = 3  # one in so many continues
 LEAST_CORRELATION = 0.55  # Spearman, between a rung and the next one
+GP_EACH = 2  # all but each second trial are proposed by the Gaussian process,
+SCREENED_FIRST, SCREENED_SHARE = 8, 0.3  # after the first trials; of the others, this share redraws some genes
+WORK_PER_PAIR = 11.0  # trainings of exploration for each pair of the claim
+MOST_PAIRS = 8
 Numbers = Mapping[str, float | None]
 
 
@@ -65,6 +81,7 @@ class Over(NamedTuple):
 
     winner: int
     claim: Claim
+    chosen: int  # the trial that was compared with the default
 
 
 class Line(BaseModel, frozen=True):
@@ -182,7 +199,7 @@ def longest_warmup(space: Space, recipe: Recipe, batches_per_epoch: int) -> floa
 
 def confirmation_of(trainings: float) -> tuple[int, int]:
     """The finalists and the pairs of seeds that an exploration of so many trainings deserves: about a fifth of it."""
-    return 1 if trainings < 15 else 2 if trainings < 60 else 3, int(np.clip(round(trainings / 10), 1, 8))
+    return 1 if trainings < 60 else 3, int(np.clip(round(trainings / WORK_PER_PAIR), 1, MOST_PAIRS))
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
@@ -208,13 +225,14 @@ class _Track:
     until: dict[int, int] = field(default_factory=dict)  # epochs that a trial has or will have trained
     results: dict[int, dict[int, float]] = field(default_factory=dict)  # trial -> epochs -> fitness
     failed: dict[int, int] = field(default_factory=dict)  # trial -> epochs
+    counted: list[tuple[int, int, float | None]] = field(default_factory=list)  # (trial, epochs, fitness) in order
     dropped: tuple[int, ...] = ()
     work: float = 0.0  # scheduled, in virtual time of one slot
 
     def fork(self) -> _Track:
         return _Track(list(self.slots), dict(self.running), dict(self.until),
                       {trial: dict(results) for trial, results in self.results.items()}, dict(self.failed),
-                      self.dropped, self.work)
+                      list(self.counted), self.dropped, self.work)
 
     @property
     def rows(self) -> list[TrialRow]:
@@ -291,12 +309,20 @@ class Schedule:
         if closing:
             track = closing.track
         plan = closing.plan if closing else self._plan(track)
-        running = sum(line.end - max(line.start, min(track.slots)) for line in track.running.values())
+        now = min(track.slots)
+        running = sum(line.end - max(line.start, now) + self._expected(track, line) for line in track.running.values())
         seeds, epochs = (len(closing.default) if closing else plan.pairs + (plan.finalists > 1)), self._rungs[-1]
         competing = plan.finalists if plan.finalists > 1 and not (closing and closing.finalists) else 0
         chosen = 0 if closing and closing.chosen is not None else plan.pairs
         waiting = len(closing.tasks) if closing else 0
         return (running, float((seeds + competing + waiting) * epochs), float(chosen * epochs))
+
+    def _expected(self, track: _Track, line: Scheduled) -> float:
+        """Work by which a running task is expected to be continued."""
+        if line.seed != self._seed or line.until == self._rungs[-1]:
+            return 0.0
+        share = 1.0 if line.until in track.dropped or is_audited(line.trial) else 1 / SHARE
+        return share * (self._next_rung(track, line.until) - line.until) * self._cost(self.genes[line.trial])
 
     def restore(self, lines: Iterable[Line]) -> None:
         """Continue from the lines of a ledger. Proposals are taken from them; all else must follow from them.
@@ -384,7 +410,9 @@ class Schedule:
             return True
         if outcome.fitness is None or not np.isfinite(outcome.fitness):
             track.failed[line.trial] = line.until
+            track.counted.append((line.trial, line.until, None))
         else:
+            track.counted.append((line.trial, line.until, outcome.fitness))
             track.results.setdefault(line.trial, {})[line.until] = outcome.fitness
             self._drop(track, line.trial, line.until)
         return True
@@ -450,9 +478,38 @@ class Schedule:
         self._schedule(track, slot, number, self._seed, self._next_rung(track, 0), "new")
 
     def _proposal(self, number: int, rows: Sequence[TrialRow]) -> tuple[Genes, str, tuple[int, ...]]:
-        genes = propose(self._space, self._seed, number, rows)
-        how = "start" if number < len(self._space.starts) and self._space.algorithm != "grid" else self._space.algorithm
-        return genes, how, parents_of(self._space, self._seed, number, rows)
+        """The genes of a new trial, by which method, and its parents."""
+        space = self._space
+        if space.algorithm == "gp":
+            process = self._process(self._explored) if number >= SCREENED_FIRST and number % GP_EACH else None
+            if process:
+                tops = sorted({self._owner(row.trial) for row in rows if row.fitness is not None})
+                return self._improve(process, tops, number), "gp", ()
+            rng = generator(Stream.TRIALS, self._seed, number, 1)
+            if number >= len(space.starts) and (number < SCREENED_FIRST or rng.random() < SCREENED_SHARE):
+                origin = next((row.trial for row in best_rows(rows, 1) if number >= SCREENED_FIRST), 0)
+                return screen(space.genes, self.genes[origin], rng), "random", (origin,)
+            space = replace(space, algorithm="evolve", random_share=0.0)
+        genes = propose(space, self._seed, number, rows)
+        how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
+        return genes, how, parents_of(space, self._seed, number, rows)
+
+    def _improve(self, process: Process, trials: Sequence[int], number: int) -> Genes:
+        """The choice of the process, near the best of these trials."""
+        places = np.array([self._place(trial) for trial in trials])
+        tops = places[np.argsort(-process.predict(places)[0], kind="stable")[:NUM_PARENTS]]
+        running = [Observation(self._place(line.trial), self._rungs.index(line.until), None)
+                   for line in self._explored.running.values()]
+        return propose_place(process, self._space.genes, tops, running, generator(Stream.TRIALS, self._seed, number))
+
+    def _place(self, trial: int) -> tuple[float, ...]:
+        return encode(self._space.genes, self.genes[trial])
+
+    def _process(self, track: _Track) -> Process | None:
+        """The process of all results that are counted, if there are some."""
+        seen = [Observation(self._place(trial), self._rungs.index(epochs), fitness)
+                for trial, epochs, fitness in track.counted]
+        return fit_process(seen, len(self._rungs)) if sum(row.fitness is not None for row in seen) > 1 else None
 
     # The end: finalists on fresh seeds, always beside the default.
 
@@ -484,10 +541,13 @@ class Schedule:
             self._emit(Claimed(winner=closing.over.winner, claim=closing.over.claim))
 
     def _finalists(self, track: _Track) -> tuple[int, ...]:
-        """Trials other than the default, best first: by rung, then fitness."""
+        """Trials other than the default, best first: by what the process expects of a whole training."""
         default = self._owner(0)
-        rows = [row for row in track.rows if row.fitness is not None and self._owner(row.trial) == row.trial != default]
-        return tuple(row.trial for row in sorted(rows, key=lambda row: (-row.rung, -(row.fitness or 0.0), row.trial)))
+        trials = sorted({self._owner(trial) for trial in track.results if trial not in track.failed} - {default})
+        if not trials or not (process := self._process(track)):
+            return tuple(trials)
+        expected = process.predict(np.array([self._place(trial) for trial in trials]))[0]
+        return tuple(trials[number] for number in np.argsort(-expected, kind="stable"))
 
     def _choose(self, closing: _Closing) -> int:
         finalists = closing.finalists or (0,)
@@ -504,9 +564,11 @@ class Schedule:
         chosen = closing.chosen or 0
         pairs = [(self._on_seed(chosen, seed), self._on_seed(0, seed)) for seed in self._claim_seeds(closing)]
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
-        claim = judge([left for left, _ in whole], [right for _, right in whole])
+        others = [self._on_seed(0, seed) for seed in range(self._seed, self._claim_seeds(closing)[0])]
+        claim = judge([left for left, _ in whole], [right for _, right in whole],
+                      [fitness for fitness in others if fitness is not None])
         wins = claim.better or 0 in closing.track.failed
-        return Over(chosen if wins else 0, claim)
+        return Over(chosen if wins else 0, claim, chosen)
 
     def _on_seed(self, trial: int, seed: int) -> float | None:
         outcome = self._known.get((self._owner(trial), seed, self._rungs[-1]))
