@@ -137,7 +137,7 @@ EXAMPLES = (
      "measure the best weights, also by the numbers of COCO"),
     ("ray_yolo predict --weights runs/train/exp/weights/best.pt --source pictures --conf 0.4 --save-txt",
      "detect in a folder of pictures; the results are in runs/predict/exp"),
-    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space asha --trials 50",
+    ("ray_yolo tune --data data.yaml --model yolov5n --epochs 10 --space ladder --trials 50",
      "search the settings by 50 trainings"),
 )
 """Command lines that `ray_yolo --help` shows, each with its effect."""

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel
 
-LEVEL = 0.90  # of the stated interval: "better" is said wrongly in at most 5 %
+NOISE, CORRELATION = 0.08, 0.0  # of one training, as a share of its fitness; between two recipes on one seed
+PRIOR_FREEDOM = 3.0  # so many trainings is the noise that is known beforehand worth
 
 
 class Claim(BaseModel, frozen=True):
-    """Better than the default by `gain` +- `margin` over `pairs` pairs, in units of fitness; or not better.
+    """Better than the default by `gain` +- `margin` (90 %) over `pairs` pairs, in units of fitness; or not better.
 
     `detectable` is the true gain that so many pairs would have shown in half of all sweeps.
     """
@@ -31,11 +32,12 @@ class Claim(BaseModel, frozen=True):
         return f"not better than the default; {self.pairs} pairs could have shown {self.detectable:.2g}"
 
 
-def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = ()) -> Claim:
+def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[float] = (), noise: float = 0.0
+          ) -> Claim:
     """The claim from the fitness of the candidate and the default on the same fresh seeds, in the same order.
 
-    Noise is a share of the fitness, the same for both: it is estimated from all trainings and the measured one. `more`
-    are trainings of the default on other seeds.
+    Noise is a share of the fitness, the same for both: it is estimated from all trainings, and beforehand from the
+    measured one and the exploration's `noise` (0: unknown). `more` are trainings of the default on other seeds.
     """
     pairs = len(candidate)
     if not pairs or min(*candidate, *default) <= 0:
@@ -43,14 +45,12 @@ def judge(candidate: Sequence[float], default: Sequence[float], more: Sequence[f
     ours, theirs, repeats = np.array(candidate), np.array(default), np.array([*default, *more])
     squares = sum(float(((runs / runs.mean() - 1) ** 2).sum()) for runs in (ours, repeats))
     freedom = PRIOR_FREEDOM + len(ours) - 1 + len(repeats) - 1
-    noise = math.sqrt((PRIOR_FREEDOM * NOISE**2 + squares) / freedom)
+    prior = math.sqrt(NOISE * noise) if noise else NOISE
+    noise = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
     left, right = float(ours.mean()), float(theirs.mean())
     spread = noise * math.sqrt(left**2 + right**2 - 2 * CORRELATION * left * right)
     gain, margin = left - right, student(freedom) * spread / math.sqrt(pairs)
     return Claim(better=gain > margin, gain=gain, margin=margin, pairs=pairs, detectable=margin)
-
-
-NOISE, CORRELATION, PRIOR_FREEDOM = 0.08, 0.0, 1.0
 
 
 def student(freedom: float) -> float:

@@ -3,26 +3,19 @@
 It reads no clock and keeps no state; rows are ranked by rung, fitness and trial number. So a proposal can be recomputed
 from a sweep's ledger, and a free slot never waits for the end of a generation.
 
-Sources: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation);
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011), fitted to the rows anew for each proposal.
+Source: YOLOv5's classic evolution as published up to v7.0 (one parent of the best five, multiplicative mutation).
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ray_yolo.core.errors import ConfigError
 from ray_yolo.ops.seeding import Stream, generator
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 
 GeneValue = float | int | str | bool
 Genes = dict[str, GeneValue]
@@ -66,7 +59,7 @@ class Space:
 
     genes: tuple[Gene, ...]
     starts: tuple[Mapping[str, GeneValue], ...]
-    algorithm: Literal["evolve", "random", "grid", "gp", "tpe"] = "evolve"
+    algorithm: Literal["evolve", "random", "grid", "gp"] = "evolve"
     parent: Literal["single", "mean"] = "single"
     random_first: int = 0
     random_share: float = 0.0
@@ -92,8 +85,6 @@ def propose(space: Space, seed: int, k: int, rows: Iterable[TrialRow]) -> Genes:
     if k < len(space.starts):
         return dict(space.starts[k])
     rng = generator(Stream.TRIALS, seed, k)
-    if space.algorithm == "tpe":
-        return _estimate(space, rng, rows)
     if space.algorithm == "random" or _draws_at_random(space, k, rng):
         return {gene.name: draw(gene, rng.random()) for gene in space.genes}
     return mutate(space.genes, _parent_genes(space, best_rows(rows, NUM_PARENTS), rng), rng)
@@ -172,21 +163,6 @@ def nearest(gene: Gene, value: object) -> GeneValue:
     return round(number) if gene.kind == "int" else number
 
 
-def check_algorithm(space: Space) -> None:
-    """Check that the library of an algorithm is installed.
-
-    Raises:
-        ConfigError: if it is not, naming the extra that installs it.
-    """
-    if space.algorithm == "tpe" and importlib.util.find_spec("optuna") is None:
-        raise ConfigError("search.algorithm: tpe needs Optuna; install ray_yolo[optuna], or use evolve or random")
-
-
-def searcher(space: Space) -> str:
-    """The external library that proposes, with its version; '': none. Another version may propose other genes."""
-    return f"optuna {importlib.metadata.version('optuna')}" if space.algorithm == "tpe" else ""
-
-
 def grid_size(genes: Sequence[Gene]) -> int:
     """The number of points of the grid over choices and ranges of whole numbers."""
     return math.prod(len(_grid_values(gene)) for gene in genes)
@@ -257,31 +233,3 @@ def _clip(value: float, gene: Gene) -> float:
 def _fitness(row: TrialRow) -> float:
     assert row.fitness is not None
     return row.fitness
-
-
-def _estimate(space: Space, rng: np.random.Generator, rows: Iterable[TrialRow]) -> Genes:
-    """One draw of Optuna's estimator fitted to the rows."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=int(rng.integers(2**31)))
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    distributions = {gene.name: _distribution(gene) for gene in space.genes}
-    finished = sorted((row for row in rows if row.fitness is not None), key=lambda row: row.trial)
-    highest = max((row.rung for row in finished), default=0)
-    for row in finished:  # Optuna ranks pruned trials below completed ones, by step and then by value
-        stopped: dict[str, Any] = {"state": optuna.trial.TrialState.PRUNED,
-                                   "intermediate_values": {row.rung: row.fitness}}
-        study.add_trial(optuna.create_trial(params=dict(row.genes), distributions=distributions, value=row.fitness,
-                                            **(stopped if row.rung < highest else {})))
-    return dict(study.ask(distributions).params)
-
-
-def _distribution(gene: Gene) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if gene.kind == "choice":
-        return CategoricalDistribution(gene.values)
-    if gene.kind == "int":
-        return IntDistribution(int(gene.low), int(gene.high), log=gene.log)
-    return FloatDistribution(gene.low, gene.high, log=gene.log)

@@ -20,7 +20,7 @@ from ray_yolo.config.recipe import Recipe, recipe_digest
 from ray_yolo.core.errors import InputError
 from ray_yolo.runs.event_log import EventLog, plain, read_lines
 from ray_yolo.runs.record import LEDGER_FILE
-from ray_yolo.tune.evolution import Genes, Space, propose, searcher
+from ray_yolo.tune.evolution import Genes, Space, propose
 from ray_yolo.tune.schedule import (
     LINES,
     Claimed,
@@ -46,7 +46,7 @@ class Begun(Line):
     """The first line, of type `sweep`: what is searched."""
 
     version: int = VERSION
-    identity: dict[str, str]  # digests of `data set` and `base recipe`, and the `searcher`
+    identity: dict[str, str]  # digests of `data set` and `base recipe`
     space: Space
     search: Search
     recipe: Recipe  # the base of all trials, resolved
@@ -104,9 +104,9 @@ class Ledger:
                  virtual_slots: int = 1, stored: RemoteRun | None = None) -> None:
         self.path, self.stored = Path(path), stored
         self._lock = threading.RLock()
-        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe),
-                                "searcher": searcher(sweep.space)}, space=sweep.space, search=sweep.search,
-                      recipe=resolved, rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots)
+        begun = Begun(identity={"data set": sweep.labels, "base recipe": recipe_digest(sweep.recipe)},
+                      space=sweep.space, search=sweep.search, recipe=resolved,
+                      rungs=tuple(rungs) or (resolved.epochs,), virtual_slots=virtual_slots)
         lines = read_ledger(self.path)
         if lines:
             _check_identity(self.path, begun_of(lines), _as_written(begun))
@@ -115,8 +115,6 @@ class Ledger:
         self.lines = lines[1:]
         """All lines but the first."""
         self._trials = read_trials([self.begun, *self.lines])
-        self.warning = _searcher_warning(self.begun, begun)
-        """Warning that the sweep continues with another version of the searcher; '': none."""
         self.recipe = self.begun.recipe
 
     @property
@@ -269,13 +267,6 @@ def _fold(trials: dict[int, Trial], line: Line, begun: Begun) -> None:
 def _as_written(line: Any) -> Any:
     """The line as a reader of the file gets it."""
     return type(line).model_validate(plain(line.model_dump(mode="json")))
-
-
-def _searcher_warning(recorded: Begun, current: Begun) -> str:
-    before, after = recorded.identity.get("searcher", ""), current.identity["searcher"]
-    return "" if before in ("", after) else (
-        f"the sweep was started with {before} and continues with {after}: its next proposals may differ from those of "
-        f"{before}; install that version to repeat them")
 
 
 def _check_identity(path: Path, recorded: Begun, current: Begun) -> None:

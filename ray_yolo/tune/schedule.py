@@ -38,7 +38,7 @@ from ray_yolo.tune.evolution import (
     propose,
     screen,
 )
-from ray_yolo.tune.surrogate import Observation, Process, encode, fit_process, propose_place
+from ray_yolo.tune.surrogate import Observation, Surrogate, encode, fit_surrogate, propose_place
 from ray_yolo.tune.trials import overlay
 
 AUDITS_FIRST, AUDITS_EACH = 8, 10  # audited: the first eight trials, and each tenth
@@ -251,6 +251,7 @@ class _Closing:
     default: list[int]  # seeds on which the default is still to be trained
     tasks: list[tuple[int, int]] = field(default_factory=list)  # (trial, seed) still to be scheduled
     finalists: tuple[int, ...] | None = None
+    noise: float = 0.0  # of the exploration's trainings, as the process sees it
     chosen: int | None = None
     over: Over | None = None
 
@@ -494,7 +495,7 @@ class Schedule:
         how = "start" if number < len(space.starts) and space.algorithm != "grid" else space.algorithm
         return genes, how, parents_of(space, self._seed, number, rows)
 
-    def _improve(self, process: Process, trials: Sequence[int], number: int) -> Genes:
+    def _improve(self, process: Surrogate, trials: Sequence[int], number: int) -> Genes:
         """The choice of the process, near the best of these trials."""
         places = np.array([self._place(trial) for trial in trials])
         tops = places[np.argsort(-process.predict(places)[0], kind="stable")[:NUM_PARENTS]]
@@ -505,11 +506,11 @@ class Schedule:
     def _place(self, trial: int) -> tuple[float, ...]:
         return encode(self._space.genes, self.genes[trial])
 
-    def _process(self, track: _Track) -> Process | None:
+    def _process(self, track: _Track) -> Surrogate | None:
         """The process of all results that are counted, if there are some."""
         seen = [Observation(self._place(trial), self._rungs.index(epochs), fitness)
                 for trial, epochs, fitness in track.counted]
-        return fit_process(seen, len(self._rungs)) if sum(row.fitness is not None for row in seen) > 1 else None
+        return fit_surrogate(seen, len(self._rungs)) if sum(row.fitness is not None for row in seen) > 1 else None
 
     # The end: finalists on fresh seeds, always beside the default.
 
@@ -527,7 +528,9 @@ class Schedule:
         elif track.running:
             track.slots[slot] = min(line.end for line in track.running.values())
         elif closing.finalists is None:
-            closing.finalists = self._finalists(track)[:closing.plan.finalists]
+            process = self._process(track)
+            closing.noise = process.noise if process else 0.0
+            closing.finalists = self._finalists(track, process)[:closing.plan.finalists]
             self._emit(Finalists(trials=closing.finalists))
             if len(closing.finalists) > 1:
                 closing.tasks = [(trial, self._seed + 1) for trial in closing.finalists]
@@ -540,11 +543,11 @@ class Schedule:
             closing.over = self._claim(closing)
             self._emit(Claimed(winner=closing.over.winner, claim=closing.over.claim))
 
-    def _finalists(self, track: _Track) -> tuple[int, ...]:
+    def _finalists(self, track: _Track, process: Surrogate | None) -> tuple[int, ...]:
         """Trials other than the default, best first: by what the process expects of a whole training."""
         default = self._owner(0)
         trials = sorted({self._owner(trial) for trial in track.results if trial not in track.failed} - {default})
-        if not trials or not (process := self._process(track)):
+        if not trials or not process:
             return tuple(trials)
         expected = process.predict(np.array([self._place(trial) for trial in trials]))[0]
         return tuple(trials[number] for number in np.argsort(-expected, kind="stable"))
@@ -566,7 +569,7 @@ class Schedule:
         whole = [(left, right) for left, right in pairs if left is not None and right is not None]
         others = [self._on_seed(0, seed) for seed in range(self._seed, self._claim_seeds(closing)[0])]
         claim = judge([left for left, _ in whole], [right for _, right in whole],
-                      [fitness for fitness in others if fitness is not None])
+                      [fitness for fitness in others if fitness is not None], closing.noise)
         wins = claim.better or 0 in closing.track.failed
         return Over(chosen if wins else 0, claim, chosen)
 

@@ -32,8 +32,8 @@ class TunePlacement(Placement):
 class SweepConfig(ConfigModel):
     """What is searched, for how long, and how many trials at once."""
 
-    space: str = "evolve"
-    """Genes and how to search them: a YAML file, or a shipped one (asha, evolve, pbt, quick)."""
+    space: str = "ladder"
+    """Genes and how to search them: a YAML file, or a shipped one (evolve, ladder, pbt, quick)."""
     trials: int = Field(0, ge=0, le=100_000)
     """Total number of trials; 0: as many as fit into --hours, or 300 without it."""
     hours: float = Field(0.0, ge=0.0)
@@ -95,14 +95,16 @@ SCHEDULERS: dict[str, type[ConfigModel]] = {"none": NoStopping, "ladder": Ladder
 
 
 def _by_name(value: object) -> object:
+    if (value["name"] if isinstance(value, dict) and "name" in value else value) in ("asha", "median"):
+        raise ValueError("trials pause now and are not stopped; write scheduler: ladder")
     return {"name": value} if isinstance(value, str) else value
 
 
 class Search(ConfigModel):
     """Algorithm, scheduler and objective of a search."""
 
-    algorithm: Literal["evolve", "random", "grid", "tpe"] = "evolve"
-    """evolve: children of the best rows; random; grid: every combination; tpe: Optuna's estimator."""
+    algorithm: Literal["gp", "evolve", "random", "grid"] = "evolve"
+    """gp: a Gaussian process and evolve by turns; evolve: children of the best rows; random; grid: each combination."""
     parent: Literal["single", "mean"] = "single"
     """Parent of a child under evolve: one of the five best rows, or their mean, both weighted by fitness."""
     random_first: int = Field(0, ge=0)

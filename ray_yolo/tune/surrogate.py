@@ -72,7 +72,7 @@ class Settings:
     correlation: float
 
 
-class Process:
+class Surrogate:
     """A fitted process, in units of the standardised fitness of whole trainings."""
 
     def __init__(self, observations: Sequence[Observation], levels: int, settings: Settings) -> None:
@@ -91,9 +91,14 @@ class Process:
         prior = 1 + _features(points)**2 @ np.tile(self._settings.weights, 2)
         return self._half @ cross, np.sqrt(self.signal * np.maximum(prior - (cross**2).sum(axis=0), 1e-9))
 
-    def believe(self, points: np.ndarray, levels: np.ndarray) -> Process:
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a whole training's fitness as a share of it, as the fit sees it."""
+        return float(np.sqrt(self._settings.noise[self._top] * self.signal)) * self.scale
+
+    def believe(self, points: np.ndarray, levels: np.ndarray) -> Surrogate:
         """The process after these trainings, each with the fitness that is expected."""
-        other = object.__new__(Process)
+        other = object.__new__(Surrogate)
         other.__dict__.update(self.__dict__)
         cross = self._factor @ _kernel(self._points, self._levels, points, levels, self._settings)
         expected = self._half @ cross
@@ -106,13 +111,13 @@ class Process:
         return other
 
 
-def fit_process(observations: Sequence[Observation], levels: int) -> Process:
+def fit_surrogate(observations: Sequence[Observation], levels: int) -> Surrogate:
     """The process of these observations, in the order in which they were counted."""
     first = max(REFIT, len(observations) // REFIT * REFIT)
-    return Process(observations[-MOST:], levels, _fit(tuple(observations[:first][-MOST:]), levels))
+    return Surrogate(observations[-MOST:], levels, _fit(tuple(observations[:first][-MOST:]), levels))
 
 
-def propose_place(process: Process, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
+def propose_place(process: Surrogate, genes: Sequence[Gene], tops: np.ndarray, running: Sequence[Observation],
                   rng: np.random.Generator) -> Genes:
     """The genes of the highest expected improvement on the best of `tops` (places), among these and others near them.
 

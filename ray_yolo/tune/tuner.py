@@ -56,7 +56,7 @@ from ray_yolo.tune.budget import Budget, describe, recorded_epoch_seconds
 from ray_yolo.tune.claim import Claim
 from ray_yolo.tune.console import SweepDisplay, closing_message
 from ray_yolo.tune.dispatch import Dispatcher
-from ray_yolo.tune.evolution import Space, check_algorithm, grid_size
+from ray_yolo.tune.evolution import Space, grid_size
 from ray_yolo.tune.files import drop_weights, keep_best, read_warm_start, write_sweep_files
 from ray_yolo.tune.ledger import Begun, Ledger, Sweep, known_outcomes, read_ledger, read_trials
 from ray_yolo.tune.mlflow import Status, deliver, sweep_run
@@ -232,7 +232,6 @@ def _checked(config: TuneConfig) -> tuple[TuneConfig, TuneSpace, AnnotationIndex
     config = config.model_copy(update={
         "sweep": settings.model_copy(update={"trials": trials}),
         "placement": config.placement.model_copy(update={"num_workers": settings.workers_per_trial})})
-    check_algorithm(space)
     loaded.search.check(config.recipe)
     if isinstance(loaded.search.scheduler, Pbt) and is_address(config.placement.storage_path):
         raise ConfigError("storage_path: trials of population based training continue from each other's files; give a "
@@ -301,7 +300,7 @@ class _Execution:
                 ledger.begun, self.sweep.most_trials, self.sweep.hours, self.slots, self.budget.epoch_seconds):
             say(line)
         all_random = self.space.search.random_warning(self.sweep.most_trials, len(self.space.space.starts))
-        for warning in filter(None, (*self.space.warnings, all_random, ledger.warning)):
+        for warning in filter(None, (*self.space.warnings, all_random)):
             say(f"warning: {warning}")
         self.parent = self.track("RUNNING")
         try:

@@ -39,7 +39,7 @@ import numpy as np
 from ray_yolo.config.recipe import Recipe
 from ray_yolo.tune.evolution import Genes, Space, TrialRow, draw, propose
 from ray_yolo.tune.space import load_space
-from ray_yolo.tune.surrogate import Observation, decode, encode, fit_process, propose_place
+from ray_yolo.tune.surrogate import Observation, decode, encode, fit_surrogate, propose_place
 from tests.benchmarks.harness import machine
 from tests.benchmarks.search_landscapes import Landscape, load_landscapes
 from tests.benchmarks.search_race import Result, Rival, race, race_ours
@@ -135,7 +135,7 @@ class Whole:
 
 
 class CmaEs(Whole):
-    """CMA-ES from the default in the unit cube; a generation is told when so many have ended."""
+    """CMA-ES from the default in the unit cube; a generation follows when so many have ended."""
 
     def __init__(self, land: Landscape, seed: int) -> None:
         from cmaes import CMA
@@ -143,7 +143,7 @@ class CmaEs(Whole):
         super().__init__(land)
         start = np.array(encode(land.genes, land.start))
         self._search = CMA(start, 0.2, np.array([[0.0, 1.0]] * len(start)), seed=seed)
-        self._places, self._told = [start], list[tuple[np.ndarray, float]]()
+        self._places, self._ended = [start], list[tuple[np.ndarray, float]]()
 
     def suggest(self, trial: int) -> tuple[Genes, int]:
         if trial:
@@ -152,10 +152,10 @@ class CmaEs(Whole):
 
     def end(self, trial: int, epoch: int, fitness: float | None) -> None:
         if trial:
-            self._told.append((self._places[trial], -(fitness or 0.0)))
-        if len(self._told) == self._search.population_size:
-            self._search.tell(self._told)
-            self._told = []
+            self._ended.append((self._places[trial], -(fitness or 0.0)))
+        if len(self._ended) == self._search.population_size:
+            self._search.tell(self._ended)
+            self._ended = []
 
 
 class PlainProcess(Whole):
@@ -173,7 +173,7 @@ class PlainProcess(Whole):
         elif trial:
             tops = np.array([row.place for row in sorted(self._seen, key=lambda row: -(row.fitness or 0.0))[:5]])
             running = [Observation(self._places[other], 0, None) for other in sorted(self._running)]
-            genes = propose_place(fit_process(self._seen, 1), self._land.genes, tops, running, rng)
+            genes = propose_place(fit_surrogate(self._seen, 1), self._land.genes, tops, running, rng)
         self._places.append(encode(self._land.genes, genes))
         self._running.add(trial)
         return genes, self._land.epochs

@@ -1,6 +1,5 @@
 """The ledger: one truth for a sweep, whatever dies and whenever."""
 
-import importlib.metadata
 import json
 import shlex
 from dataclasses import replace
@@ -234,13 +233,6 @@ class TestIdentity:
         run_sweep(path, 1)
         begun = Ledger(path, SWEEP, Recipe(), (1, 2), 7).begun
         assert (begun.rungs, begun.virtual_slots, begun.recipe) == (RUNGS, 3, RESOLVED)
-
-    def test_another_version_of_the_searcher_is_warned_of(self, path, monkeypatch):
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.0.0")
-        tpe = replace(SWEEP, space=replace(SPACE, algorithm="tpe"))
-        assert not open_ledger(path, sweep=tpe).warning
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.0.0")
-        assert "started with optuna 4.0.0 and continues with optuna 5.0.0" in open_ledger(path, sweep=tpe).warning
 
     @pytest.mark.parametrize(("change", "message"), [
         ({"type": "epoch"}, "not the ledger of a sweep"), ({"version": 3}, "written by a later ray_yolo"),

@@ -88,17 +88,17 @@ class TestFiles:
     @pytest.mark.parametrize("space", ["quik", "quick.yaml", "tune_spaces/quick.yaml"])
     def test_a_space_that_is_not_there_is_answered_with_the_shipped_names(self, space, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(InputError, match=f"space: {space}: no such file.*asha, evolve, pbt, quick"):
+        with pytest.raises(InputError, match=f"space: {space}: no such file.*evolve, ladder, pbt, quick"):
             load_space(space, Recipe())
 
     def test_the_space_of_a_bare_command_is_shipped(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert load_space(SweepConfig().space, Recipe()).search.algorithm == "evolve"
+        assert load_space(SweepConfig().space, Recipe()).search.algorithm == "gp"
 
     def test_there_is_a_space_for_each_way_to_search(self):
         searches = {path.stem: load_space(path, Recipe()).search for path in SPACES}
         assert {name: (search.algorithm, search.scheduler.name) for name, search in searches.items()} == {
-            "evolve": ("evolve", "none"), "asha": ("evolve", "ladder"), "pbt": ("random", "pbt"),
+            "evolve": ("evolve", "none"), "ladder": ("gp", "ladder"), "pbt": ("random", "pbt"),
             "quick": ("evolve", "none")}
 
     def test_evolve_has_the_published_genes_ranges_and_gains(self):
@@ -154,7 +154,7 @@ def accepted_spaces(draw):
     paths = draw(st.lists(st.one_of(st.sampled_from(sorted(config_fields(Recipe))), st.sampled_from(ENTANGLED)),
                           min_size=1, max_size=4, unique=True))
     data = {path: draw(entries(base, path)) for path in paths}
-    algorithm = draw(st.sampled_from(["evolve", "random", "grid", "tpe"]))
+    algorithm = draw(st.sampled_from(["evolve", "random", "grid", "gp"]))
     parent = draw(st.sampled_from(["single", "mean"]))
     try:
         return base, read_space({"search": {"algorithm": algorithm, "parent": parent}, **data}, base).space

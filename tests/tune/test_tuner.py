@@ -139,8 +139,8 @@ def failing_task(config: Mapping[str, Any], payload: Mapping[str, Any], queue: N
     ("{algorithm: evolve, scheduler: ladder}", SPACE, 12, 12),
     pytest.param("{algorithm: random}", SPACE, 6, 6, marks=pytest.mark.slow),
     pytest.param("{algorithm: grid}", GRID, 300, 6, marks=pytest.mark.slow),  # which has no more points
-    pytest.param("{algorithm: tpe}", SPACE, 13, 13, marks=pytest.mark.slow),
-], ids=["ladder", "random", "grid", "tpe"])
+    pytest.param("{algorithm: gp, scheduler: ladder}", SPACE, 13, 13, marks=pytest.mark.slow),
+], ids=["ladder", "random", "grid", "gp"])
 def test_every_way_to_search_tries_as_many_as_asked_and_frees_the_cluster(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, genes: str, asked: int, trials: int) -> None:
     stand_in(monkeypatch, formula_task)
